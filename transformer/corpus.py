@@ -33,8 +33,7 @@ class Corpus:
         self.folder = Path(data.path)
         if not self.folder.is_dir():
             raise ConfigError(
-                f"data.path={data.path}: no such folder; make it with "
-                f"`python -m transformer.prepare corpus={data.name} output={data.path}`"
+                f"data.path={data.path}: no such folder; `python -m transformer.prepare --help` says how to make one"
             )
         self._dictionary: Any = read_dictionary(self.folder, self.source)
         if read_dictionary(self.folder, self.target).symbols != self._dictionary.symbols:
@@ -72,7 +71,7 @@ class Corpus:
         return self._target_text.detokenize(self.words(tokens))
 
     def references(self, split: str) -> tuple[list[str], bool]:
-        """The target lines of a split, and whether they are raw: if the folder has none, detokenized from its tokens."""
+        """The target lines of a split, and whether they are raw; a folder without raw lines gives detokenized ones."""
         text = self.split(split)
         file = self.folder / RAW / f"{split}.{self.target}"
         if file.is_file():

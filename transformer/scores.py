@@ -13,7 +13,9 @@ BLEU_SUMS = (
     "bleu_hypothesis_words",
     "bleu_reference_words",
 )
-WORDNET_HELP = "METEOR needs WordNet: python -m nltk.downloader wordnet, or scripts/get_wordnet.sh without nltk's servers"
+WORDNET_HELP = (
+    "METEOR needs WordNet: python -m nltk.downloader wordnet, or scripts/get_wordnet.sh without nltk's servers"
+)
 
 
 def sacrebleu() -> Any:

@@ -93,11 +93,10 @@ class Translation(Task):
         hypotheses = [self._corpus.line(best.tokens) for best, *_ in found]
         references = [self._references[i] for i in batch.sentences]
         lines = len(references)
-        if wordnet_problem() is None:
-            extra = (lines * meteor(hypotheses, references), lines, 0)
-        else:
-            extra = (0.0, lines, lines)
-        return bleu_sums(hypotheses, references) | dict(zip(METEOR_SUMS, extra, strict=True))
+        scored = wordnet_problem() is None
+        total = lines * meteor(hypotheses, references) if scored else 0.0
+        sums = {"meteor": total, "lines": lines, "lines_without_meteor": 0 if scored else lines}
+        return bleu_sums(hypotheses, references) | sums
 
     @cached_property
     def _references(self) -> list[str]:

@@ -45,7 +45,7 @@ class Recipe:
     def keeps(self, source: str, target: str) -> bool:
         """Whether cleaning keeps a pair of subword lines."""
         shorter, longer = sorted((len(source.split()), len(target.split())))
-        return 1 <= shorter and longer <= self.longest and longer <= self.max_ratio * shorter
+        return shorter > 0 and longer <= min(self.longest, self.max_ratio * shorter)
 
 
 @dataclass(frozen=True)

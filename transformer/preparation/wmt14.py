@@ -52,7 +52,7 @@ def corpus_pairs(manifest: Manifest, corpus: Corpus, folder: Path) -> Iterator[P
 def member_lines(stack: ExitStack, file: Path, member: str) -> Iterator[str]:
     """The lines of a text, .gz or .sgm member of a tar archive."""
     try:
-        archive = stack.enter_context(tarfile.open(file))
+        archive = stack.enter_context(tarfile.open(file))  # noqa: SIM115 - the stack closes it
         stream = archive.extractfile(member)
     except KeyError as error:
         raise ConfigError(f"{file}: has no member {member}") from error
