@@ -45,6 +45,19 @@ METHODS = {
     "clipped": ["topology=base_k", "optimizer=accumadamw", "training.clip=0.5", "training.gradient_accumulation=2"],
     "two_ranks_a_worker": ["workers.count=2", "parallel.ranks_per_worker=2", "optimizer=adam", *EVALUATIONS],
     "two_ranks_allreduce": ["parallel=allreduce", "workers.count=2", "parallel.ranks_per_worker=2", *EVALUATIONS],
+    "servers_dmsgd": [
+        "workers.count=2",
+        "parallel.ranks_per_worker=2",
+        "parallel.order=atc",
+        "optimizer=dmsgd",
+        "optimizer.lr=0.1",
+        "optimizer.lr_batch=256",
+        "schedule=multistep",
+        "schedule.unit=epochs",
+        "schedule.milestones=[0.5,0.9]",
+        "schedule.warmup=0.2",
+        *EVALUATIONS,
+    ],
     "evaluations": ["topology=ring", *EVALUATIONS],
 }
 
