@@ -28,7 +28,7 @@ MARKERS_PER_CURVE = 8
 DODGE = 0.06  # between lines over numbers of workers, in powers of two
 LARGEST_SVG_BYTES = 1_000_000
 
-METRIC_LABELS = {"accuracy": "validation accuracy (%)"}
+METRIC_LABELS = {"accuracy": "validation accuracy (%)", "bleu": "validation BLEU"}
 AXIS_LABELS = {"step": "step", "sent_mb": "sent per worker (MB)"}
 
 RC = {
