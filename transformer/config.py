@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from common.training.config import Config, Fraction, NonNegative, Strict
 
@@ -86,6 +86,18 @@ class Decoding(Strict):
 class TransformerConfig(Config):
     """Configuration of `python -m transformer.train`."""
 
+    data: Data
+    model: Size
+    decoding: Decoding
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)]
+
+
+class TrainedConfig(Strict):
+    """What of a run's config.yaml is needed to use its models; how they were trained does not matter any more."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
     data: Data
     model: Size
     decoding: Decoding

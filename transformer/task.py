@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from common.training.task import Task
-from transformer.config import TransformerConfig
+from transformer.config import TrainedConfig, TransformerConfig
 from transformer.corpus import Corpus
 from transformer.data import Batch, ParallelText, TokenBatches, evaluation_batches
 from transformer.loss import cross_entropy
@@ -103,13 +103,13 @@ class Translation(Task):
         return self._corpus.references("valid")[0]
 
 
-def build_model(config: TransformerConfig, vocabulary: int) -> Transformer:
+def build_model(config: TransformerConfig | TrainedConfig, vocabulary: int) -> Transformer:
     """The configured model for a vocabulary of this size."""
     size = config.model.model_dump(exclude={"name"})
     return Transformer(vocabulary, **size)
 
 
-def search_of(config: TransformerConfig) -> Search:
+def search_of(config: TransformerConfig | TrainedConfig) -> Search:
     """The configured beam search."""
     return Search(config.decoding.beam, config.decoding.length_penalty, config.decoding.extra_length)
 
