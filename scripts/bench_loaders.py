@@ -48,6 +48,9 @@ COLUMNS = {
 }
 FORMATS = {"images_per_s": ",.0f", "spread": ".0f", "ratio_to_bare": ".3f"}
 
+# numba stumbles when the garbage collector takes FFCV's own decoders away: they stay.
+kept: list[object] = []
+
 Epoch = Callable[[int], Iterable[tuple[Tensor, Tensor]]]  # the batches of an epoch
 
 
@@ -170,6 +173,7 @@ def bare_ffcv(file: Path, pixels: int, workers: int, times: int) -> Epoch:
         drop_last=False,
         pipelines={"image": image, "label": [IntDecoder(), ToTensor()]},
     )
+    kept.append(loader)
     return lambda epoch: loader
 
 
