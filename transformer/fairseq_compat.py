@@ -74,6 +74,7 @@ def _import() -> tuple[ModuleType, ModuleType]:
 fairseq, _preprocess = _import()
 Dictionary = fairseq.data.Dictionary
 TokenData = fairseq.data.indexed_dataset.MMapIndexedDataset
+INDEX_MAGIC = TokenData.Index._HDR_MAGIC
 
 
 def read_dictionary(folder: Path, language: str) -> Any:
@@ -95,9 +96,17 @@ def read_tokens(folder: Path, split: str, pair: str, language: str) -> Any:
         if not prefix.with_name(prefix.name + suffix).is_file():
             raise ConfigError(f"data.path={folder}: {prefix.name}{suffix} is missing")
     try:
+        check_format(prefix.with_name(f"{prefix.name}.idx"))
         return TokenData(str(prefix))
     except (OSError, ValueError, AssertionError) as error:
         raise ConfigError(f"data.path={folder}: {prefix.name} is not fairseq's mmap format ({error})") from error
+
+
+def check_format(index: Path) -> None:
+    """ValueError if an .idx file is not of the mmap format; fairseq's own reader would also complain on the way out."""
+    with index.open("rb") as stream:
+        if stream.read(len(INDEX_MAGIC)) != INDEX_MAGIC:
+            raise ValueError(f"{index.name} does not begin as one")
 
 
 def binarize(texts: Path, folder: Path, source: str, target: str, jobs: int, dictionary: Path | None = None) -> None:
