@@ -12,12 +12,15 @@ Raises FairseqMissing if fairseq is not installed.
 """
 
 import contextlib
+import copy
 import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from hydra.core.config_store import ConfigStore
 
 from common.training.config import ConfigError
 
@@ -61,9 +64,20 @@ def quiet() -> Iterator[None]:
         root.handlers[:] = handlers
 
 
+@contextlib.contextmanager
+def own_configs() -> Iterator[None]:
+    """Hydra's store as it was before: fairseq's entries there would be taken for schemas of ours (optimizer/adam)."""
+    store = ConfigStore.instance()
+    before = copy.deepcopy(store.repo)
+    try:
+        yield
+    finally:
+        store.repo = before
+
+
 def _import() -> tuple[ModuleType, ModuleType]:
     try:
-        with quiet(), hashable_dataclasses("fairseq"):
+        with quiet(), own_configs(), hashable_dataclasses("fairseq"):
             import fairseq.options
             from fairseq_cli import preprocess
     except ImportError as error:

@@ -28,7 +28,6 @@ class Translation(Task):
     """
 
     config_class = TransformerConfig
-    batch_unit = "tokens"
     primary_metric = "loss"
     higher_is_better = False
     late_imports = ("transformer.fairseq_compat", "sacrebleu", "sacremoses", "nltk.translate.meteor_score")

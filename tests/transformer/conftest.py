@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from common.training.launch import launch
 from transformer.model import Transformer
 from transformer.preparation import folder
 from transformer.preparation.pipeline import Recipe
@@ -71,3 +72,20 @@ def made_up_pairs(count: int, seed: str) -> Iterator[tuple[str, str]]:
     for _ in range(count):
         line = [generator.choice(words) for _ in range(generator.randint(1, 12))]
         yield " ".join(line) + ".", " ".join(word.capitalize() for word in reversed(line)) + "."
+
+
+@pytest.fixture(scope="session")
+def small(data_folder: Path) -> list[str]:
+    """Overrides of a run on that folder that takes a second or two."""
+    data = ["data=folder", "data.source=en", "data.target=de", f"data.path={data_folder}"]
+    return [*data, *TINY, "schedule.warmup=4", "logging.every=3", "training.batch_size=240"]
+
+
+@pytest.fixture(scope="session")
+def run_folder(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of 40 steps that kept the mean models of its last three evaluations of four."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    arguments = ["workers=simulated", "workers.count=2", "training.steps=40", "optimizer.lr=0.01"]
+    arguments += ["evaluation.every=10", "evaluation.models_kept=3", f"run_dir={folder}"]
+    assert launch("transformer", [*small, *arguments]) == 0
+    return folder

@@ -1,5 +1,7 @@
 """Batches by tokens: nothing lost, nothing empty, nothing too large."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,13 +21,13 @@ def test_every_sentence_is_in_one_batch_within_the_budget(
     generator = None if seed is None else np.random.default_rng(seed)
     batches = batch_by_tokens(sources, targets, budget, generator)
     found = [batches[k].tolist() for k in range(len(batches))]
-    assert sorted(sum(found, [])) == list(range(len(pairs)))
+    assert sorted(itertools.chain(*found)) == list(range(len(pairs)))
     for sentences in found:
         assert sentences  # none is empty
         if len(sentences) > 1:
             assert sources[sentences].sum() <= budget
             assert targets[sentences].sum() <= budget
-    for sentences, following in zip(found, found[1:], strict=False):
+    for sentences, following in itertools.pairwise(found):
         more = [*sentences, following[0]]  # a batch ends only where the next sentence does not fit
         assert max(sources[more].sum(), targets[more].sum()) > budget
 
