@@ -38,9 +38,7 @@ def test_processes_and_simulation_agree(small: list[str], method: str, tmp_path:
     assert real[2]["bleu"] == pytest.approx(simulated[2]["bleu"], abs=1)
 
 
-def test_the_loss_before_any_update_does_not_depend_on_the_number_of_workers(
-    small: list[str], tmp_path: Path
-) -> None:
+def test_the_loss_before_any_update_does_not_depend_on_the_number_of_workers(small: list[str], tmp_path: Path) -> None:
     losses = set()
     for workers in (1, 2, 3):
         arguments = ["workers=simulated", f"workers.count={workers}", "optimizer.lr=1e-12", "training.steps=1"]
