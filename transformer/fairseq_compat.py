@@ -1,4 +1,4 @@
-"""fairseq under today's Python: the only module that imports it.
+"""fairseq under today's Python: what reads and writes data goes through this module.
 
 fairseq 0.12.2 is the last release and is not maintained any more. It is used for its data format (dictionaries and
 memory-mapped `.bin`/`.idx` files), so that data made by `fairseq-preprocess` can be trained on, and by tests that

@@ -34,10 +34,9 @@ def compat() -> Any:
 @pytest.fixture
 def dictionary(compat: Any) -> Any:
     """A fairseq dictionary of VOCABULARY tokens."""
-    words = compat.Dictionary()
-    for number in range(VOCABULARY - len(words)):
-        words.add_symbol(f"word{number}")
-    return words
+    from transformer.fairseq_twin import dictionary_of
+
+    return dictionary_of(VOCABULARY)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from tests.transformer.conftest import VOCABULARY
-from tests.transformer.fairseq_twin import move_padding_left, twin_of
 from transformer.loss import cross_entropy
 from transformer.model import PAD, Transformer, mask_of, sinusoids
 
@@ -35,11 +34,13 @@ def example(padded: bool) -> tuple[Tensor, Tensor, Tensor]:
 def test_logits_loss_and_gradients_are_fairseqs(model: Transformer, dictionary: Any, padded: bool) -> None:
     from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 
+    from transformer.fairseq_twin import move_padding_left, twin_of
+
     twin = twin_of(model, dictionary)
     source, target_input, target = example(padded)
     ours = model(source, target_input, mask_of(source) if padded else None)
     lengths = (source != PAD).sum(1)
-    theirs, _ = twin(src_tokens=move_padding_left(source, PAD), src_lengths=lengths, prev_output_tokens=target_input)
+    theirs, _ = twin(src_tokens=move_padding_left(source), src_lengths=lengths, prev_output_tokens=target_input)
     real = target != PAD
     assert (ours - theirs)[real].abs().max() < 1e-5
 

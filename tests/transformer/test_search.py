@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from tests.transformer.conftest import VOCABULARY
-from tests.transformer.fairseq_twin import move_padding_left, twin_of
 from transformer.loss import cross_entropy
 from transformer.model import PAD, Transformer, mask_of
 from transformer.search import EOS, Hypothesis, Search, beam_search
@@ -43,20 +42,11 @@ def trained() -> Transformer:
     return model.eval()
 
 
-def fairseq_search(model: Transformer, dictionary: Any, source: Tensor, search: Search) -> list[list[Any]]:
+def fairseq_search(model: Transformer, source: Tensor, search: Search) -> list[list[Any]]:
     """What SequenceGenerator finds with the same weights."""
-    from fairseq.sequence_generator import SequenceGenerator
+    from transformer.fairseq_twin import generator_of, sample_of
 
-    generator = SequenceGenerator(
-        [twin_of(model, dictionary)],
-        dictionary,
-        beam_size=search.beam,
-        max_len_a=1,
-        max_len_b=search.extra_length,
-        len_penalty=search.length_penalty,
-    )
-    sample = {"src_tokens": move_padding_left(source, PAD), "src_lengths": (source != PAD).sum(1)}
-    return generator.generate([], {"net_input": sample})
+    return generator_of(model, search).generate([], sample_of(source))
 
 
 def assert_same(ours: list[list[Hypothesis]], theirs: list[list[Any]]) -> None:
@@ -66,12 +56,12 @@ def assert_same(ours: list[list[Hypothesis]], theirs: list[list[Any]]) -> None:
 
 
 @pytest.mark.parametrize("search", [Search(), Search(beam=5, length_penalty=1.0), Search(beam=1)])
-def test_240_sentences_of_a_trained_model(trained: Transformer, dictionary: Any, search: Search) -> None:
+def test_240_sentences_of_a_trained_model(trained: Transformer, compat: Any, search: Search) -> None:
     best, rows = [], []
     for length in range(1, 13):  # one length in a batch: fairseq has one limit for all its sentences
         batch = random_sentences([length] * 20, WORDS, seed=length)
         ours = beam_search(trained, pad(batch), None, search)
-        assert_same(ours, fairseq_search(trained, dictionary, pad(batch), search))
+        assert_same(ours, fairseq_search(trained, pad(batch), search))
         best += [hypotheses[0].tokens for hypotheses in ours]
         rows += batch
     right = sum(b == tuple(row[:-1].flip(0).tolist()) for b, row in zip(best, rows, strict=True))
@@ -79,13 +69,13 @@ def test_240_sentences_of_a_trained_model(trained: Transformer, dictionary: Any,
     assert len(set(best)) > 150
 
 
-def test_padded_batches_of_a_trained_model(trained: Transformer, dictionary: Any) -> None:
+def test_padded_batches_of_a_trained_model(trained: Transformer, compat: Any) -> None:
     rows = random_sentences([1 + 7 * i % 12 for i in range(240)], WORDS, seed=7)
     same = 0
     for first in range(0, 240, 40):
         source = pad(rows[first : first + 40])
         ours = beam_search(trained, source, mask_of(source))
-        theirs = fairseq_search(trained, dictionary, source, Search())
+        theirs = fairseq_search(trained, source, Search())
         for row, mine, others in zip(rows[first : first + 40], ours, theirs, strict=True):
             # Up to its own limit a sentence is searched alike; fairseq goes on to that of the longest one.
             if all(len(other["tokens"]) <= len(row) + 50 for other in others):
@@ -97,12 +87,12 @@ def test_padded_batches_of_a_trained_model(trained: Transformer, dictionary: Any
 @pytest.mark.parametrize("extra_length", [0, 3])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_hypotheses_that_are_stopped_by_the_limit(
-    model: Transformer, dictionary: Any, extra_length: int, seed: int
+    model: Transformer, compat: Any, extra_length: int, seed: int
 ) -> None:
     source = pad(random_sentences([5] * 20, 90, seed))  # one length: fairseq has one limit for the batch
     search = Search(beam=4, extra_length=extra_length)
     ours = beam_search(model, source, None, search)
-    assert_same(ours, fairseq_search(model, dictionary, source, search))
+    assert_same(ours, fairseq_search(model, source, search))
     assert max(len(h.tokens) for hypotheses in ours for h in hypotheses) == 6 + extra_length
 
 

@@ -1,11 +1,14 @@
-"""A fairseq model with the weights of ours."""
+"""fairseq's model and beam search with the weights of ours, to compare with: for tests and benchmarks only."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from transformer.model import Attention, Transformer
+from transformer import fairseq_compat  # before anything of fairseq: it makes it importable
+from transformer.model import PAD, Attention, Transformer
+from transformer.search import Search
 
 
 def twin_of(model: Transformer, dictionary: Any) -> torch.nn.Module:
@@ -64,7 +67,35 @@ def copy_attention(ours: Attention, theirs: torch.nn.Module) -> None:
     theirs.v_proj.load_state_dict({"weight": values, "bias": value_bias})
 
 
-def move_padding_left(tokens: torch.Tensor, pad: int) -> torch.Tensor:
+def dictionary_of(vocabulary: int) -> Any:
+    """A fairseq dictionary of so many tokens, whose words mean nothing."""
+    words = fairseq_compat.Dictionary()
+    for number in range(vocabulary - len(words)):
+        words.add_symbol(f"word{number}")
+    return words
+
+
+def generator_of(model: Transformer, search: Search) -> Any:
+    """fairseq's SequenceGenerator with the weights of ours; `generate` it with `sample_of` a source."""
+    from fairseq.sequence_generator import SequenceGenerator
+
+    dictionary = dictionary_of(model.embedding.num_embeddings)
+    return SequenceGenerator(
+        [twin_of(model, dictionary)],
+        dictionary,
+        beam_size=search.beam,
+        max_len_a=1,
+        max_len_b=search.extra_length,
+        len_penalty=search.length_penalty,
+    )
+
+
+def sample_of(source: Tensor) -> dict[str, Any]:
+    """Sources [B, S] with padding on the right as SequenceGenerator takes them."""
+    return {"net_input": {"src_tokens": move_padding_left(source), "src_lengths": (source != PAD).sum(1)}}
+
+
+def move_padding_left(tokens: Tensor) -> Tensor:
     """fairseq pads sources on the left: [B, S] with padding on the right -> on the left."""
-    lengths = (tokens != pad).sum(1)
+    lengths = (tokens != PAD).sum(1)
     return torch.stack([row.roll(len(row) - int(length)) for row, length in zip(tokens, lengths, strict=True)])
