@@ -173,9 +173,9 @@ def conclude(rows: Sequence[dict[str, Any]]) -> list[str]:
     least = min(rows, key=lambda row: row["speedup"])
     verdict = "meets" if least["speedup"] >= 1 else "misses"
     return [
-        "The same weights, sentences, beam and length penalty in both; batch by batch in turns. fairseq's fused encoder "
-        "is off: today's PyTorch refuses it. fairseq takes the longest source of a batch for the limit of all its "
-        "sentences, ours has one for each, so a few translations that reach it may differ.",
+        "The same weights, sentences, beam and length penalty in both, batch by batch in turns. The fused encoder of "
+        "fairseq is off: today's PyTorch refuses it. fairseq takes the longest source of a batch for the limit of all "
+        "its sentences, ours has one for each, so a few translations that reach it may differ.",
         f"Ours is {least['speedup']:.2f} times as fast as fairseq's at least ({least['model']}, {least['batch']} "
         f"sentences in a batch): this {verdict} the aim of at least as fast.",
     ]
