@@ -41,7 +41,9 @@ class ReproduceArguments(Arguments):
     runs: Text = Field("runs", description="the folder that holds the runs")
     jobs: PositiveInt = Field(1, description="runs at a time, which share the machine's cores")
     launcher: Literal["local", "slurm"] = Field("local", description="where runs are made: local | slurm")
-    cluster: Text | None = Field(None, description="launcher=slurm: a file of slurm/clusters with options of sbatch")
+    cluster: Text | None = Field(
+        None, description="launcher=slurm: options of sbatch, a file of slurm/clusters (default: the table's)"
+    )
     sbatch: Text | None = Field(None, description="launcher=slurm: further options of sbatch, in quotes")
     dry_run: bool = Field(False, description="print the commands and what is missing, run nothing")
 
@@ -109,7 +111,7 @@ def _submit(arguments: ReproduceArguments, table: Table, cells: Sequence[Cell], 
     """Shows the state of every run; submits those that are neither finished nor in Slurm's hands."""
     from slurm.submit import Cluster, ended, submit, submitted
 
-    cluster, runs = Cluster.load(arguments.cluster, arguments.sbatch), Path(arguments.runs)
+    cluster, runs = Cluster.load(arguments.cluster or table.cluster, arguments.sbatch), Path(arguments.runs)
     queue = submitted(table, runs)
     todo = []
     for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):

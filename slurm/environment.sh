@@ -1,5 +1,5 @@
 # Every job sources this, in the repository's root. What your cluster needs goes to slurm/site.sh, which git ignores:
-# `module load`, the account's defaults (SBATCH_ACCOUNT), network interfaces (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME),
+# `module load`, network interfaces (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME),
 # SRUN_OPTIONS (for instance of a container), VENV (another virtual environment; empty: none is activated).
 if [ -e slurm/site.sh ]; then . slurm/site.sh; fi
 VENV=${VENV-.venv}

@@ -91,12 +91,12 @@ def ended(run_dir: Path) -> str | None:
     if not starts.exists():
         return None
     job = json.loads(starts.read_text().splitlines()[-1])["job"]
-    for command in (["sacct", "-X", "-n", "-P", "-j", job, "-o", "State"], ["scontrol", "show", "job", "-o", job]):
+    accounting = ["sacct", "-X", "-n", "-P", "-j", job, "-o", "State"]
+    for command, pattern in ((accounting, r"^([A-Z_]+)"), (["scontrol", "show", "job", "-o", job], r"JobState=(\w+)")):
         try:
-            answer = _slurm(*command)
+            match = re.search(pattern, _slurm(*command))
         except UsageError:
             continue  # without accounting sacct fails; Slurm forgets old jobs
-        match = re.search(r"(?:JobState=|^)([A-Z_]+)", answer)
         if match:
             return f"{match[1].lower()} (job {job})"
     return None
@@ -107,9 +107,11 @@ def submit(table: Table, cells: Sequence[Cell], runs: Path, cluster: Cluster, na
 
     Raises UsageError if Slurm refuses; what was submitted before is cancelled then.
     """
+    rows = {cell.row.name: cell for cell in cells}
+    ranks = {name: ranks_of(cell) for name, cell in rows.items()}  # the same for all seeds
     sizes: dict[int, list[Cell]] = {}
     for cell in cells:
-        sizes.setdefault(ranks_of(cell), []).append(cell)
+        sizes.setdefault(ranks[cell.row.name], []).append(cell)
     groups = [(cluster.for_ranks(ranks), of_size) for ranks, of_size in sizes.items()]
     for options, _ in groups:  # all of them before the first is submitted
         _slurm("sbatch", "--test-only", *options, "slurm/train.sbatch")
@@ -158,5 +160,5 @@ def _slurm(program: str, *arguments: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise UsageError(f"{shlex.join(command)}: no answer within {TIMEOUT_S} s") from error
     if done.returncode:
-        raise UsageError(f"{shlex.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+        raise UsageError(f"{shlex.join(command)}: {' '.join((done.stderr or done.stdout).split())}")
     return done.stdout
