@@ -105,7 +105,7 @@ def test_down_removes_only_what_is_ours() -> None:
         (["run=x.py", "slow=5@10"], "slow=5@10: there is no host 5, expected 1 to 4"),
         ([], "run=...: missing"),
         (["hosts=100", "run=x.py"], "hosts=100"),
-        (["slow=fast", "run=x.py"], "slow=fast"),
+        (["slow=fast", "run=x.py"], "slow='fast'"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(
