@@ -144,8 +144,8 @@ def test_topologies_that_do_not_fit_are_named() -> None:
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["plan", "--hosts", "4", "--ranks-per-host", "2", "--compute-ms", "40", "--jitter", "0.1", "--inter-gbps", "25",
-          "--slow-host", "1=1.5", "--plot", str(tmp_path / "plan.png")])  # fmt: skip
+    numbers = ["--hosts=4", "--ranks-per-host=2", "--compute-ms=40", "--jitter=0.1", "--inter-gbps=25"]
+    main(["plan", *numbers, "--slow-host", "1=1.5", "--plot", str(tmp_path / "plan.png")])
     answer = capsys.readouterr().out
     assert "Predicted for 4 hosts of 2 workers" in answer
     assert "| gossip     | aer" in answer
