@@ -2,17 +2,64 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic_core import PydanticCustomError
 
 from common.training.config import Config, Strict
 
 
 class Digits(Strict):
-    """scikit-learn's handwritten digits."""
+    """scikit-learn's handwritten digits.
+
+    partition: iid shuffles all images over all ranks in every epoch; dirichlet gives each rank images of its own,
+               whose classes are distributed by Dirichlet(alpha): the smaller alpha, the more ranks differ
+    """
 
     name: Literal["digits"]
     validation_fraction: Annotated[float, Field(gt=0, lt=1)]
     shift: NonNegativeInt
+    label_noise: Annotated[float, Field(ge=0, lt=1)]
+    partition: Literal["iid", "dirichlet"]
+    alpha: PositiveFloat
+
+
+class ImageFolder(Strict):
+    """Images in files, read by FFCV (FOLDER/train.beton) or by torchvision (FOLDER/train/CLASS/*).
+
+    train, validation: names of the two below `folder`, without .beton
+    classes:           how many are expected; null: as many as there are
+    train_crop:        pixels of a random part of `scale` times the image's area, mirrored every other time if `flip`
+    validation_crop:   pixels of the centre after resizing the shorter side to `resize`
+    workers:           CPU threads that decode, in each process; null: the process's share of the cores
+    copy_to:           folder on the host's own disk to which .beton files are copied first
+    """
+
+    name: Literal["image_folder", "imagenet", "digits_images"]
+    loader: Literal["ffcv", "torchvision"]
+    folder: str
+    train: str
+    validation: str
+    classes: PositiveInt | None
+    train_crop: PositiveInt
+    scale: Annotated[tuple[PositiveFloat, Annotated[float, Field(gt=0, le=1)]], Field(strict=False)]
+    flip: bool
+    resize: PositiveInt
+    validation_crop: PositiveInt
+    workers: PositiveInt | None
+    copy_to: str | None
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> "ImageFolder":
+        if self.scale[0] > self.scale[1]:
+            raise ValueError(f"scale={list(self.scale)}: expected the smaller number first")
+        if self.validation_crop > self.resize:
+            raise ValueError(f"validation_crop={self.validation_crop}: expected at most resize={self.resize}")
+        if self.copy_to is not None and self.loader != "ffcv":
+            raise ValueError(f"copy_to={self.copy_to}: only .beton files are copied, expected null or loader=ffcv")
+        return self
+
+
+DataChoice = Annotated[Digits | ImageFolder, Field(discriminator="name")]
 
 
 class ResNetDigits(Strict):
@@ -22,9 +69,43 @@ class ResNetDigits(Strict):
     width: PositiveInt
 
 
+class ResNet(Strict):
+    """torchvision's ResNet-18 or ResNet-50."""
+
+    name: Literal["resnet18", "resnet50"]
+    channels_last: bool
+
+    @property
+    def architecture(self) -> str:
+        """torchvision's name of it."""
+        return self.name
+
+
+def _known_architecture(name: str) -> str:
+    from cnn.torchvision_models import architectures  # takes a second to import
+    from common.training.compose import did_you_mean
+
+    known = architectures()
+    if name not in known:
+        hint = did_you_mean(name, known)
+        raise PydanticCustomError("architecture", "no such network in torchvision{hint}", {"hint": hint})
+    return name
+
+
+class TorchvisionModel(Strict):
+    """Any classification network of torchvision, by its name there."""
+
+    name: Literal["torchvision"]
+    architecture: Annotated[str, AfterValidator(_known_architecture)]
+    channels_last: bool
+
+
+ModelChoice = Annotated[ResNetDigits | ResNet | TorchvisionModel, Field(discriminator="name")]
+
+
 class CnnConfig(Config):
     """Configuration of `python -m cnn.train`."""
 
-    data: Digits
-    model: ResNetDigits
+    data: DataChoice
+    model: ModelChoice
     label_smoothing: Annotated[float, Field(ge=0, lt=1)]

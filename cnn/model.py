@@ -1,7 +1,29 @@
-"""A small ResNet (He et al. 2016) for small images."""
+"""The configured network, and a small ResNet (He et al. 2016) for small images."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from cnn.config import ModelChoice
+from common.training.config import ConfigError
+
+
+def build_model(config: ModelChoice, channels: int, classes: int) -> nn.Module:
+    """The network for images of so many channels; ConfigError if it does not take them.
+
+    channels_last keeps the weights, and with them all activations, in the order that convolutions on GPUs like best.
+    """
+    if config.name == "resnet_digits":
+        return SmallResNet(channels, classes, config.width)
+    from cnn.torchvision_models import build_torchvision_model  # takes a second to import
+
+    if channels != 3:
+        raise ConfigError(
+            f"model={config.name}: takes images of 3 channels, but those of the data have {channels}; "
+            "expected model=resnet_digits"
+        )
+    model = build_torchvision_model(config.architecture, classes)
+    return model.to(memory_format=torch.channels_last) if config.channels_last else model
 
 
 class BasicBlock(nn.Module):

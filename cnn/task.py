@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cnn.config import CnnConfig
-from cnn.data import Images, InMemoryTrainData, load_digits
-from cnn.model import SmallResNet
+from cnn.data import Images, open_data
+from cnn.model import build_model
 from common.training.config import ConfigError
-from common.training.task import Task
+from common.training.task import Task, TrainData
 
 
 class ImageClassification(Task):
@@ -24,27 +24,24 @@ class ImageClassification(Task):
 
     def __init__(self, config: CnnConfig) -> None:
         self._config = config
-        self._train, self._validation = load_digits(config.data.validation_fraction)
-        images = len(self._train[1])
-        if config.training.batch_size > images:
+        self._data = open_data(config)
+        if config.training.batch_size > self._data.train_size:
             raise ConfigError(
-                f"training.batch_size={config.training.batch_size}: expected at most the {images} training images"
+                f"training.batch_size={config.training.batch_size}: expected at most the {self._data.train_size} "
+                "training images"
             )
 
     def build_model(self) -> nn.Module:
-        """The small ResNet."""
-        return SmallResNet(in_channels=1, classes=10, width=self._config.model.width)
+        """The configured network, with an output for each class of the data."""
+        return build_model(self._config.model, self._data.channels, self._data.classes)
 
-    def train_data(self, worker: int, workers: int, batch_size: int, device: torch.device) -> InMemoryTrainData:
-        """This worker's share, augmented by small shifts."""
-        images, labels = self._train
-        data = (images.to(device), labels.to(device))
-        return InMemoryTrainData(data, worker, workers, batch_size, self._config.seed, self._config.data.shift)
+    def train_data(self, worker: int, workers: int, batch_size: int, device: torch.device) -> TrainData:
+        """This rank's share, augmented."""
+        return self._data.train(worker, workers, batch_size, device)
 
     def evaluation_data(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Images]:
-        """Every `shards`-th validation image, beginning with number `shard`."""
-        images, labels = (tensor[shard::shards].to(device) for tensor in self._validation)
-        return zip(images.split(batch_size), labels.split(batch_size), strict=True) if len(labels) else iter(())
+        """This shard of the validation images."""
+        return self._data.evaluation(shard, shards, batch_size, device)
 
     def loss(self, model: nn.Module, batch: Images) -> Tensor:
         """Cross-entropy with label smoothing."""

@@ -1,21 +1,24 @@
 """Trains what a table still needs.
 
-python -m scripts.reproduce table=quickstart [runs=runs] [launcher=local] [--dry-run]
+python -m scripts.reproduce table=quickstart [runs=runs] [jobs=1] [launcher=local] [--dry-run]
 
 Exit codes: 0 all runs are there; 1 some failed; 2 wrong arguments, or a run folder holds something else;
 75 interrupted (start again to continue).
 """
 
-import statistics
+import multiprocessing
+import os
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveInt
 
 from common.report.cli import Arguments, Text, UsageError, command_of, main_function, parse
 from common.report.collect import check_overrides, read_cell
@@ -32,6 +35,7 @@ class ReproduceArguments(Arguments):
 
     table: Text = Field(description="a file in configs/table")
     runs: Text = Field("runs", description="the folder that holds the runs")
+    jobs: PositiveInt = Field(1, description="runs at a time, which share the machine's cores")
     launcher: Literal["local"] = Field("local", description="where runs are made: local")
     dry_run: bool = Field(False, description="print the commands and what is missing, run nothing")
 
@@ -48,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
         _print_plan(cells, states)
         return 0
     try:
-        return _make(table, cells, states)
+        return _make(table, cells, states, arguments.jobs)
     except KeyboardInterrupt:
         print(f"\ninterrupted; to continue: {command_of(MODULE, arguments)}", file=sys.stderr, flush=True)
         return INTERRUPTED
@@ -91,38 +95,68 @@ def _print_plan(cells: Sequence[Cell], states: Sequence[str]) -> None:
     print(f"# {states.count('finished')} of {len(cells)} finished")
 
 
-def _make(table: Table, cells: Sequence[Cell], states: Sequence[str]) -> int:
+def _make(table: Table, cells: Sequence[Cell], states: Sequence[str], jobs: int) -> int:
     """Makes every run that is not finished, one progress line each; exit code 1 if some failed."""
     width = max(len(cell.label) for cell in cells)
+    heads = {
+        cell: f"[{number:{len(str(len(cells)))}}/{len(cells)}] {cell.label:{width}} "
+        for number, cell in enumerate(cells, start=1)
+    }
+    open_cells = [cell for cell, state in zip(cells, states, strict=True) if state != "finished"]
+    for cell in cells:
+        if cell not in open_cells:
+            print(f"{heads[cell]} {_result(table, cell)}  finished before", flush=True)
     failures: list[tuple[Cell, str]] = []
-    durations: list[float] = []
-    open_runs = len(states) - states.count("finished")
-    for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):
-        head = f"[{number:{len(str(len(cells)))}}/{len(cells)}] {cell.label:{width}} "
-        if state == "finished":
-            print(f"{head} {_result(table, cell)}  finished before", flush=True)
-            continue
-        started = time.monotonic()
-        failure = _train(table, cell)
-        durations.append(time.monotonic() - started)
+    started = time.monotonic()
+    for done, (cell, failure, duration) in enumerate(_train_all(table, open_cells, jobs), start=1):
         if failure:
             failures.append((cell, failure))
-        left = (open_runs - len(durations)) * statistics.fmean(durations)
+        left = (len(open_cells) - done) * (time.monotonic() - started) / done
         outcome = f"FAILED: {failure}" if failure else _result(table, cell)
-        print(f"{head} {outcome}  {durations[-1]:.1f} s  {timedelta(seconds=round(left))} left", flush=True)
+        print(f"{heads[cell]} {outcome}  {duration:.1f} s  {timedelta(seconds=round(left))} left", flush=True)
     for cell, failure in failures:
         print(f"failed: {cell.label}: {failure}; to repeat: {_command(cell)}", file=sys.stderr)
     print(f"{len(cells) - len(failures)} of {len(cells)} runs finished")
     return 1 if failures else 0
 
 
-def _train(table: Table, cell: Cell) -> str | None:
+def _train_all(table: Table, cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, str | None, float]]:
+    """Makes these runs, `jobs` at a time; yields each with why it failed and its seconds, as they end."""
+    if jobs == 1:
+        for cell in cells:
+            yield _timed(table, cell)
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = max(1, cores // jobs)
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        try:
+            futures = [pool.submit(_timed, table, cell, threads) for cell in cells]
+            for future in as_completed(futures):
+                yield future.result()
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()  # a run saves a checkpoint and stops
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, former)
+
+
+def _timed(table: Table, cell: Cell, threads: int | None = None) -> tuple[Cell, str | None, float]:
+    started = time.monotonic()
+    failure = _train(table, cell, threads)
+    return cell, failure, time.monotonic() - started
+
+
+def _train(table: Table, cell: Cell, threads: int | None) -> str | None:
     """Makes one run; returns why it failed, None if it finished. KeyboardInterrupt if it was interrupted."""
     # Imported here: it brings torch, which neither --dry-run nor a finished table needs.
     from common.training.launch import launch
 
+    share = [f"training.threads={threads}"] if threads is not None else []
     try:
-        code = launch(cell.task, [*cell.overrides, "logging.progress=false", *_resume(cell)])
+        code = launch(cell.task, [*cell.overrides, *share, "logging.progress=false", *_resume(cell)])
     except SystemExit as stop:
         code = stop.code
     except Exception as error:

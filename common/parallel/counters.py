@@ -7,7 +7,8 @@ from dataclasses import dataclass, fields
 class CommunicationCounters:
     """Cumulative counters of one rank.
 
-    bytes_sent:        payload bytes this rank handed to the network (see `common.topology.cost`)
+    bytes_sent:        payload bytes of merged rounds that this rank handed to the network (see `common.topology.cost`);
+                       what averages for evaluation send, or what they make a round send again, is not counted
     messages:          messages it sent
     rounds:            rounds merged (one for each committed update)
     launch_to_merge_s: seconds between the launch of a round and its merge, summed

@@ -142,10 +142,8 @@ class Mixer:
                 self._wait(index, exchange)
 
     def drain(self) -> None:
-        """Wait for what is in flight and drop it; the round is launched again later. Every rank must call it."""
+        """Wait for what is in flight and drop it, uncounted; the round is launched again later. All ranks call it."""
         self.wait()
-        for bucket, exchange in zip(self.buckets, self._in_flight or (), strict=False):
-            self._count(bucket, exchange)
         self._forget()
 
     def _finish(self, exchanges: Sequence[Exchange | None]) -> None:

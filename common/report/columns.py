@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from common.report.cli import nearest
-from common.report.runs import Run
+from common.report.runs import Run, RunError
+from common.topology import build
 
 LABELS = {
     "method": "what is trained: the gradient exchange and the optimizer",
@@ -43,21 +44,63 @@ def _two_sigma(values: Sequence[float]) -> float | None:
     return 2 * statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
+def _train_loss(run: Run) -> float:
+    rows = run.curve("train", "loss").join(run.curve("train", "epoch")["epoch"])
+    return float(rows["loss"][rows["epoch"] > rows["epoch"].iloc[-1] - 1].mean(skipna=False))
+
+
+def _spectral_gap(run: Run) -> float:
+    try:
+        workers, topology = run.config["workers"], dict(run.config["topology"])
+        return build(topology.pop("name"), workers["count"], workers["per_host"], **topology).spectral_gap()
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise RunError(f"{run.folder}: config.yaml: no topology can be made of it ({error!r})") from None
+
+
 QUANTITIES = {
     "accuracy": Quantity(
         "final validation accuracy of the averaged model in percent",
         ".2f",
         lambda run: run.last("validation", "accuracy"),
     ),
+    "top1": Quantity(
+        "final top-1 validation accuracy of the averaged model in percent",
+        ".2f",
+        lambda run: run.last("validation", "accuracy"),
+    ),
+    "top5": Quantity(
+        "final top-5 validation accuracy of the averaged model in percent",
+        ".2f",
+        lambda run: run.last("validation", "accuracy_top5"),
+    ),
+    "local_top1": Quantity(
+        "final top-1 validation accuracy in percent of the workers' own models, each with its own BatchNorm "
+        "statistics on its own shard, counts added",
+        ".2f",
+        lambda run: run.last("validation", "local_accuracy"),
+    ),
+    "local_top5": Quantity(
+        "final top-5 validation accuracy in percent of the workers' own models, as local_top1",
+        ".2f",
+        lambda run: run.last("validation", "local_accuracy_top5"),
+    ),
     "train_loss": Quantity(
-        "training loss in the last training row of metrics.jsonl",
+        "training loss of the last epoch: mean of the training rows of metrics.jsonl less than an epoch before the "
+        "last one",
         ".4f",
-        lambda run: run.last("train", "loss"),
+        _train_loss,
     ),
     "consensus_distance": Quantity(
         "sqrt(mean_i ||x_i - x_bar||^2) over the workers at the last evaluation",
         ".3g",
         lambda run: run.last("validation", "consensus_distance"),
+    ),
+    "spectral_gap": Quantity(
+        "spectral gap of the topology per round: 1 - |lambda_2(W)|; 1 - |lambda_2(W(p-1)...W(0))|^(1/p) for a "
+        "schedule of p rounds, so 1 for one that averages exactly; 1 - sqrt(lambda_2(E[W^T W])) for random "
+        "matchings; 1 for all-reduce",
+        ".4f",
+        _spectral_gap,
     ),
     "bytes_per_step": Quantity(
         "bytes that one worker hands to the network per step: bytes_sent / steps / workers",

@@ -1,4 +1,7 @@
-"""Draws a table's runs: training loss and validation metric against steps and against bytes sent."""
+"""Draws a table's runs: training loss and validation metric against steps and against bytes sent.
+
+A table with several numbers of workers is drawn as the final metric against the number of workers instead.
+"""
 
 import io
 from pathlib import Path
@@ -13,7 +16,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from common.report.collect import Collection
-from common.report.registry import Table
+from common.report.columns import QUANTITIES
+from common.report.registry import Row, Table
 from common.report.runs import Run
 
 # Okabe and Ito's palette: told apart by colour-blind readers and in grey print.
@@ -21,6 +25,7 @@ COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#5
 # A line style (on, off, ... in line widths) and a marker for each topology.
 STYLES = (("", "o"), ((4, 1.5), "s"), ((1, 1.2), "^"), ((5, 1.5, 1, 1.5), "D"), ((7, 2), "v"), ((2, 1), "P"))
 MARKERS_PER_CURVE = 8
+DODGE = 0.06  # between lines over numbers of workers, in powers of two
 LARGEST_SVG_BYTES = 1_000_000
 
 METRIC_LABELS = {"accuracy": "validation accuracy (%)"}
@@ -50,7 +55,8 @@ def write_figure(collection: Collection, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     name = collection.table.name
     with mpl.rc_context({**sns.axes_style("whitegrid"), **RC}):
-        figure = draw(collection)
+        several = len({row.workers for row in collection.table.rows}) > 1
+        figure = draw_over_workers(collection) if several else draw(collection)
         png = folder / f"{name}.png"
         figure.savefig(png, dpi=200)
         svg = io.BytesIO()
@@ -87,6 +93,59 @@ def draw(collection: Collection) -> Figure:
     figure.suptitle(f"{table.title} (mean of {count} seeds; band: lowest to highest)", fontsize=9)
     _draw_legends(figure, table)
     return figure
+
+
+def draw_over_workers(collection: Collection) -> Figure:
+    """The final validation metric against the number of workers, a line for each method and topology.
+
+    A line is the mean over seeds, its bars go from the lowest to the highest seed. Lines stand a little beside each
+    other, or their bars would hide one another.
+    """
+    table = collection.table
+    quantity = QUANTITIES[table.metric]
+    labels = list(dict.fromkeys(map(_line_label, table.rows)))
+    beside = dict(zip(labels, DODGE * (np.arange(len(labels)) - (len(labels) - 1) / 2), strict=True))
+    data = pd.DataFrame(
+        {"workers": run.total("workers"), "value": quantity.of(run), "line": _line_label(row)}
+        for row in table.rows
+        for run in collection.runs[row.name]
+    )
+    data["x"] = np.log2(data["workers"]) + data["line"].map(beside)
+    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
+    ax = figure.subplots()
+    sns.lineplot(
+        data=data,
+        x="x",
+        y="value",
+        hue="line",
+        hue_order=labels,
+        palette=dict(zip(labels, COLOURS, strict=False)),
+        style="line",
+        style_order=labels,
+        dashes=dict(zip(labels, (dash for dash, _ in STYLES), strict=False)),
+        markers=dict(zip(labels, (marker for _, marker in STYLES), strict=False)),
+        markersize=5,
+        markeredgewidth=0.5,
+        errorbar=("pi", 100),
+        err_style="bars",
+        err_kws={"elinewidth": 0.8, "capsize": 2},
+        ax=ax,
+    )
+    workers = sorted(set(data["workers"]))
+    ax.set_xticks(np.log2(workers), [f"{count:g}" for count in workers])
+    ax.set(xlabel="workers", ylabel=METRIC_LABELS.get(table.metric, table.metric))
+    ax.get_legend().remove()
+    handles, names = ax.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right center")
+    seeds = max(len(runs) for runs in collection.runs.values())
+    figure.suptitle(f"{table.title} (mean of {seeds} seeds; bars: lowest to highest)", fontsize=9)
+    ax.grid(visible=False, axis="x")
+    sns.despine(ax=ax)
+    return figure
+
+
+def _line_label(row: Row) -> str:
+    return f"{row.method}, {row.topology.replace('_', ' ')}"
 
 
 def curves(collection: Collection, split: str, metric: str) -> pd.DataFrame:

@@ -12,7 +12,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    StrictInt,
+    ValidationError,
+    model_validator,
+)
 from yaml import YAMLError
 
 from common.report.cli import UsageError, explain, nearest, one_line
@@ -22,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "configs" / "table"
 
 # Keys that say where a run writes and what it prints, not what it computes.
-BOOKKEEPING = re.compile(r"run_dir|resume|logging(\..*)?")
+BOOKKEEPING = re.compile(r"run_dir|resume|training\.threads|logging(\..*)?")
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -62,6 +71,16 @@ class Row(_Strict):
     topology: str = Field(description="the label in the column 'topology'")
     overrides: tuple[Override, ...] = ()
 
+    def with_workers(self, count: int) -> "Row":
+        """The same row with so many workers."""
+        overrides = (*self.overrides, f"workers.count={count}")
+        return self.model_copy(update={"name": f"{self.name}_{count}", "overrides": overrides})
+
+    @property
+    def workers(self) -> int | None:
+        """The number of workers, where the row sets it."""
+        return dict(map(parse_override, self.overrides)).get("workers.count")
+
 
 class TableFile(_Strict):
     """The content of configs/table/<name>.yaml."""
@@ -74,6 +93,7 @@ class TableFile(_Strict):
     metric: str = Field("accuracy", description="the validation metric that figures and progress lines show")
     columns: tuple[Column, ...] = DEFAULT_COLUMNS
     overrides: tuple[Override, ...] = Field((), description="overrides that all rows share")
+    workers: tuple[PositiveInt, ...] = Field((), description="numbers of workers: each row is made with every one")
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows")
 
     @model_validator(mode="after")
@@ -82,7 +102,8 @@ class TableFile(_Strict):
             raise ValueError(f"metric={self.metric!r}: {nearest(self.metric, QUANTITIES)}")
         _expect_unique("seeds", self.seeds)
         _expect_unique("the rows' names", [row.name for row in self.rows])
-        _expect_unique("method and topology of the rows", [f"{row.method} {row.topology}" for row in self.rows])
+        labels = [(row.method, row.topology, row.workers) for row in self.rows]
+        _expect_unique("method, topology and workers of the rows", labels)
         for row in self.rows:
             keys = [parse_override(text)[0] for text in (*self.overrides, *row.overrides)]
             _expect_unique(f"the overrides of row {row.name!r}", keys)
@@ -90,9 +111,15 @@ class TableFile(_Strict):
 
 
 class Table(TableFile):
-    """A table: its file's name and content."""
+    """A table: its file's name and content, with a row for each number of workers."""
 
     name: str
+
+    @classmethod
+    def of(cls, name: str, file: TableFile) -> "Table":
+        """The table of a file."""
+        rows = [row.with_workers(count) for row in file.rows for count in file.workers] or file.rows
+        return cls(name=name, **dict(file) | {"workers": (), "rows": tuple(rows)})
 
     def cells(self, runs: Path) -> Iterator["Cell"]:
         """Every run of the table, row by row and seed by seed, in <runs>/<table>/<row>/seed_<k>."""
@@ -164,7 +191,7 @@ def load_table(name: str, key: str = "table", folder: Path = TABLES) -> Table:
     shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
-        return Table(name=name, **dict(TableFile.model_validate(content)))
+        return Table.of(name, TableFile.model_validate(content))
     except ValidationError as error:
         raise UsageError(f"{shown}: {explain(error, TableFile)}") from None
     except (YAMLError, OmegaConfBaseException) as error:
@@ -194,6 +221,11 @@ def _quote(value: str) -> str:
 
 
 def _expect_unique(what: str, values: Sequence[Any]) -> None:
-    repeated = sorted({value for value in values if values.count(value) > 1})
+    repeated = sorted({_words(value) for value in values if values.count(value) > 1})
     if repeated:
-        raise ValueError(f"{what}: expected each once, got {', '.join(map(str, repeated))} more than once")
+        raise ValueError(f"{what}: expected each once, got {', '.join(repeated)} more than once")
+
+
+def _words(value: Any) -> str:
+    """A value, or a tuple of them without what is not there, in words."""
+    return " ".join(str(part) for part in value if part is not None) if isinstance(value, tuple) else str(value)

@@ -52,10 +52,9 @@ def count_gossip(
             counter.messages += messages_sent(round_, worker)
 
 
-def count_allreduce(counters: Sequence[CommunicationCounters], gradient_bytes: int) -> None:
-    """Add to each worker's counters what a ring all-reduce of the gradients would have sent."""
-    n = len(counters)
+def count_allreduce(counters: Sequence[CommunicationCounters], ranks: int, gradient_bytes: int) -> None:
+    """Add to each worker's counters what a rank would have sent in a ring all-reduce of the gradients."""
     for counter in counters:
         counter.rounds += 1
-        counter.bytes_sent += 2 * (n - 1) / n * gradient_bytes
-        counter.messages += 2 * (n - 1)
+        counter.bytes_sent += 2 * (ranks - 1) / ranks * gradient_bytes
+        counter.messages += 2 * (ranks - 1)

@@ -29,10 +29,12 @@ def simulate(
     topology: str | Topology = "complete",
     ranks_per_host: int = 1,
     order: str = "awc",
+    ranks_per_worker: int = 1,
 ) -> list["SimulatedReplica"]:
     """N virtual workers that start from copies of `module` (which is left alone).
 
     method: "decentralized" or "allreduce"; topology and order as in DecentralizedDataParallel.
+    ranks_per_worker: only matters for the bytes that an all-reduce over all ranks would send.
     In each step call forward and backward on every replica, then `synchronize_gradients()` on every replica (before
     clipping), then `optimizer.step()` on every replica.
 
@@ -44,7 +46,7 @@ def simulate(
         raise ValueError(f"method={method!r}: expected 'decentralized' or 'allreduce'")
     check_order(order)
     topology = resolve_topology(topology, world_size, ranks_per_host)
-    cohort = Cohort([copy.deepcopy(module) for _ in range(world_size)], method, topology, order)
+    cohort = Cohort([copy.deepcopy(module) for _ in range(world_size)], method, topology, order, ranks_per_worker)
     return cohort.replicas
 
 
@@ -104,8 +106,11 @@ class SimulatedReplica(DataParallel):
 class Cohort:
     """All simulated workers: one matrix [N, P] for each dtype, rows are the workers' flat vectors."""
 
-    def __init__(self, modules: Sequence[nn.Module], method: str, topology: Topology, order: str) -> None:
+    def __init__(
+        self, modules: Sequence[nn.Module], method: str, topology: Topology, order: str, ranks_per_worker: int
+    ) -> None:
         self.method, self.topology, self.order = method, topology, order
+        self.ranks_per_worker = ranks_per_worker
         self.world_size = len(modules)
         self.modules = list(modules)
         self.stacked, self.vectors = stack(modules)
@@ -212,7 +217,8 @@ class Cohort:
         counters = [replica.counters for replica in self.replicas]
         if not self.gossips:
             trained = [p for p in self.modules[0].parameters() if p.requires_grad]
-            count_allreduce(counters, sum(p.numel() * p.element_size() for p in trained))
+            ranks = self.world_size * self.ranks_per_worker
+            count_allreduce(counters, ranks, sum(p.numel() * p.element_size() for p in trained))
         else:
             optimizers = len(self.momentum.get(0, ()))  # whose momentum travels too
             vectors = [vector.data for vector in self.vectors[0]]

@@ -18,6 +18,8 @@ from common.training.config import Config, ConfigError
 from common.training.task import Task, load_task
 
 QUOTE = "'"
+# ${mul:a,b} in YAML: the global batch, for example, as so many samples for each worker.
+OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 

@@ -6,7 +6,17 @@ types, values out of range, choices that contradict each other.
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from common.topology import Topology, build
 
@@ -29,9 +39,10 @@ class Strict(BaseModel):
 
 
 class AllReduce(Strict):
-    """Gradients averaged by DDP."""
+    """Gradients averaged by DDP over all ranks; ranks_per_worker only says how many of them are counted as one."""
 
     method: Literal["allreduce"]
+    ranks_per_worker: PositiveInt
     bucket_mb: PositiveFloat
     find_unused_parameters: bool
     timeout_s: PositiveFloat
@@ -81,9 +92,13 @@ class TopologyChoice(Strict):
 
 
 class OptimizerBase(Strict):
-    """Common to all optimizers; decay leaves norms and biases alone (common.optim.decay_groups)."""
+    """Common to all optimizers; decay leaves norms and biases alone (common.optim.decay_groups).
+
+    lr_batch: lr is meant for a batch of so many samples and scaled linearly to training.batch_size; null: lr as it is
+    """
 
     lr: PositiveFloat
+    lr_batch: PositiveInt | None
     weight_decay: NonNegative
 
 
@@ -124,11 +139,20 @@ OptimizerChoice = Annotated[Sgd | Adam | AccumAdam | DmSgd, Field(discriminator=
 
 
 class Constant(Strict):
-    """Base of the schedules: a linear warm-up from warmup_start x lr, then lr."""
+    """Base of the schedules: a linear warm-up from warmup_start x lr, then lr. Lengths are in `unit`."""
 
     name: Literal["constant"]
-    warmup_steps: NonNegativeInt
+    unit: Literal["steps", "epochs"]
+    warmup: NonNegative
     warmup_start: Fraction
+
+    @field_validator("warmup", "milestones", check_fields=False)
+    @classmethod
+    def _whole_steps(cls, value: float | list[float], info: ValidationInfo) -> float | list[float]:
+        lengths = value if isinstance(value, list) else [value]
+        if info.data.get("unit") == "steps" and not all(float(length).is_integer() for length in lengths):
+            raise ValueError(f"{value}: expected whole numbers with schedule.unit=steps")
+        return value
 
 
 class Cosine(Constant):
@@ -139,17 +163,17 @@ class Cosine(Constant):
 
 
 class InverseSquareRoot(Constant):
-    """lr sqrt(warmup_steps / t) after the warm-up."""
+    """lr sqrt(warmup / t) after the warm-up."""
 
     name: Literal["inverse_square_root"]
-    warmup_steps: PositiveInt
+    warmup: PositiveFloat
 
 
 class Multistep(Constant):
-    """lr times gamma at each milestone (in steps)."""
+    """lr times gamma at each milestone."""
 
     name: Literal["multistep"]
-    milestones: list[PositiveInt]
+    milestones: list[PositiveFloat]
     gamma: PositiveFloat
 
 
@@ -183,10 +207,19 @@ class Training(Strict):
 
 
 class Evaluation(Strict):
-    """every: steps between evaluations, null for once an epoch; the last step is always evaluated."""
+    """When and what to evaluate: the mean model, always; see common.training.evaluation for the rest.
+
+    every:               steps between evaluations, null for once an epoch; the last step is always evaluated
+    keep_average:        the mean model persists in every worker after each evaluation
+    local_models:        also every worker's own model on its own shard
+    recalibrate_batches: training batches of each rank for new BatchNorm statistics of the mean model
+    """
 
     every: PositiveInt | None
     batch_size: PositiveInt
+    keep_average: bool
+    local_models: bool
+    recalibrate_batches: NonNegativeInt
 
 
 class Logging(Strict):
@@ -234,9 +267,10 @@ class Config(Strict):
             raise ValueError(
                 f"parallel.order={parallel.order} with optimizer.momentum_mixing=true: expected parallel.order=atc"
             )
-        steps, warmup = self.training.steps, self.schedule.warmup_steps
-        if self.schedule.name == "cosine" and steps is not None and warmup >= steps:
-            raise ValueError(f"schedule.warmup_steps={warmup}: expected fewer than training.steps={steps}")
+        unit, warmup = self.schedule.unit, self.schedule.warmup
+        length = self.training.steps if unit == "steps" else self.training.epochs
+        if self.schedule.name == "cosine" and length is not None and warmup >= length:
+            raise ValueError(f"schedule.warmup={warmup:g}: expected fewer than training.{unit}={length:g}")
         return self
 
     @property
@@ -247,7 +281,13 @@ class Config(Strict):
     @property
     def ranks_per_worker(self) -> int:
         """Ranks that share one replica."""
-        return self.parallel.ranks_per_worker if self.parallel.method == "decentralized" else 1
+        return self.parallel.ranks_per_worker
+
+    @property
+    def lr(self) -> float:
+        """The learning rate after linear scaling to the global batch (arXiv 1706.02677, section 2.1)."""
+        base = self.optimizer.lr_batch
+        return self.optimizer.lr if base is None else self.optimizer.lr * self.training.batch_size / base
 
     @property
     def ranks(self) -> int:

@@ -1,37 +1,116 @@
-"""Evaluate the mean model of all workers on the whole validation set."""
+"""Evaluates the mean model of all workers, and on request every worker's own."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
+from torch import Tensor, nn
 
-from common.parallel.collectives import sum_over_ranks, world_size
+from common.parallel.averaging import restored
+from common.parallel.collectives import mean_over_ranks_, sum_over_ranks, world_size
 from common.training.config import Config
-from common.training.task import Task
+from common.training.stream import RandomState
+from common.training.task import Batch, Task, TrainData
 from common.training.worker import Worker
 
+RECALIBRATION_SEED = 0  # of the augmentations; the same batches in every evaluation
+NORMS = nn.modules.batchnorm._BatchNorm
 
-def evaluate(
-    task: Task,
-    workers: Sequence[Worker],
-    config: Config,
-    device: torch.device,
-    rank: int,
-    then: Callable[[dict[str, float], torch.nn.Module], None],
-) -> None:
-    """Validation metrics of the mean model, and the consensus distance; equal on all ranks. Collective.
 
-    Each process evaluates its own shard, every sample counts once, sums are added over ranks. `then` gets the
-    metrics while the module still holds the mean model.
-    """
-    model = workers[0].model
-    distance = model.consensus_distance()
-    sums = torch.zeros(len(task.sums), dtype=torch.float64, device=device)
-    with model.averaged() as mean_model, torch.no_grad():
-        mean_model.eval()
-        for batch in task.evaluation_data(rank, world_size(), config.evaluation.batch_size, device):
-            values = task.evaluate(mean_model, batch)
-            sums += torch.stack([values[name].double() for name in task.sums])
-        mean_model.train()
-        totals = sum_over_ranks(sums).tolist()
-        metrics = task.metrics(dict(zip(task.sums, totals, strict=True)))
-        then(metrics | {"consensus_distance": distance}, mean_model)
+class Evaluator:
+    """Evaluates this process's workers together with all others. Every sample of the validation set counts once."""
+
+    def __init__(self, task: Task, workers: Sequence[Worker], config: Config, device: torch.device, rank: int) -> None:
+        self._task, self._workers, self._config = task, workers, config
+        self._device, self._rank = device, rank
+        self._recalibration: list[TrainData] = []
+
+    def evaluate(self, then: Callable[[dict[str, float], nn.Module], None]) -> None:
+        """Validation metrics of the mean model and the consensus distance; equal on all ranks. Collective.
+
+        `then` gets the metrics while the module still holds the mean model. With `evaluation.local_models` the metrics
+        have a second set, `local_*`: every rank's own model with its own BatchNorm statistics on its own shard of the
+        validation set, added up (the protocol of arXiv 2410.11998's ImageNet code). With `evaluation.keep_average` the
+        mean model then replaces every worker's.
+        """
+        options, model = self._config.evaluation, self._workers[0].model
+        metrics = {"consensus_distance": model.consensus_distance()}
+        if options.local_models:
+            metrics |= {f"local_{name}": value for name, value in self._metrics(self._local_sums()).items()}
+        with model.averaged() as mean_model, self._recalibrated(mean_model):
+            shard = self._batches(self._rank, world_size())
+            metrics |= self._metrics(self._sums([(mean_model, shard)]))
+            then(metrics, mean_model)
+        if options.keep_average:
+            model.average_()
+            for worker in self._workers:
+                worker.share_buffers()
+
+    def _local_sums(self) -> Tensor:
+        return self._sums(self._local_models())
+
+    def _local_models(self) -> Iterator[tuple[nn.Module, Iterable[Batch]]]:
+        """Every local rank's own model and its shard."""
+        for worker in self._workers:
+            for rank, stream in enumerate(worker.streams):
+                with worker.as_rank(rank):
+                    yield worker.model.module, self._batches(stream.rank, self._config.ranks)
+
+    def _batches(self, shard: int, shards: int) -> Iterable[Batch]:
+        return self._task.evaluation_data(shard, shards, self._config.evaluation.batch_size, self._device)
+
+    @torch.no_grad()
+    def _sums(self, models: Iterable[tuple[nn.Module, Iterable[Batch]]]) -> Tensor:
+        """What `task.evaluate` adds up over all batches of these models, and over ranks."""
+        sums = torch.zeros(len(self._task.sums), dtype=torch.float64, device=self._device)
+        for model, batches in models:
+            model.eval()
+            for batch in batches:
+                values = self._task.evaluate(model, batch)
+                sums += torch.stack([values[name].double() for name in self._task.sums])
+            model.train()
+        return sum_over_ranks(sums)
+
+    def _metrics(self, sums: Tensor) -> dict[str, float]:
+        return self._task.metrics(dict(zip(self._task.sums, sums.tolist(), strict=True)))
+
+    @contextlib.contextmanager
+    def _recalibrated(self, model: nn.Module) -> Iterator[None]:
+        """Give the model the BatchNorm statistics of `evaluation.recalibrate_batches` training batches of every rank.
+
+        The mean of the workers' statistics belongs to their models, not to the mean model.
+        """
+        norms = [module for module in model.modules() if isinstance(module, NORMS) and module.track_running_stats]
+        batches = self._config.evaluation.recalibrate_batches
+        if not norms or not batches:
+            yield
+            return
+        with restored([buffer for norm in norms for buffer in norm.buffers()]), torch.no_grad():
+            momenta = [norm.momentum for norm in norms]
+            model.eval()
+            for norm in norms:
+                norm.reset_running_stats()
+                norm.momentum = None  # the mean over all batches
+                norm.train()
+            for stream, data in zip(self._streams(), self._recalibration_data(), strict=True):
+                random = RandomState(RECALIBRATION_SEED + stream, self._device)
+                with random.active():
+                    for _, batch in zip(range(batches), data.epoch(0), strict=False):
+                        self._task.loss(model, batch)
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum
+            statistics = [s for norm in norms for s in (norm.running_mean, norm.running_var)]
+            mean_over_ranks_(statistics, world_size())
+            yield
+
+    def _streams(self) -> list[int]:
+        """The ranks, real or simulated, that this process draws for."""
+        return [stream.rank for worker in self._workers for stream in worker.streams]
+
+    def _recalibration_data(self) -> list[TrainData]:
+        """Training data apart from the run's own, whose position must not move."""
+        if not self._recalibration:
+            ranks = self._config.ranks
+            batch = self._config.training.batch_size // (ranks * self._config.training.gradient_accumulation)
+            self._recalibration = [self._task.train_data(rank, ranks, batch, self._device) for rank in self._streams()]
+        return self._recalibration

@@ -25,8 +25,9 @@ def train(run: Run) -> str:
     "interrupted" if a signal asked to stop: then a checkpoint was saved.
     """
     task, config, recorder = run.task, run.config, run.recorder
-    steps, evaluate_every = lengths(task, config, run.device)
-    workers = build_workers(task, config, run.device, run.rank, steps)
+    steps, steps_per_epoch = lengths(task, config, run.device)
+    evaluate_every = config.evaluation.every or steps_per_epoch
+    workers = build_workers(task, config, run.device, run.rank, steps, steps_per_epoch)
     scaler = GradScaler(run.device.type, enabled=config.training.precision == "fp16")
     session = Session(run, workers, scaler)
     session.resume(lambda: [backward(task, worker, scaler, config, run.device) for worker in workers])
@@ -59,22 +60,22 @@ def train(run: Run) -> str:
 
 
 def lengths(task: Task, config: Config, device: torch.device) -> tuple[int, int]:
-    """Number of updates, and of updates between evaluations; epochs are counted in global batches."""
+    """Number of updates in the whole run and in an epoch, which is counted in global batches."""
     local_batch = config.training.batch_size // config.ranks
-    updates_per_epoch = task.train_data(0, config.ranks, local_batch, device).steps_per_epoch
-    steps = config.training.steps or max(1, round((config.training.epochs or 0) * updates_per_epoch))
-    return steps, config.evaluation.every or updates_per_epoch
+    steps_per_epoch = task.train_data(0, config.ranks, local_batch, device).steps_per_epoch
+    steps = config.training.steps or max(1, round((config.training.epochs or 0) * steps_per_epoch))
+    return steps, steps_per_epoch
 
 
 def backward(task: Task, worker: Worker, scaler: GradScaler, config: Config, device: torch.device) -> Tensor:
     """Gradients of one update into `.grad` (scaled); returns the mean loss over its micro-batches, detached."""
-    passes = [stream for _ in range(config.training.gradient_accumulation) for stream in worker.streams]
+    passes = list(enumerate(worker.streams)) * config.training.gradient_accumulation
     dtype = AUTOCAST.get(config.training.precision)
     worker.model.train()
     losses = []
-    for index, stream in enumerate(passes):
-        last = index == len(passes) - 1
-        with stream.random.active(), contextlib.nullcontext() if last else worker.model.no_sync():
+    for index, (rank, stream) in enumerate(passes):
+        synchronize = contextlib.nullcontext() if index == len(passes) - 1 else worker.model.no_sync()
+        with stream.random.active(), worker.as_rank(rank), synchronize:
             batch = next(stream)
             with torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss = task.loss(worker.model, batch)

@@ -9,31 +9,32 @@ from common import optim
 from common.training.config import OptimizerChoice, Schedule
 
 
-def build_optimizer(config: OptimizerChoice, module: nn.Module) -> Optimizer:
+def build_optimizer(config: OptimizerChoice, lr: float, module: nn.Module) -> Optimizer:
     """The configured optimizer over the module's trainable parameters; norms and biases are not decayed."""
     groups = optim.decay_groups(module, config.weight_decay)
     match config.name:
         case "sgd":
-            return torch.optim.SGD(groups, config.lr, momentum=config.momentum, nesterov=config.nesterov)
+            return torch.optim.SGD(groups, lr, momentum=config.momentum, nesterov=config.nesterov)
         case "dmsgd":
-            return optim.DmSGD(groups, config.lr, momentum=config.momentum, momentum_mixing=config.momentum_mixing)
+            return optim.DmSGD(groups, lr, momentum=config.momentum, momentum_mixing=config.momentum_mixing)
         case "adam" | "adamw":
             kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-            return kind(groups, config.lr, betas=config.betas, eps=config.eps)
+            return kind(groups, lr, betas=config.betas, eps=config.eps)
         case "accumadam" | "accumadamw":
             kind = optim.AccumAdam if config.name == "accumadam" else optim.AccumAdamW
             return kind(
                 groups,
-                config.lr,
+                lr,
                 betas=config.betas,
                 eps=config.eps,
                 accumulation_steps=config.accumulation_steps,
             )
 
 
-def build_schedule(config: Schedule, optimizer: Optimizer, total_steps: int) -> LRScheduler:
+def build_schedule(config: Schedule, optimizer: Optimizer, total_steps: int, steps_per_epoch: int) -> LRScheduler:
     """The configured learning-rate schedule, in units of committed updates."""
-    warmup = {"warmup_steps": config.warmup_steps, "warmup_start": config.warmup_start}
+    unit = steps_per_epoch if config.unit == "epochs" else 1
+    warmup = {"warmup_steps": round(config.warmup * unit), "warmup_start": config.warmup_start}
     match config.name:
         case "constant":
             return optim.constant_with_warmup(optimizer, **warmup)
@@ -42,4 +43,5 @@ def build_schedule(config: Schedule, optimizer: Optimizer, total_steps: int) -> 
         case "inverse_square_root":
             return optim.inverse_square_root(optimizer, **warmup)
         case "multistep":
-            return optim.multistep_with_warmup(optimizer, milestones=config.milestones, gamma=config.gamma, **warmup)
+            milestones = [round(milestone * unit) for milestone in config.milestones]
+            return optim.multistep_with_warmup(optimizer, milestones=milestones, gamma=config.gamma, **warmup)

@@ -11,7 +11,7 @@ from torch import Tensor
 from common.parallel import GradScaler
 from common.training.checkpoint import Checkpoints
 from common.training.config import Config
-from common.training.evaluation import evaluate
+from common.training.evaluation import Evaluator
 from common.training.recorder import Recorder
 from common.training.run_folder import RunFolder
 from common.training.task import Task
@@ -36,6 +36,7 @@ class Session:
 
     def __init__(self, run: Run, workers: Sequence[Worker], scaler: GradScaler) -> None:
         self._run, self._workers, self._scaler = run, workers, scaler
+        self._evaluator = Evaluator(run.task, workers, run.config, run.device, run.rank)
 
     def evaluate(self) -> None:
         """Evaluate the mean model, record it, and keep it as best.pt if it is the best so far."""
@@ -45,7 +46,7 @@ class Session:
             if run.recorder.validation(metrics) and run.rank == 0:
                 run.checkpoints.save_model("best.pt", bare_state(mean_model))
 
-        evaluate(run.task, self._workers, run.config, run.device, run.rank, record)
+        self._evaluator.evaluate(record)
 
     def save(self) -> None:
         """Save all that is needed to go on from here bit for bit, and the mean model as last.pt."""

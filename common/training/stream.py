@@ -47,11 +47,12 @@ class RandomState:
 class Stream:
     """One rank's training batches without end, epoch after epoch, and its random numbers.
 
-    drawn counts the batches taken; with the seed it says all about the position in the data.
+    rank: the real or simulated rank that it draws for
+    drawn: counts the batches taken; with the seed it says all about the position in the data.
     """
 
     def __init__(self, data: TrainData, seed: int, rank: int, device: torch.device) -> None:
-        self.data = data
+        self.data, self.rank = data, rank
         # Ranks draw different numbers (dropout, augmentation), alike in processes and in a simulation.
         self.random = RandomState(seed * 1_000_003 + rank, device)
         self.drawn = 0

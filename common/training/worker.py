@@ -1,6 +1,7 @@
 """One worker's training state. A process has one; a simulation has them all."""
 
 import pickle
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDa
 from common.simulate import simulate
 from common.training.config import Config, ConfigError
 from common.training.optimization import build_optimizer, build_schedule
+from common.training.rank_buffers import RankBuffers
 from common.training.stream import Stream
 from common.training.task import Task
 
@@ -22,6 +24,7 @@ class Worker:
 
     streams: what its ranks draw. A process has one; a simulated worker draws for all `ranks_per_worker` ranks that
              it stands for, and averages their gradients.
+    buffers: those ranks' own BatchNorm statistics; None where there is one rank
     """
 
     index: int
@@ -29,6 +32,16 @@ class Worker:
     optimizer: Optimizer
     schedule: LRScheduler
     streams: list[Stream]
+    buffers: RankBuffers | None = None
+
+    def as_rank(self, rank: int) -> AbstractContextManager[None]:
+        """Run forward and backward as this worker's local rank number `rank`."""
+        return self.buffers.of(rank) if self.buffers is not None else nullcontext()
+
+    def share_buffers(self) -> None:
+        """Give all ranks of this worker the statistics that its module holds."""
+        if self.buffers is not None:
+            self.buffers.reset()
 
     def state_dict(self) -> dict[str, Any]:
         """All that this worker needs to go on: plain values and tensors."""
@@ -39,6 +52,7 @@ class Worker:
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "streams": [stream.state_dict() for stream in self.streams],
+            "buffers": self.buffers.state_dict() if self.buffers is not None else None,
             "counters": asdict(self.model.counters),
         }
 
@@ -50,11 +64,15 @@ class Worker:
         self.schedule.load_state_dict(state["schedule"])
         for stream, saved in zip(self.streams, state["streams"], strict=True):
             stream.load_state_dict(saved)
+        if self.buffers is not None:
+            self.buffers.load_state_dict(state["buffers"])
         for name, value in state["counters"].items():
             setattr(self.model.counters, name, value)
 
 
-def build_workers(task: Task, config: Config, device: torch.device, rank: int, total_steps: int) -> list[Worker]:
+def build_workers(
+    task: Task, config: Config, device: torch.device, rank: int, total_steps: int, steps_per_epoch: int
+) -> list[Worker]:
     """This process's workers: one, or all of a simulation. Collective when there are several processes."""
     torch.manual_seed(config.seed)
     module = task.build_model().to(device)
@@ -65,13 +83,14 @@ def build_workers(task: Task, config: Config, device: torch.device, rank: int, t
     local_batch = config.training.batch_size // (config.ranks * config.training.gradient_accumulation)
     workers = []
     for model in parallelize(module, config):
-        optimizer = model.attach(build_optimizer(config.optimizer, model.module))
+        optimizer = model.attach(build_optimizer(config.optimizer, config.lr, model.module))
         first = model.rank * config.ranks_per_worker
         ranks = [rank] if config.workers.kind == "processes" else range(first, first + config.ranks_per_worker)
+        buffers = RankBuffers(model.module, len(ranks)) if len(ranks) > 1 else None
         data = [task.train_data(r, config.ranks, local_batch, device) for r in ranks]
         streams = [Stream(d, config.seed, r, device) for d, r in zip(data, ranks, strict=True)]
-        schedule = build_schedule(config.schedule, optimizer, total_steps)
-        workers.append(Worker(model.rank, model, optimizer, schedule, streams))
+        schedule = build_schedule(config.schedule, optimizer, total_steps, steps_per_epoch)
+        workers.append(Worker(model.rank, model, optimizer, schedule, streams, buffers))
     return workers
 
 
@@ -91,7 +110,11 @@ def parallelize(module: torch.nn.Module, config: Config) -> list[DataParallel]:
     topology = config.build_topology()
     if config.workers.kind == "simulated":
         order = parallel.order if parallel.method == "decentralized" else "awc"
-        return list(simulate(module, config.n, parallel.method, topology, order=order))
+        return list(
+            simulate(
+                module, config.n, parallel.method, topology, order=order, ranks_per_worker=parallel.ranks_per_worker
+            )
+        )
     if parallel.method == "allreduce":
         return [
             AllReduceDataParallel(

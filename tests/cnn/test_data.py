@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from cnn.data import InMemoryTrainData, load_digits, random_shift
+from cnn.digits import InMemoryTrainData, load_digits, random_shift, with_label_noise
 
 
 def numbered(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,3 +72,12 @@ def test_shift_moves_whole_images_by_at_most_one_pixel() -> None:
         kinds.add(offsets[0])
     assert len(kinds) == 9
     assert random_shift(images, 0) is images
+
+
+def test_label_noise_changes_as_many_labels_as_it_says_always_the_same() -> None:
+    labels = torch.arange(10).repeat(100)
+    noisy = with_label_noise(labels, 0.25, 10)
+    assert (noisy != labels).sum() == 250
+    assert (noisy.min(), noisy.max()) == (0, 9)
+    assert torch.equal(noisy, with_label_noise(labels, 0.25, 10))
+    assert torch.equal(with_label_noise(labels, 0.0, 10), labels)

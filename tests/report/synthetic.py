@@ -13,20 +13,27 @@ def write_run(
     overrides: Sequence[str],
     *,
     train_loss: Sequence[float] = (2.0, 1.0, 0.5),
+    epochs: float = 3,
     accuracy: Sequence[float] = (50.0, 90.0),
+    metrics: dict[str, float] | None = None,
     consensus_distance: float = 0.25,
     steps: int = 30,
     workers: int = 4,
+    topology: dict[str, Any] | None = None,
     bytes_sent: int = 120_000,
     time_step_ms: float = 10.0,
     status: str = "finished",
     environment: dict[str, Any] | None = None,
 ) -> Path:
-    """`train_loss` and `accuracy` are spread evenly over the steps; bytes grow in proportion to the steps."""
+    """`train_loss` and `accuracy` are spread evenly over the steps; bytes grow in proportion to the steps.
+
+    metrics: more validation metrics, the same in each validation row.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "seed": 1,
         "workers": {"kind": "simulated", "count": workers, "per_host": 2},
+        "topology": topology or {"name": "ring"},
         "evaluation": {"every": 10, "average": True},
     }
     OmegaConf.save(config, folder / "config.yaml")
@@ -46,11 +53,13 @@ def write_run(
     for i, loss in enumerate(train_loss, start=1):
         step = round(steps * i / len(train_loss))
         sent = round(bytes_sent * step / steps)
-        rows.append({"step": step, "split": "train", "loss": loss, "bytes_sent": sent})
+        epoch = epochs * step / steps
+        rows.append({"step": step, "split": "train", "epoch": epoch, "loss": loss, "bytes_sent": sent})
     for i, value in enumerate(accuracy, start=1):
         step = round(steps * i / len(accuracy))
         distance = consensus_distance * len(accuracy) / i
-        rows.append({"step": step, "split": "validation", "accuracy": value, "consensus_distance": distance})
+        row = {"step": step, "split": "validation", "accuracy": value, "consensus_distance": distance}
+        rows.append(row | (metrics or {}))
     rows.sort(key=lambda row: row["step"])
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 

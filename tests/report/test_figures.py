@@ -5,7 +5,7 @@ import pytest
 from matplotlib.image import imread
 
 from common.report.collect import collect
-from common.report.figures import curves, draw
+from common.report.figures import curves, draw, draw_over_workers, write_figure
 from scripts.figures import main
 from tests.report.synthetic import write_run
 
@@ -60,6 +60,23 @@ def test_rows_without_runs_are_left_out_but_keep_their_colours(registered):
     write_run(cell.run_dir, cell.overrides)
     figure = draw(collect(registered, RUNS))
     assert [line.get_color() for line in figure.axes[0].get_lines()] == ["#0072B2"]
+
+
+def test_several_numbers_of_workers_are_drawn_as_the_final_metric_against_them(table):
+    rows = tuple(row.with_workers(n) for row in table.rows for n in (4, 8))
+    several = table.model_copy(update={"rows": rows})
+    for cell in several.cells(RUNS):
+        workers = cell.row.workers
+        accuracy = 90 + workers + 3 * (cell.seed == 1)  # mean over 3 seeds: 91 + workers
+        write_run(cell.run_dir, cell.overrides, workers=workers, accuracy=[1.0, accuracy])
+    (ax,) = draw_over_workers(collect(several, RUNS)).axes
+    lines = [line for line in ax.get_lines() if len(line.get_xdata()) == 2 and line.get_marker() in ("o", "s")]
+    assert [[round(2**x) for x in line.get_xdata()] for line in lines] == [[4, 8], [4, 8]]
+    assert [list(line.get_ydata()) for line in lines] == [[95, 99], [95, 99]]
+    assert [text.get_text() for text in ax.figure.legends[0].get_texts()] == ["AllReduce, complete", "AccumAdam, aer"]
+    paths = write_figure(collect(several, RUNS), Path("out"))
+    assert [path.name for path in paths] == ["small.png", "small.svg"]
+    assert "workers" in paths[1].read_text()
 
 
 def test_without_byte_counts_the_run_is_named(filled, capsys):

@@ -48,12 +48,16 @@ BAD = {
     "seeds: expected each once, got 2 more than once": lambda c: c.update(seeds=[1, 2, 2]),
     "rows.1.name='A B'": lambda c: c["rows"][1].update(name="A B"),
     "the rows' names: expected each once": lambda c: c["rows"][1].update(name="allreduce"),
-    "method and topology of the rows": lambda c: c["rows"][1].update(method="AllReduce", topology="complete"),
+    "method, topology and workers of the rows: expected each once, got AllReduce complete more": lambda c: c["rows"][
+        1
+    ].update(method="AllReduce", topology="complete"),
     "overrides.0='experiment': 'experiment': expected one Hydra": lambda c: c.update(overrides=["experiment"]),
     "expected one value, got a sweep": lambda c: c.update(overrides=["optimizer.lr=1,2"]),
     "seed is set for each run": lambda c: c["rows"][0].update(overrides=["seed=7"]),
     "run_dir is set for each run": lambda c: c.update(overrides=["run_dir=x"]),
     "row 'allreduce': expected each once, got parallel": lambda c: c.update(overrides=["parallel=sgp"]),
+    "workers.1=0: expected greater than 0": lambda c: c.update(workers=[4, 0]),
+    "the rows' names: expected each once, got accumadam_aer_4, allreduce_4": lambda c: c.update(workers=[4, 4]),
     "did you mean 'accuracy_mean'?": lambda c: c.update(columns=["acuracy_mean"]),
     "metric='acc'": lambda c: c.update(metric="acc"),
 }
@@ -67,6 +71,26 @@ def test_a_wrong_file_is_refused_by_file_key_value_and_expectation(tmp_path, mes
     assert "small.yaml: " in str(caught.value)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_table_makes_each_row_with_every_number_of_workers(tmp_path):
+    table = load_table("small", folder=write(tmp_path, lambda c: c.update(workers=[4, 8])))
+    assert [(row.name, row.workers) for row in table.rows] == [
+        ("allreduce_4", 4),
+        ("allreduce_8", 8),
+        ("accumadam_aer_4", 4),
+        ("accumadam_aer_8", 8),
+    ]
+    cells = list(table.cells(Path("runs")))
+    assert len(cells) == 12
+    assert cells[4].overrides == [
+        "experiment=small",
+        "parallel=allreduce",
+        "optimizer=adam",
+        "workers.count=8",
+        "seed=2",
+        "run_dir=runs/small/allreduce_8/seed_2",
+    ]
 
 
 def test_unknown_names_and_broken_yaml(tmp_path):

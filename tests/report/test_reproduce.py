@@ -181,3 +181,21 @@ def test_a_dry_run_prints_what_would_run_and_runs_nothing(registered, launched, 
     assert commands == [f"{cells[1].command} resume=true", *(cell.command for cell in cells[2:])]
     assert shlex.split(commands[1])[-1] == "run_dir='my runs/small/allreduce/seed_3'"
     assert lines[-1] == "# 1 of 6 finished"
+
+
+def test_several_runs_at_a_time_share_the_cores(registered, capsys, monkeypatch):
+    small = ["training.steps=2", "model.width=2", "workers=simulated", "workers.count=2", "training.batch_size=16"]
+    rows = [row.model_copy(update={"overrides": (*row.overrides, *small)}) for row in registered.rows]
+    table = registered.model_copy(update={"overrides": (), "seeds": (1,), "rows": (*rows,)})
+    monkeypatch.setattr("scripts.reproduce.load_table", lambda name: table)
+    assert main(["table=small", "jobs=2"]) == 0
+    assert "2 of 2 runs finished" in capsys.readouterr().out
+    environment = (RUNS / "small" / "allreduce" / "seed_1" / "environment.json").read_text()
+    assert "training.threads=" in environment
+    assert main(["table=small"]) == 0
+    assert capsys.readouterr().out.count("finished before") == 2
+
+
+def test_jobs_must_be_positive(registered, launched, capsys):
+    assert main(["table=small", "jobs=0"]) == 2
+    assert "jobs=0" in capsys.readouterr().err

@@ -1,10 +1,14 @@
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from common.report.cli import UsageError
 from common.report.collect import collect
+from common.report.columns import value_of
+from common.report.runs import RunError, read_run
 from common.report.tables import build_table
 from scripts.tables import main
 from tests.report.synthetic import write_run
@@ -56,6 +60,56 @@ def test_values_against_hand_computed_ones(table):
     assert row["consensus_distance_mean"] == pytest.approx(0.4)
     assert row["bytes_per_step"] == pytest.approx((100 + 100 + 200) / 3)  # 12,000 / 30 steps / 4 workers = 100
     assert row["time_step_ms"] == pytest.approx(7.0)
+
+
+def test_training_loss_is_the_mean_over_the_last_epoch(table):
+    """6 rows in 2 epochs: rows 4, 5 and 6 lie in the second; row 3 ends the first."""
+    fill(table, allreduce=[{"train_loss": [9.0, 8.0, 7.0, 0.3, 0.2, 0.4], "epochs": 2}] * 3)
+    assert build_table(collect(table, RUNS)).iloc[0]["train_loss_mean"] == pytest.approx(0.3)
+
+
+def test_training_loss_of_a_row_longer_than_an_epoch(table):
+    fill(table, allreduce=[{"train_loss": [2.0, 1.0, 0.25], "epochs": 30}] * 3)
+    assert build_table(collect(table, RUNS)).iloc[0]["train_loss_mean"] == 0.25
+
+
+def test_accuracies_of_the_mean_model_and_of_the_local_models(table):
+    columns = ("top1_mean", "top5_mean", "local_top1_mean", "local_top5")
+    table = table.model_copy(update={"columns": columns})
+    metrics = {"accuracy_top5": 99.5, "local_accuracy": 88.0, "local_accuracy_top5": 98.25}
+    fill(table, **{row.name: [{"metrics": metrics}] * 3 for row in table.rows})
+    assert list(build_table(collect(table, RUNS)).iloc[0]) == [90.0, 99.5, 88.0, 98.25]
+
+
+def test_a_table_of_local_models_needs_runs_that_evaluated_them(table, caplog):
+    fill(table)
+    with pytest.raises(UsageError, match="no finished run"):
+        collect(table.model_copy(update={"columns": ("local_top1",)}), RUNS)
+    assert "metrics.jsonl records no 'local_accuracy'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("topology", "workers", "gap"),
+    [
+        ({"name": "complete"}, 4, 1),
+        ({"name": "ring"}, 8, 1 - (1 + 2 * math.cos(2 * math.pi / 8)) / 3),
+        ({"name": "static_exponential"}, 16, 2 / 5),
+        ({"name": "one_peer_exponential"}, 8, 1),
+        ({"name": "torus", "rows": 1}, 8, 1 - (1 + 2 * math.cos(2 * math.pi / 8)) / 3),
+        ({"name": "random_matching", "seed": 3}, 4, 1 - (1 / 3) ** 0.5),
+        ({"name": "aer"}, 4, 1),
+    ],
+)
+def test_spectral_gap_is_that_of_the_runs_topology(tmp_path, topology, workers, gap):
+    run = read_run(write_run(tmp_path / "run", [], topology=topology, workers=workers))
+    assert value_of("spectral_gap", [run]) == pytest.approx(gap)
+
+
+@pytest.mark.parametrize("topology", [{"name": "hypercuboid"}, {"seed": 1}, {"name": "torus", "rows": 3}])
+def test_a_topology_that_cannot_be_made_makes_a_run_unusable(tmp_path, topology):
+    run = read_run(write_run(tmp_path / "run", [], topology=topology))
+    with pytest.raises(RunError, match=r"config\.yaml: no topology can be made of it"):
+        value_of("spectral_gap", [run])
 
 
 def test_csv_and_markdown(registered, capsys):

@@ -28,15 +28,15 @@ def test_every_choice_of_a_group_composes(override: str, tmp_path: Path) -> None
     extra = {
         "topology=file": [f"topology.path={edges}"],
         "optimizer=dmsgd": ["parallel.order=atc"],
-        "schedule=inverse_square_root": ["schedule.warmup_steps=10"],
+        "schedule=inverse_square_root": ["schedule.warmup=10"],
     }
     config = compose_config("cnn", ["workers.count=4", override, *extra.get(override, [])])
     assert config.workers.count == 4
 
 
 def test_the_experiment_beats_the_task_and_the_command_line_beats_both() -> None:
-    config = compose_config("cnn", ["experiment=quickstart", "training.steps=7", "schedule.warmup_steps=2"])
-    assert (config.training.steps, config.schedule.warmup_steps, config.optimizer.lr) == (7, 2, 0.003)
+    config = compose_config("cnn", ["experiment=quickstart", "training.steps=7", "schedule.warmup=2"])
+    assert (config.training.steps, config.schedule.warmup, config.optimizer.lr) == (7, 2, 0.003)
 
 
 def test_allreduce_brings_the_complete_topology() -> None:
@@ -80,7 +80,7 @@ def test_batch_and_ranks() -> None:
         (["parallel.order=cta"], ["parallel.order='cta'", "'atc'"]),
         (["parallel.method=magic"], ["parallel.method=magic", "'allreduce'"]),
         (["optimizer=dmsgd"], ["parallel.order=awc", "parallel.order=atc"]),
-        (["schedule.warmup_steps=300"], ["schedule.warmup_steps=300", "training.steps=300"]),
+        (["schedule.warmup=300"], ["schedule.warmup=300", "training.steps=300"]),
         (["seed=-1"], ["seed=-1", "greater than or equal to 0"]),
         (["experiment=quickstat"], ["quickstat", "quickstart"]),
         (["traning.steps=3"], ["traning.steps", "did you mean training.steps?"]),

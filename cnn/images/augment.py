@@ -1,0 +1,93 @@
+"""Which part of an image is seen: one definition for both loaders, in Python and inside FFCV's compiled code.
+
+Random numbers come from a counter, not from a generator with a state: they are a pure function of the seed, the
+epoch and the image's number. So every loader, thread, process and resumed run draws the same crops.
+"""
+
+import math
+
+import numpy as np
+
+try:
+    from numba.extending import register_jitable
+except ImportError:  # numba comes with FFCV; without it these are plain Python functions
+
+    def register_jitable(function):  # noqa: ANN001, ANN201
+        """Nothing to compile."""
+        return function
+
+
+# A ticket names what to draw: the epoch above, the image's number in the lower bits.
+INDEX_BITS = 32
+INDEX_MASK = np.uint64(2**INDEX_BITS - 1)
+
+# splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (2014).
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+FACTOR_1, FACTOR_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+SHIFT_1, SHIFT_2, SHIFT_3, SHIFT_TO_53_BITS = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+
+TRIES = 10
+RATIO = (3 / 4, 4 / 3)
+LOG_RATIO = (math.log(RATIO[0]), math.log(RATIO[1]))
+
+
+@register_jitable
+def mix(x: np.uint64) -> np.uint64:
+    """splitmix64's finalizer. In Python numpy warns of the overflow that is meant (`np.errstate(over="ignore")`)."""
+    x = (x ^ (x >> SHIFT_1)) * FACTOR_1
+    x = (x ^ (x >> SHIFT_2)) * FACTOR_2
+    return x ^ (x >> SHIFT_3)
+
+
+@register_jitable
+def sample_key(seed: np.uint64, ticket: np.uint64) -> np.uint64:
+    """The start of one image's random numbers in one epoch."""
+    return mix(mix(seed + GOLDEN_GAMMA) + ticket)
+
+
+@register_jitable
+def uniform(key: np.uint64, number: int) -> float:
+    """Random number `number` of this key, uniform in [0, 1)."""
+    return (mix(key + np.uint64(number + 1) * GOLDEN_GAMMA) >> SHIFT_TO_53_BITS) * 2.0**-53
+
+
+@register_jitable
+def flipped(key: np.uint64) -> bool:
+    """Whether the image is mirrored: half of them are."""
+    return uniform(key, 4 * TRIES) < 0.5
+
+
+@register_jitable
+def random_resized_crop(key: np.uint64, height: int, width: int, low: float, high: float) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of a random part, as torchvision's RandomResizedCrop draws it (Inception's crop).
+
+    Its area is uniform in [low, high] of the image's, its aspect ratio log-uniform in RATIO; if that does not fit
+    ten times over, the largest central part of an allowed ratio.
+    """
+    area = height * width
+    for attempt in range(TRIES):
+        target = area * (low + (high - low) * uniform(key, 4 * attempt))
+        aspect = math.exp(LOG_RATIO[0] + (LOG_RATIO[1] - LOG_RATIO[0]) * uniform(key, 4 * attempt + 1))
+        w = round(math.sqrt(target * aspect))
+        h = round(math.sqrt(target / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            top = int(uniform(key, 4 * attempt + 2) * (height - h + 1))
+            left = int(uniform(key, 4 * attempt + 3) * (width - w + 1))
+            return top, left, h, w
+    h, w = height, width
+    if width < RATIO[0] * height:
+        h = round(width / RATIO[0])
+    elif width > RATIO[1] * height:
+        w = round(height * RATIO[1])
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+@register_jitable
+def central_crop(height: int, width: int, fraction: float) -> tuple[int, int, int, int]:
+    """(top, left, height, width) of the central square whose side is this fraction of the shorter side.
+
+    Enlarged or reduced to `crop` pixels it is what "resize the shorter side to `resize`, cut out the centre" shows,
+    with fraction = crop / resize.
+    """
+    side = max(1, round(fraction * min(height, width)))
+    return (height - side) // 2, (width - side) // 2, side, side

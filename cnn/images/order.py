@@ -1,0 +1,37 @@
+"""Which images a rank draws in an epoch, in which order: the same for both loaders."""
+
+import numpy as np
+import numpy.typing as npt
+
+from cnn.images.augment import INDEX_BITS
+
+Tickets = npt.NDArray[np.uint64]
+
+
+def make_tickets(indices: npt.ArrayLike, epoch: int) -> Tickets:
+    """What a loader is asked for: image `indices` as augmented in `epoch`, each pair in one number."""
+    return np.asarray(indices, dtype=np.uint64) | np.uint64(epoch << INDEX_BITS)
+
+
+class EpochOrder:
+    """One rank's share of every epoch.
+
+    In every epoch one permutation of all images, drawn from (seed, epoch), is dealt out to the ranks in local
+    batches, so the global batches are the same whatever the number of ranks, and all ranks take the same number of
+    steps; images that do not fill a batch on every rank wait for another epoch.
+
+    Raises ValueError if there are fewer images than one global batch.
+    """
+
+    def __init__(self, images: int, rank: int, ranks: int, batch_size: int, seed: int) -> None:
+        self._images, self._rank, self._ranks = images, rank, ranks
+        self._batch_size, self._seed = batch_size, seed
+        self.steps = images // (ranks * batch_size)
+        if self.steps == 0:
+            raise ValueError(f"a global batch of {ranks} x {batch_size} images, but there are {images}")
+
+    def tickets(self, epoch: int, start: int = 0) -> Tickets:
+        """The images of this epoch's batches from number `start` on; [(steps - start) * batch_size]."""
+        order = np.random.default_rng([self._seed, epoch]).permutation(self._images)
+        used = order[: self.steps * self._ranks * self._batch_size].reshape(self.steps, self._ranks, -1)
+        return make_tickets(used[start:, self._rank].reshape(-1), epoch)

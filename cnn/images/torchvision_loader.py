@@ -1,0 +1,77 @@
+"""Reads folders of images with torchvision and Pillow: for where FFCV cannot be built."""
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cnn.images.augment import INDEX_MASK
+from cnn.images.crops import Crop
+from cnn.images.order import Tickets
+from cnn.images.pixels import normalise, normalise_tensor
+from cnn.images.tree import BROKEN, ImageTree, read_rgb
+from cnn.torchvision_shim import torchvision
+from common.training.task import Batch
+
+BATCHES_AHEAD = 2
+
+functional = torchvision.transforms.functional
+
+
+class TorchvisionReader:
+    """Batches of one tree of images.
+
+    Images are decoded by threads, which all epochs drawn from this reader share: a simulation with many ranks in one
+    process needs no more of them. Pillow does its work outside Python's lock.
+    """
+
+    def __init__(self, tree: ImageTree, crop: Crop, threads: int) -> None:
+        self._files, self._labels = tree.files, torch.tensor(tree.labels)
+        self._rectangle, self._pixels = crop.function(), crop.pixels
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="images")
+
+    def batches(self, tickets: Tickets, batch_size: int, device: torch.device) -> Iterator[Batch]:
+        """The tickets' images in batches; the last one may be smaller. RuntimeError names a file that is unreadable."""
+        make = self._normalised if device.type == "cpu" else self._levels
+        pending: deque[tuple[Tickets, list[Future[np.ndarray]]]] = deque()
+        try:
+            for first in range(0, len(tickets), batch_size):
+                batch = tickets[first : first + batch_size]
+                pending.append((batch, [self._pool.submit(make, ticket) for ticket in batch]))
+                if len(pending) > BATCHES_AHEAD:
+                    yield self._collate(*pending.popleft(), device)
+            while pending:
+                yield self._collate(*pending.popleft(), device)
+        finally:
+            for _, images in pending:
+                for image in images:
+                    image.cancel()
+
+    def _levels(self, ticket: np.uint64) -> npt.NDArray[np.uint8]:
+        """[pixels, pixels, 3]."""
+        file = self._files[ticket & INDEX_MASK]
+        try:
+            image, _ = read_rgb(file)
+        except BROKEN as error:
+            raise RuntimeError(f"{file}: cannot be read as an image ({error})") from error
+        with np.errstate(over="ignore"):  # the hash wraps around
+            top, left, height, width, flip = self._rectangle(ticket, image.height, image.width)
+        image = functional.resized_crop(image, top, left, height, width, [self._pixels, self._pixels])
+        return np.asarray(functional.hflip(image) if flip else image)
+
+    def _normalised(self, ticket: np.uint64) -> npt.NDArray[np.float32]:
+        # Here and not for the whole batch: several of PyTorch's threads would wait for each other and for ours.
+        return normalise(self._levels(ticket))
+
+    def _collate(self, tickets: Tickets, futures: list[Future[np.ndarray]], device: torch.device) -> Batch:
+        # [B, H, W, 3] seen as [B, 3, H, W] is in channels_last order, as FFCV's.
+        images = torch.from_numpy(np.stack([future.result() for future in futures])).permute(0, 3, 1, 2)
+        labels = self._labels[torch.from_numpy((tickets & INDEX_MASK).astype(np.int64))]
+        if device.type == "cpu":
+            return images, labels
+        # On a GPU images are normalised there: a quarter of the bytes travel.
+        moved, labels = (tensor.pin_memory().to(device, non_blocking=True) for tensor in (images, labels))
+        return normalise_tensor(moved), labels

@@ -1,0 +1,178 @@
+"""Writes .beton files with FFCV's writer."""
+
+import contextlib
+import json
+import multiprocessing
+import queue
+import sys
+import time
+from ctypes import c_uint64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ffcv.fields import IntField, RGBImageField
+from ffcv.memory_allocator import MemoryAllocator
+from ffcv.writer import DatasetWriter, worker_job_indexed_dataset
+from PIL import Image
+from tqdm import tqdm
+
+from cnn.images.tree import BROKEN, ImageTree, read_rgb
+
+CHUNK = 64  # images that a process takes at a time
+SMALLEST_PAGE, LARGEST_PAGE = 2**21, 2**31  # bytes; FFCV's limits
+LARGEST_IMAGE = 2**27  # bytes of pixels, where nothing limits its resolution
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How images are stored.
+
+    resolution:           of the longest side in pixels; larger images are reduced, None keeps them
+    write_mode:           jpg | raw (pixels) | proportion (jpg with compress_probability, else raw)
+    """
+
+    resolution: int | None
+    quality: int
+    write_mode: str
+    compress_probability: float
+
+    def field(self) -> RGBImageField:
+        """FFCV's field of such images."""
+        return RGBImageField(
+            write_mode=self.write_mode,
+            max_resolution=self.resolution,
+            jpeg_quality=self.quality,
+            compress_probability=self.compress_probability,
+        )
+
+    def page_size(self) -> int:
+        """Bytes of FFCV's pages, a power of two. An image lies within one; what is left of a page is wasted."""
+        wanted = LARGEST_IMAGE if self.resolution is None else 8 * 3 * self.resolution**2
+        return min(LARGEST_PAGE, max(SMALLEST_PAGE, 2 ** (wanted - 1).bit_length()))
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a pass over the images found: files that cannot be decoded, with the reason, and modes but RGB."""
+
+    broken: dict[str, str]
+    converted: dict[str, int]
+
+
+class RgbImages:
+    """The images of a tree as (RGB image, label), as FFCV's worker processes ask for them.
+
+    What is noteworthy goes to a journal, a line each: appending short lines is atomic, whoever does it.
+    """
+
+    def __init__(self, tree: ImageTree, journal: Path) -> None:
+        self._tree, self._journal = tree, journal
+
+    def __len__(self) -> int:
+        return len(self._tree.files)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        file = self._tree.files[index]
+        try:
+            image, mode = read_rgb(file)
+        except BROKEN as error:
+            self._note({"file": file, "error": " ".join(str(error).split())})
+            image, mode = Image.new("RGB", (1, 1)), "RGB"  # FFCV wants something in its place
+        if mode != "RGB":
+            self._note({"mode": mode})
+        return image, self._tree.labels[index]
+
+    def _note(self, note: dict[str, Any]) -> None:
+        with self._journal.open("ab", buffering=0) as journal:
+            journal.write(json.dumps(note).encode() + b"\n")
+
+
+class Writer(DatasetWriter):
+    """FFCV's writer, except that it ends with an error when one of its processes does."""
+
+    def write(self, images: RgbImages, description: str) -> None:
+        """Write all images; RuntimeError if it is not possible (no space, say)."""
+        self.num_samples = len(images)
+        self.prepare()  # the header, and shared memory for the images' metadata
+        chunks, done, allocations = multiprocessing.Queue(), multiprocessing.Value(c_uint64, 0), multiprocessing.Queue()
+        allocator = MemoryAllocator(self.fname, self.data_region_start, self.page_size)
+        arguments = chunks, self.metadata_sm, self.metadata_type, self.fields, allocator, done, allocations, images
+        processes = [
+            multiprocessing.Process(target=_work, args=arguments, daemon=True) for _ in range(self.num_workers)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            numbered = [(index, index) for index in range(len(images))]
+            for first in range(0, len(images), CHUNK):
+                chunks.put(numbered[first : first + CHUNK])
+            for _ in processes:
+                chunks.put(None)
+            # In a file a line now and then.
+            interval = 0.5 if sys.stderr.isatty() else 20
+            with tqdm(total=len(images), desc=description, unit="image", mininterval=interval) as progress:
+                while done.value < len(images):
+                    _check_alive(processes, allocations)
+                    progress.update(done.value - progress.n)
+                    time.sleep(0.1)
+                progress.update(done.value - progress.n)
+            self.finalize(_gather(processes, allocations))
+        finally:
+            for process in processes:
+                process.terminate()
+            self.metadata_sm.close()
+            self.metadata_sm.unlink()
+
+
+def write_beton(tree: ImageTree, target: Path, encoding: Encoding, workers: int, description: str) -> Written:
+    """Write the images of a tree to `target`; those that are broken leave a black pixel in their place.
+
+    Images and labels keep the tree's order. Raises RuntimeError if it is not possible (no space, say).
+    """
+    journal = target.with_name(f"{target.name}.journal")
+    journal.unlink(missing_ok=True)
+    fields = {"image": encoding.field(), "label": IntField()}
+    try:
+        writer = Writer(str(target), fields, page_size=encoding.page_size(), num_workers=workers)
+        writer.write(RgbImages(tree, journal), description)
+        notes = [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+    finally:
+        journal.unlink(missing_ok=True)
+    modes = [note["mode"] for note in notes if "mode" in note]
+    return Written(
+        {note["file"]: note["error"] for note in notes if "error" in note},
+        {mode: modes.count(mode) for mode in sorted(set(modes))},
+    )
+
+
+def _work(*arguments: Any) -> None:
+    allocations = arguments[-2]
+    try:
+        worker_job_indexed_dataset(*arguments)
+    except Exception as error:
+        allocations.put(f"{type(error).__name__}: {error}")
+        sys.exit(1)
+
+
+def _gather(processes: list[multiprocessing.Process], allocations: multiprocessing.Queue) -> list[Any]:
+    """What every process allocated, once it has written all of it."""
+    gathered = []
+    while len(gathered) < len(processes):
+        try:
+            gathered.append(allocations.get(timeout=0.5))
+        except queue.Empty:
+            _check_alive(processes, allocations)
+    return [allocation for of_process in gathered for allocation in of_process]
+
+
+def _check_alive(processes: list[multiprocessing.Process], allocations: multiprocessing.Queue) -> None:
+    codes = [process.exitcode for process in processes if process.exitcode]
+    if not codes:
+        return
+    reasons = [f"a process was killed (exit code {codes[0]})"]
+    with contextlib.suppress(queue.Empty):
+        while True:
+            item = allocations.get(timeout=0.5)
+            reasons += [item] if isinstance(item, str) else []
+    raise RuntimeError(reasons[-1])

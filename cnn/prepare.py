@@ -1,0 +1,145 @@
+"""Makes .beton files, which FFCV reads, of folders of images by class.
+
+python -m cnn.prepare source=IMAGENET output=data/imagenet      (IMAGENET holds train/CLASS/* and val/CLASS/*)
+python -m cnn.prepare source=digits output=data/digits          (scikit-learn's digits: no download)
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from cnn.images.digits_tree import write_digits
+from cnn.images.ffcv_import import import_ffcv
+from cnn.images.index import BetonIndex, index_file, write_index
+from cnn.images.tree import ImageTree, check_same_classes, read_tree
+from common.report.cli import Arguments, Text, UsageError, main_function, parse
+
+MODULE = "cnn.prepare"
+SHOWN = 20  # broken files in an error; all of them are in the index
+
+
+class PrepareArguments(Arguments):
+    """Command line of cnn.prepare."""
+
+    source: Text = Field(description="folder that holds the folders `train` and `validation`, or: digits")
+    output: Text | None = Field(None, description="folder for the .beton files (default: source)")
+    train: Text = Field("train", description="folder of the training images in source; names the .beton file")
+    validation: Text = Field("val", description="folder of the validation images in source; names the .beton file")
+    resolution: PositiveInt | None = Field(500, description="longest side in pixels of what is stored; null: any")
+    quality: Annotated[int, Field(ge=1, le=100)] = Field(90, description="of JPEGs")
+    write_mode: Literal["jpg", "raw", "proportion"] = Field(
+        "jpg", description="jpg: small | raw: fast | proportion: jpg with compress_probability, else raw"
+    )
+    compress_probability: Annotated[float, Field(ge=0, le=1)] = Field(0.5, description="of write_mode=proportion")
+    corrupt: Literal["error", "skip"] = Field("error", description="what to do about files that cannot be decoded")
+    workers: PositiveInt | None = Field(None, description="processes (default: one for each core)")
+    images_only: bool = Field(False, description="with source=digits: only image files, for data.loader=torchvision")
+    overwrite: bool = Field(False, description="replace what is there")
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Checks both folders, then writes both files; exit code 2 for images that are missing or broken."""
+    arguments = parse(PrepareArguments, argv, MODULE, "Makes .beton files of folders of images by class.")
+    digits = arguments.source == "digits"
+    if digits and arguments.output is None:
+        raise UsageError("output=...: missing; expected a folder for the digits")
+    if arguments.images_only and not digits:
+        raise UsageError(f"--images-only: source={arguments.source} is made of images already, expected source=digits")
+    output, names = Path(arguments.output or arguments.source), (arguments.train, arguments.validation)
+    folders = [(output if digits else Path(arguments.source)) / name for name in names]
+    betons = [] if arguments.images_only else [output / f"{name}.beton" for name in names]
+    refuse_existing((folders if digits else []) + betons, arguments.overwrite)
+    if betons:
+        try:
+            import_ffcv()
+        except ImportError as error:
+            raise UsageError(f"{error}{' (made with --images-only)' * digits}") from error
+    if digits:
+        write_digits(*folders)
+    trees = read_trees(folders)
+    for tree, beton in zip(trees, betons, strict=False):
+        print(describe(beton, prepare(tree, beton, arguments)))
+    return 0
+
+
+def refuse_existing(files: Sequence[Path], overwrite: bool) -> None:
+    """UsageError if any is there, unless it may be overwritten."""
+    there = [str(file) for file in files if file.exists()]
+    if there and not overwrite:
+        raise UsageError(f"{', '.join(there)}: there already; --overwrite makes it anew")
+
+
+def read_trees(folders: Sequence[Path]) -> list[ImageTree]:
+    """The images of training and validation; UsageError if there are none or their classes differ."""
+    try:
+        train, validation = (read_tree(folder) for folder in folders)
+        check_same_classes(train.classes, validation.classes)
+    except ValueError as error:
+        raise UsageError(f"source={folders[0].parent}: {error}") from error
+    return [train, validation]
+
+
+def prepare(tree: ImageTree, beton: Path, arguments: PrepareArguments) -> BetonIndex:
+    """Write a .beton file and its index; both appear when they are complete."""
+    from cnn.images.writer import Encoding, write_beton
+
+    encoding = Encoding(arguments.resolution, arguments.quality, arguments.write_mode, arguments.compress_probability)
+    workers = arguments.workers or os.cpu_count() or 1
+    part = beton.with_name(f".{beton.name}.part")
+    try:
+        beton.parent.mkdir(parents=True, exist_ok=True)
+        written = write_beton(tree, part, encoding, workers, beton.name)
+        broken = written.broken
+        if broken:
+            tree = without(tree, broken, arguments.corrupt)
+            written = write_beton(tree, part, encoding, workers, beton.name)
+        index = BetonIndex(
+            classes=tree.classes,
+            counts=[tree.labels.count(label) for label in range(len(tree.classes))],
+            source=str(Path(tree.files[0]).parents[1].resolve()),
+            converted=written.converted,
+            skipped=sorted(broken),
+            bytes=part.stat().st_size,
+            **vars(encoding),
+        )
+        index_file(beton).unlink(missing_ok=True)
+        part.replace(beton)
+        write_index(beton, index)
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"{beton}: cannot be written ({error})") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return index
+
+
+def without(tree: ImageTree, broken: Mapping[str, str], corrupt: str) -> ImageTree:
+    """The tree without broken files; UsageError that names them if they are not to be skipped, or nothing is left."""
+    listed = [f"  {file}: {reason}" for file, reason in sorted(broken.items())]
+    more = [f"  and {len(listed) - SHOWN} more"] if len(listed) > SHOWN else []
+    report = "\n".join([f"{len(listed)} of {len(tree.files)} files cannot be decoded:", *listed[:SHOWN], *more])
+    if corrupt == "error":
+        raise UsageError(f"{report}\nremove them, or set corrupt=skip to go on without them")
+    print(f"{report}\nwriting the others once more, without them", file=sys.stderr)
+    kept = [(file, label) for file, label in zip(tree.files, tree.labels, strict=True) if file not in broken]
+    empty = [name for label, name in enumerate(tree.classes) if label not in {label for _, label in kept}]
+    if empty:
+        raise UsageError(f"no image is left of {', '.join(empty[:5])}")
+    return ImageTree(tree.classes, [file for file, _ in kept], [label for _, label in kept])
+
+
+def describe(beton: Path, index: BetonIndex) -> str:
+    """What was written, in a line."""
+    converted = [f"{count} {mode}" for mode, count in index.converted.items()]
+    notes = [f"converted to RGB: {', '.join(converted)}"] * bool(converted)
+    notes += [f"skipped: {len(index.skipped)}"] * bool(index.skipped)
+    size = f"{index.bytes / 1e6:,.0f} MB"
+    return "; ".join([f"{beton}: {index.images:,} images of {len(index.classes)} classes, {size}", *notes])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

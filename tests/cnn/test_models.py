@@ -1,0 +1,202 @@
+"""Networks: sizes, layout, initialisation, decay groups, compilation; torchvision beside any build of torch."""
+
+import builtins
+import runpy
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import cnn
+from cnn.config import ResNet, ResNetDigits, TorchvisionModel
+from cnn.model import SmallResNet, build_model
+from common.optim import AccumAdam, decay_groups
+from common.parallel import DecentralizedDataParallel
+from common.parallel.data_parallel import DataParallel
+from common.simulate import simulate
+from common.training.compose import compose_config
+from common.training.config import ConfigError
+
+SHIM = str(Path(cnn.__file__).with_name("torchvision_shim.py"))
+RESNET50 = ResNet(name="resnet50", channels_last=True)
+
+
+def bottleneck_parameters(classes: int) -> tuple[int, int]:
+    """(weights of convolutions and of the classifier, all else) of ResNet-50, from the architecture's table."""
+    weights, norms, channels = 3 * 64 * 7 * 7, 64, 64
+    for width, blocks in zip((64, 128, 256, 512), (3, 4, 6, 3), strict=True):
+        for block in range(blocks):
+            convolutions = [(channels, width, 1), (width, width, 3), (width, 4 * width, 1)]
+            convolutions += [(channels, 4 * width, 1)] if block == 0 else []  # the downsample branch
+            weights += sum(inputs * outputs * size**2 for inputs, outputs, size in convolutions)
+            norms += sum(outputs for _, outputs, _ in convolutions)
+            channels = 4 * width
+    return weights + channels * classes, 2 * norms + classes
+
+
+def test_resnet50_has_its_parameters_and_decays_weights_only() -> None:
+    model = build_model(RESNET50, 3, 1000)
+    assert sum(p.numel() for p in model.parameters()) == 25_557_032 == sum(bottleneck_parameters(1000))
+    decay, rest = decay_groups(model, 0.5)
+    assert (decay["weight_decay"], rest["weight_decay"]) == (0.5, 0.0)
+    assert (count(decay["params"]), count(rest["params"])) == bottleneck_parameters(1000)
+    assert len(decay["params"]) == 53 + 1
+    assert len(rest["params"]) == 2 * 53 + 1  # 4 of the 53 norms are called downsample.1, not bn
+
+
+def count(parameters: Sequence[Tensor]) -> int:
+    return sum(p.numel() for p in parameters)
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_weights_are_torchvisions_in_the_chosen_layout(channels_last: bool) -> None:
+    from cnn.torchvision_shim import torchvision
+
+    torch.manual_seed(3)
+    expected = torchvision.models.resnet18(weights=None, num_classes=7)
+    torch.manual_seed(3)
+    model = build_model(ResNet(name="resnet18", channels_last=channels_last), 3, 7)
+    for (name, p), q in zip(model.named_parameters(), expected.parameters(), strict=True):
+        assert torch.equal(p, q), name
+        if p.dim() == 4 and p.shape[2] > 1:  # other weights are both
+            assert p.is_contiguous(memory_format=torch.channels_last) == channels_last
+            assert p.is_contiguous() != channels_last
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.allclose(model.eval()(images), expected.eval()(images), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["mobilenet_v3_small", "googlenet"])
+def test_any_network_of_torchvision(architecture: str) -> None:
+    config = compose_config("cnn", ["model=torchvision", f"model.architecture={architecture}"]).model
+    model = build_model(config, 3, 5)
+    assert model.train()(torch.randn(2, 3, 64, 64)).shape == (2, 5)  # a tensor, without auxiliary heads
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.architecture=resnt50"], "model.architecture='resnt50': no such network in torchvision; did you mean"),
+        (["model.architecture=fasterrcnn_resnet50_fpn"], "no such network in torchvision"),
+        (["model.architecture=???"], "model.architecture"),
+        (["model.architecture=resnet18", "model.channels_last=maybe"], "model.channels_last='maybe'"),
+    ],
+)
+def test_what_is_no_network_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        compose_config("cnn", ["model=torchvision", *overrides])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "torchvision"])
+def test_images_of_one_channel_are_refused(name: str) -> None:
+    config = RESNET50 if name == "resnet50" else TorchvisionModel(name=name, architecture="vgg11", channels_last=True)
+    with pytest.raises(ConfigError, match=rf"model={name}: takes images of 3 channels.* have 1; .*resnet_digits"):
+        build_model(config, 1, 10)
+
+
+def test_the_small_resnet_is_built_for_the_data() -> None:
+    model = build_model(ResNetDigits(name="resnet_digits", width=4), 2, 6)
+    assert isinstance(model, SmallResNet)
+    assert model(torch.zeros(3, 2, 8, 8)).shape == (3, 6)
+
+
+# -- compilation
+
+
+def batches(workers: int, steps: int) -> list[list[tuple[Tensor, Tensor]]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        [(torch.randn(4, 3, 8, 8, generator=generator), torch.arange(4)) for _ in range(workers)] for _ in range(steps)
+    ]
+
+
+def trained(workers: int, compiled: bool) -> tuple[Tensor, list[nn.Module]]:
+    """Losses [steps, workers] of a few gossip steps, and the workers' bare modules."""
+    torch.manual_seed(0)
+    module = SmallResNet(3, 10, width=4).to(memory_format=torch.channels_last)
+    replicas: list[DataParallel] = (
+        [DecentralizedDataParallel(module, topology="complete")]
+        if workers == 1
+        else list(simulate(module, workers, topology="one_peer_exponential"))
+    )
+    if compiled:
+        for replica in replicas:
+            replica.module.compile(backend="aot_eager")  # the same graphs as the default, without generating code
+    optimizers = [
+        replica.attach(AccumAdam(decay_groups(replica.module, 1e-4), lr=1e-3, accumulation_steps=2))
+        for replica in replicas
+    ]
+    losses = []
+    for step in batches(workers, 2):
+        for replica, (images, labels) in zip(replicas, step, strict=True):
+            loss = F.cross_entropy(replica(images), labels, label_smoothing=0.1)
+            loss.backward()
+            losses.append(loss.detach())
+        for optimizer in optimizers:
+            optimizer.step()
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+    return torch.stack(losses).view(-1, workers), [replica.module for replica in replicas]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_compiled_channels_last_network_trains_alike(workers: int) -> None:
+    losses, modules = trained(workers, compiled=False)
+    compiled_losses, compiled_modules = trained(workers, compiled=True)
+    assert torch.allclose(compiled_losses, losses, rtol=0, atol=1e-4)
+    assert losses[0, 0] != losses[-1, 0]
+    for module, other in zip(compiled_modules, modules, strict=True):
+        assert module._compiled_call_impl is not None
+        for (name, p), q in zip(module.named_parameters(), other.parameters(), strict=True):
+            assert torch.allclose(p, q, rtol=0, atol=1e-4), name
+            assert p.stride() == q.stride(), name
+
+
+# -- torchvision
+
+
+def test_torchvision_is_not_imported_for_digits() -> None:
+    code = (
+        "import sys; from cnn.task import TASK; from common.training.compose import compose_config;"
+        "TASK(compose_config('cnn', [])).build_model(); sys.exit('torchvision' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_operators_are_declared_where_the_plain_import_fails_only() -> None:
+    plain = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, timeout=120)
+    from cnn.torchvision_shim import declared
+
+    assert (declared is None) == (plain.returncode == 0)
+    from torchvision.transforms import v2
+
+    image = torch.arange(2 * 4 * 4, dtype=torch.uint8).view(2, 4, 4)
+    assert torch.equal(v2.RandomHorizontalFlip(p=1.0)(image), image.flip(-1))
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_the_shim_leaves_an_import_alone_that_works_or_fails_otherwise(
+    monkeypatch: pytest.MonkeyPatch, works: bool
+) -> None:
+    original, stub = builtins.__import__, ModuleType("torchvision")
+
+    def fake(name: str, *args: object) -> ModuleType:
+        if name != "torchvision":
+            return original(name, *args)
+        if works:
+            return stub
+        raise RuntimeError("a broken installation")
+
+    monkeypatch.setattr(builtins, "__import__", fake)
+    if works:
+        shim = runpy.run_path(SHIM)
+        assert (shim["torchvision"], shim["declared"]) == (stub, None)
+    else:
+        with pytest.raises(RuntimeError, match="a broken installation"):
+            runpy.run_path(SHIM)
