@@ -14,6 +14,7 @@ from gpt2.token_files import DataError
 
 BLOCK = 4 << 20  # bytes of a unit of JSON lines or text, up to the end of its last line
 ROWS = 64  # rows of a parquet file in memory at a time
+READ_AHEAD = 1 << 20  # bytes of a column in memory at a time; without it pyarrow reads a whole row group
 SEPARATOR = re.compile(rb"^<\|endoftext\|>[ \t]*\r?(?:\n|\Z)", re.MULTILINE)
 
 
@@ -140,7 +141,7 @@ def _open_parquet(file: InputFile, stream: BinaryIO) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(stream)
+        return parquet.ParquetFile(stream, buffer_size=READ_AHEAD, pre_buffer=False)
     except pyarrow.ArrowInvalid as error:
         raise DataError(f"{file.location}: not a parquet file ({one_line(error)})") from error
 

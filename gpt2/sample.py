@@ -19,7 +19,7 @@ from yaml import YAMLError
 from common.report.cli import Arguments, Text, UsageError, main_function, one_line, parse
 from common.training.config import ConfigError
 from common.training.worker import load_model
-from gpt2.config import Gpt2Config
+from gpt2.config import Gpt2
 from gpt2.model import GPT2
 from gpt2.token_files import DataError, read_header
 from gpt2.tokenizer import Tokenizer, load_tokenizer
@@ -57,11 +57,12 @@ def main(argv: Sequence[str]) -> int:
 def load(run: Path, checkpoint: str) -> tuple[GPT2, Tokenizer]:
     """A run's mean model, and the tokenizer of its data. Raises ConfigError or DataError."""
     try:
-        config = Gpt2Config.model_validate(OmegaConf.to_container(OmegaConf.load(run / "config.yaml")))
-    except (OSError, YAMLError, OmegaConfBaseException, ValidationError) as error:
-        raise ConfigError(f"run={run}: config.yaml of a gpt2 run cannot be read ({one_line(error)})") from error
-    folder = Path(config.data.folder)
-    model = GPT2(config.model.shape)
+        config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
+        # Only these two: runs made before some other key existed stay readable.
+        shape, folder = Gpt2.model_validate(config["model"]).shape, Path(config["data"]["folder"])
+    except (OSError, YAMLError, OmegaConfBaseException, ValidationError, KeyError, TypeError) as error:
+        raise ConfigError(f"run={run}: expected the config.yaml of a gpt2 run ({one_line(error)})") from error
+    model = GPT2(shape)
     load_model(model, str(run / "checkpoints" / f"{checkpoint}.pt"))
     return model.eval(), load_tokenizer(read_header(folder).encoding, folder)
 

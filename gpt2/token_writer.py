@@ -15,7 +15,7 @@ from gpt2.token_files import DTYPE, HEADER, LARGEST_VOCABULARY, SPLITS, Header
 
 PROGRESS = "progress.json"
 SECONDS_BETWEEN_SAVES = 5.0
-CHUNK = 1 << 24  # tokens read at a time
+CHUNK = 1 << 20  # tokens, or bytes, handled at a time
 
 
 @dataclass
