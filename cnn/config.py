@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from common.training.config import Config, Strict
@@ -48,15 +48,28 @@ class ImageFolder(Strict):
     workers: PositiveInt | None
     copy_to: str | None
 
-    @model_validator(mode="after")
-    def _keys_fit(self) -> "ImageFolder":
-        if self.scale[0] > self.scale[1]:
-            raise ValueError(f"scale={list(self.scale)}: expected the smaller number first")
-        if self.validation_crop > self.resize:
-            raise ValueError(f"validation_crop={self.validation_crop}: expected at most resize={self.resize}")
-        if self.copy_to is not None and self.loader != "ffcv":
-            raise ValueError(f"copy_to={self.copy_to}: only .beton files are copied, expected null or loader=ffcv")
-        return self
+    @field_validator("scale")
+    @classmethod
+    def _scale_ascends(cls, scale: tuple[float, float]) -> tuple[float, float]:
+        if scale[0] > scale[1]:
+            raise PydanticCustomError("scale", "expected the smaller number first")
+        return scale
+
+    @field_validator("validation_crop")
+    @classmethod
+    def _crop_is_within(cls, pixels: int, others: ValidationInfo) -> int:
+        if pixels > others.data.get("resize", pixels):
+            raise PydanticCustomError(
+                "crop", "expected at most data.resize={resize}", {"resize": others.data["resize"]}
+            )
+        return pixels
+
+    @field_validator("copy_to")
+    @classmethod
+    def _is_copied(cls, folder: str | None, others: ValidationInfo) -> str | None:
+        if folder is not None and others.data.get("loader") == "torchvision":
+            raise PydanticCustomError("copy", "only .beton files are copied, expected null or data.loader=ffcv")
+        return folder
 
 
 DataChoice = Annotated[Digits | ImageFolder, Field(discriminator="name")]

@@ -1,12 +1,25 @@
 #!/usr/bin/env bash
 # Makes the virtual environment .venv with the pinned versions; does nothing when it is up to date.
+# FFCV is compiled here. Where its system packages are missing and cannot be installed, all but data.loader=ffcv works.
 # Usage: scripts/make_env.sh        (called by `make env`; set PYTHON to choose the interpreter)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+ffcv_packages="build-essential pkg-config libopencv-dev libturbojpeg0-dev"
 stamp=.venv/.installed
-fingerprint=$(cat pyproject.toml constraints.txt scripts/make_env.sh | sha256sum | cut -d' ' -f1)
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$fingerprint" ] && .venv/bin/python -c "" 2>/dev/null; then
+
+can_compile_ffcv() {
+  command -v c++ > /dev/null && command -v pkg-config > /dev/null &&
+    { pkg-config --exists opencv4 || pkg-config --exists opencv; } && pkg-config --exists libturbojpeg
+}
+
+# Made again when the pinned versions change, or when what FFCV needs has come.
+fingerprint() {
+  cat pyproject.toml constraints.txt scripts/make_env.sh | sha256sum | cut -d' ' -f1
+  can_compile_ffcv && echo "with FFCV" || echo "without FFCV"
+}
+
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(fingerprint)" ] && .venv/bin/python -c "" 2>/dev/null; then
   exit 0
 fi
 
@@ -24,12 +37,13 @@ if [ -z "$python" ]; then
   exit 2
 fi
 
+as_root=""
+[ "$(id -u)" = 0 ] || as_root="sudo"
+
 # Debian and Ubuntu package ensurepip apart from Python itself.
 if ! "$python" -c "import ensurepip, venv" 2>/dev/null; then
   version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
   package="python$version-venv"
-  as_root=""
-  [ "$(id -u)" = 0 ] || as_root="sudo"
   echo "installing $package ..."
   if ! { $as_root apt-get update -qq && $as_root apt-get install -y -qq "$package"; }; then
     echo "error: Python's venv module is missing. Install $package, then call this again." >&2
@@ -39,5 +53,21 @@ fi
 
 echo "making .venv with $("$python" --version) (a few minutes the first time) ..."
 [ -x .venv/bin/python ] && .venv/bin/python -c "import pip" 2>/dev/null || "$python" -m venv --clear .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
-echo "$fingerprint" > "$stamp"
+pip=".venv/bin/python -m pip --quiet --disable-pip-version-check"
+$pip install --constraint constraints.txt --editable ".[dev]"
+
+# Without asking for a password.
+if ! can_compile_ffcv && command -v apt-get > /dev/null && { [ -z "$as_root" ] || sudo -n true 2>/dev/null; }; then
+  echo "installing $ffcv_packages ..."
+  {
+    $as_root apt-get update -qq &&
+      $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $ffcv_packages
+  } > /dev/null || true
+fi
+without_ffcv="FFCV is not installed; data.loader=torchvision works without it."
+if ! can_compile_ffcv; then
+  echo "note: $without_ffcv To have it: apt-get install $ffcv_packages, then call this again." >&2
+elif ! { $pip install --constraint constraints.txt --editable ".[dev,ffcv]" && $pip install --no-deps ffcv==1.0.2; }; then
+  echo "note: $without_ffcv Its compilation failed; the reason is above." >&2
+fi
+fingerprint > "$stamp"

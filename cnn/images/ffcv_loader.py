@@ -170,23 +170,24 @@ class FfcvReader:
     def __init__(self, file: Path, crop: Crop, threads: int) -> None:
         self._file, self._crop = file, crop
         self._threads = min(threads, numba.config.NUMBA_NUM_THREADS)
-        self._loaders: dict[tuple[int, str], Loader] = {}
+        self._loaders: dict[str, Loader] = {}  # by type of device
 
     def batches(self, tickets: Tickets, batch_size: int, device: torch.device) -> Iterator[Batch]:
         """The tickets' images in batches; the last one may be smaller. Nothing is opened before the first."""
-        epoch = Epoch(self._loader(batch_size, device), tickets, device)
+        loader = self._loader(device)
+        loader.batch_size = batch_size  # read when an epoch is made; what is compiled does not depend on it
+        epoch = Epoch(loader, tickets, device)
         try:
             yield from epoch
         finally:
             epoch.close()
 
-    def _loader(self, batch_size: int, device: torch.device) -> Loader:
-        key = batch_size, device.type
-        if key not in self._loaders:
-            self._loaders[key] = self._open(batch_size, device)
-        return self._loaders[key]
+    def _loader(self, device: torch.device) -> Loader:
+        if device.type not in self._loaders:
+            self._loaders[device.type] = self._open(device)
+        return self._loaders[device.type]
 
-    def _open(self, batch_size: int, device: torch.device) -> Loader:
+    def _open(self, device: torch.device) -> Loader:
         # On the CPU NormalizeImage must come before ToTensor: after it FFCV looks for its stages for ever.
         mean, std = (255 * np.array(value) for value in (MEAN, STD))
         normalised = [NormalizeImage(mean, std, np.float32)] if device.type == "cpu" else []
@@ -194,7 +195,7 @@ class FfcvReader:
         with torch_threads_kept():
             loader = Loader(
                 str(self._file),
-                batch_size,
+                batch_size=1,  # each epoch has its own
                 num_workers=self._threads,
                 batches_ahead=BATCHES_AHEAD,
                 seed=0,

@@ -54,11 +54,11 @@ def _check_space(todo: Sequence[tuple[Path, Path]], target: Path) -> None:
     # What a copy replaces is only removed once it is complete.
     needed, free = sum(file.stat().st_size for file, _ in todo), shutil.disk_usage(target).free
     if needed > free:
-        raise ConfigError(f"data.copy_to={target}: {needed / 1e9:.1f} GB needed, but {free / 1e9:.1f} GB are free")
+        raise ConfigError(f"data.copy_to={target}: {needed / 1e9:.3g} GB needed, but {free / 1e9:.3g} GB are free")
 
 
 def _copy(file: Path, copy: Path) -> None:
-    print(f"copying {file} ({file.stat().st_size / 1e9:.1f} GB) to {copy}", file=sys.stderr, flush=True)
+    print(f"copying {file} ({file.stat().st_size / 1e9:.3g} GB) to {copy}", file=sys.stderr, flush=True)
     start = time.monotonic()
     partial = copy.with_name(f".{copy.name}.part")
     try:

@@ -73,10 +73,12 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
         return
     for tensor in tensors:
         # As bytes: gloo knows neither bool nor complex, and a copy of bits needs no arithmetic.
-        message = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        whole = tensor.detach().contiguous()
+        message = whole.reshape(-1).view(torch.uint8)
         if message.numel():
             dist.broadcast(message, src=0, group=group)
-            tensor.detach().copy_(message.view(tensor.dtype).view(tensor.shape))
+            if whole.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(whole)
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -17,8 +17,10 @@ from common.training.task import load_task
 
 def main(task: str) -> None:
     """Run Hydra's command line for configs/<task>.yaml; ends the process with the run's exit code."""
+    wanted = os.environ.get("HYDRA_FULL_ERROR", "0")
 
     def run(composed: DictConfig) -> None:
+        os.environ["HYDRA_FULL_ERROR"] = wanted
         try:
             overrides = list(HydraConfig.get().overrides.task)
             sys.exit(execute(check(load_task(task), composed), overrides))
@@ -26,8 +28,11 @@ def main(task: str) -> None:
             sys.exit(refuse(error))
 
     # Hydra would print its own errors and exit with 1; with this set it raises them instead.
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
         hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=task)(run)()
     except (HydraException, OmegaConfBaseException) as error:
-        sys.exit(refuse(ConfigError(explain_composition(error, task))))
+        os.environ["HYDRA_FULL_ERROR"] = wanted
+        refused = ConfigError(explain_composition(error, task))
+        refused.__cause__ = error
+        sys.exit(refuse(refused))

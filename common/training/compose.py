@@ -44,7 +44,7 @@ def explain_composition(error: Exception, task: str) -> str:
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         known = flatten(OmegaConf.to_container(compose(task, [])))
-    return f"{unknown[1]}: no such key{did_you_mean(unknown[1], known)}"
+    return f"{unknown[1]}: no such key{did_you_mean(unknown[1], known.keys() - {unknown[1]})}"
 
 
 def did_you_mean(key: str, known: Iterable[str]) -> str:

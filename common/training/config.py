@@ -243,6 +243,7 @@ class Config(Strict):
     run_dir: str
     resume: bool
     init_from: str | None
+    profile: bool
     parallel: Parallel
     workers: Workers
     topology: TopologyChoice

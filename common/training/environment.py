@@ -25,7 +25,7 @@ def describe_environment(task: str, overrides: list[str]) -> dict[str, Any]:
         "overrides": overrides,
         "git_commit": _git("rev-parse", "HEAD"),
         "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "hosts": [socket.gethostname()],
+        "hosts": [socket.gethostname()],  # of rank 0; RunFolder.record_hosts adds the others
         "hardware": {
             "cpu": _cpu_model(),
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

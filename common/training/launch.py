@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import traceback
 import uuid
@@ -17,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, record
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from common.parallel.collectives import gather_objects
 from common.training.checkpoint import CheckpointError, Checkpoints
 from common.training.compose import compose_config
 from common.training.config import Config, ConfigError
@@ -39,7 +41,9 @@ def launch(task: str, overrides: list[str]) -> int:
 
 
 def refuse(error: Exception) -> int:
-    """Tell the user what is wrong with the configuration or data."""
+    """Tell the user what is wrong with the configuration or data; with HYDRA_FULL_ERROR=1 also where it was found."""
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(error)
     print(f"error: {error}", file=sys.stderr)
     return BAD_CONFIGURATION
 
@@ -122,6 +126,9 @@ def run_here(config: Config, overrides: list[str]) -> int:
         if distributed:
             timeout = timedelta(seconds=config.parallel.timeout_s)
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+        hosts = gather_objects(socket.gethostname())
+        if folder is not None:
+            folder.record_hosts(hosts)
         checkpoints = Checkpoints(
             Path(config.run_dir) / "checkpoints", fingerprint(config), config.training.checkpoints_kept
         )

@@ -5,11 +5,13 @@ import contextlib
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
+from torch.profiler import record_function
 
 from common.parallel import GradScaler
 from common.parallel.collectives import is_distributed
 from common.training.config import Config
 from common.training.interruption import Interruption
+from common.training.profiling import Trace
 from common.training.session import Run, Session
 from common.training.task import Task
 from common.training.worker import Worker, build_workers
@@ -32,18 +34,20 @@ def train(run: Run) -> str:
     session = Session(run, workers, scaler)
     session.resume(lambda: [backward(task, worker, scaler, config, run.device) for worker in workers])
     recorder.begin(workers, steps)
-    with Interruption(run.device) as interruption:
+    with Interruption(run.device) as interruption, Trace(config.run_dir, run.rank, config.profile) as trace:
         stop = False
         while recorder.clock < steps and not stop:
             losses = [backward(task, worker, scaler, config, run.device) for worker in workers]
             norms = [finish_gradients(worker, scaler, config.training.clip) for worker in workers]
-            committed = scaler.step_all([worker.optimizer for worker in workers])
+            with record_function("optimizer"):
+                committed = scaler.step_all([worker.optimizer for worker in workers])
             scaler.update()
             met = recorder.step(committed, losses, norms)
             for worker in workers:
                 worker.optimizer.zero_grad(set_to_none=True)
                 if committed:
                     worker.schedule.step()
+            trace.step()
             if not committed:
                 continue
             step = recorder.clock
@@ -76,10 +80,12 @@ def backward(task: Task, worker: Worker, scaler: GradScaler, config: Config, dev
     for index, (rank, stream) in enumerate(passes):
         synchronize = contextlib.nullcontext() if index == len(passes) - 1 else worker.model.no_sync()
         with stream.random.active(), worker.as_rank(rank), synchronize:
-            batch = next(stream)
-            with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            with record_function("data"):
+                batch = next(stream)
+            with record_function("forward"), torch.autocast(device.type, dtype, enabled=dtype is not None):
                 loss = task.loss(worker.model, batch)
-            scaler.scale(loss / len(passes)).backward()
+            with record_function("backward"):
+                scaler.scale(loss / len(passes)).backward()
         losses.append(loss.detach())
     return torch.stack(losses).mean()
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from common.training.config import Config, ConfigError
 from common.training.environment import describe_environment, now
 
 # Keys that do not change what is computed: a run may be resumed with other values of them.
-FREE_KEYS = ("run_dir", "resume", "logging.", "profile.", "training.threads", "training.checkpoint")
+FREE_KEYS = ("run_dir", "resume", "logging.", "profile", "training.threads", "training.checkpoint")
 
 
 class RunFolder:
@@ -32,7 +33,8 @@ class RunFolder:
         self._environment = describe_environment(config.task, overrides) | {"run_id": uuid.uuid4().hex[:12]}
         if (self.path / "config.yaml").exists() and known.exists():
             earlier = json.loads(known.read_text())
-            resumed = [*earlier.get("resumed", []), {k: self._environment[k] for k in ("start", "hosts", "git_commit")}]
+            this_start = {key: self._environment[key] for key in ("start", "git_commit")}
+            resumed = [*earlier.get("resumed", []), this_start]
             self._environment |= {"start": earlier["start"], "run_id": earlier["run_id"], "resumed": resumed}
         write_atomically(self.path / "config.yaml", to_yaml(config).encode())
         self._write_json("environment.json", self._environment)
@@ -42,6 +44,14 @@ class RunFolder:
     def run_id(self) -> str:
         """Names this run, also after it was resumed."""
         return self._environment["run_id"]
+
+    def record_hosts(self, hosts: Sequence[str]) -> None:
+        """Write down on which hosts the processes of this start run; hosts: a name for each process."""
+        names = list(dict.fromkeys(hosts))
+        self._environment["hosts"] = names
+        if self._environment.get("resumed"):
+            self._environment["resumed"][-1]["hosts"] = names
+        self._write_json("environment.json", self._environment)
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row to metrics.jsonl."""

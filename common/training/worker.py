@@ -78,11 +78,11 @@ def build_workers(
     module = task.build_model().to(device)
     if config.init_from is not None:
         load_model(module, config.init_from)
-    if config.training.compile:
-        module.compile()
     local_batch = config.training.batch_size // (config.ranks * config.training.gradient_accumulation)
     workers = []
     for model in parallelize(module, config):
+        if config.training.compile:
+            model.module.compile()  # not earlier: a simulation's copies would not be
         optimizer = model.attach(build_optimizer(config.optimizer, config.lr, model.module))
         first = model.rank * config.ranks_per_worker
         ranks = [rank] if config.workers.kind == "processes" else range(first, first + config.ranks_per_worker)

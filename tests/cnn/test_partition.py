@@ -48,8 +48,6 @@ def test_ranks_draw_only_their_own_images() -> None:
     data = DigitsData(config.data, seed=0)
     shares = [data.train(rank, 4, 16, torch.device("cpu")) for rank in range(4)]
     assert {stream.steps_per_epoch for stream in shares} == {1437 // 4 // 16}
-    seen = [
-        {image.numpy().tobytes() for e in range(2) for images, _ in s.epoch(e) for image in images} for s in shares
-    ]
+    seen = [{image.numpy().tobytes() for e in range(2) for images, _ in s.epoch(e) for image in images} for s in shares]
     for i in range(4):
         assert all(seen[i].isdisjoint(seen[j]) for j in range(i))

@@ -21,6 +21,8 @@ class Everything(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.conv = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+        # Contiguous in both memory formats at once.
+        self.pointwise = nn.Conv2d(3, 4, 1).to(memory_format=torch.channels_last)
         self.tied = nn.ParameterList([self.conv.weight])
         self.narrow = nn.Parameter(torch.randn(7).bfloat16())
         self.scalar = nn.Parameter(torch.randn(()))

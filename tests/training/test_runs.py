@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from common.training.compose import compose_config
 from common.training.launch import launch
+from common.training.run_folder import RunFolder
 
 SHORT = ["training.steps=12", "schedule.warmup=2", "evaluation.every=6", "logging.every=4"]
 QUIET = ["logging.progress=false", "training.threads=1", "model.width=4"]
@@ -43,6 +45,19 @@ METHODS = {
     "clipped": ["topology=base_k", "optimizer=accumadamw", "training.clip=0.5", "training.gradient_accumulation=2"],
     "two_ranks_a_worker": ["workers.count=2", "parallel.ranks_per_worker=2", "optimizer=adam", *EVALUATIONS],
     "two_ranks_allreduce": ["parallel=allreduce", "workers.count=2", "parallel.ranks_per_worker=2", *EVALUATIONS],
+    "servers_dmsgd": [
+        "workers.count=2",
+        "parallel.ranks_per_worker=2",
+        "parallel.order=atc",
+        "optimizer=dmsgd",
+        "optimizer.lr=0.1",
+        "optimizer.lr_batch=256",
+        "schedule=multistep",
+        "schedule.unit=epochs",
+        "schedule.milestones=[0.5,0.9]",
+        "schedule.warmup=0.2",
+        *EVALUATIONS,
+    ],
     "evaluations": ["topology=ring", *EVALUATIONS],
 }
 
@@ -161,3 +176,27 @@ def test_64_simulated_workers_of_the_digits_resnet(tmp_path: Path) -> None:
     short = ["training.steps=2", "logging.progress=false", f"run_dir={tmp_path}/run"]
     assert launch("cnn", [*arguments, *short]) == 0
     assert summary(tmp_path / "run")["workers"] == 64
+
+
+def test_the_help_page() -> None:
+    shown = command("--help")
+    assert shown.returncode == 0
+    assert sum(line.strip().startswith(("python -m cnn.train ex", "python -m cnn.train wo", "torchrun"))
+               for line in shown.stdout.splitlines()) == 4  # fmt: skip
+    for part in ("optimizer: accumadam", "topology: aer", "training.batch_size", "resume=true", "75 interrupted"):
+        assert part in shown.stdout
+
+
+@pytest.mark.parametrize("wrong", ["optimizer.lr=-1", "optimizer.lrr=1"])
+def test_the_traceback_of_a_refused_configuration_on_request(wrong: str) -> None:
+    refused = command(wrong, HYDRA_FULL_ERROR="1")
+    assert refused.returncode == 2
+    assert "Traceback" in refused.stderr
+    assert "error: optimizer.lr" in refused.stderr
+
+
+def test_every_host_is_recorded(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    folder = RunFolder(compose_config("cnn", [f"run_dir={run}"]), [])
+    folder.record_hosts(["one", "one", "two", "two"])
+    assert json.loads((run / "environment.json").read_text())["hosts"] == ["one", "two"]

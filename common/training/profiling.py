@@ -1,0 +1,43 @@
+"""A trace of a few steps, for chrome://tracing or ui.perfetto.dev."""
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+SKIPPED, WARMUP, RECORDED = 10, 2, 4  # steps of this start of the run
+
+
+class Trace(AbstractContextManager["Trace"]):
+    """Records steps 13 to 16 of a start into RUN_DIR/trace/rank_<rank>.json; does nothing unless `enabled`.
+
+    Ranges: data, forward, backward, optimizer, and in it gossip::merge and gossip::launch. A message (`gloo:send`,
+    `gloo:recv`, `nccl:...`) lasts from its launch until the merge has found it complete.
+    """
+
+    def __init__(self, run_dir: str, rank: int, enabled: bool) -> None:
+        self._profiler: profile | AbstractContextManager = nullcontext()
+        if enabled:
+            file = Path(run_dir) / "trace" / f"rank_{rank}.json"
+            file.parent.mkdir(exist_ok=True)
+            gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            self._profiler = profile(
+                activities=[ProfilerActivity.CPU, *gpu],
+                schedule=schedule(skip_first=SKIPPED, wait=0, warmup=WARMUP, active=RECORDED, repeat=1),
+                on_trace_ready=lambda done: done.export_chrome_trace(str(file)),
+            )
+
+    def __enter__(self) -> "Trace":
+        """Begin."""
+        self._profiler.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End; what was recorded is written."""
+        self._profiler.__exit__(*error)
+
+    def step(self) -> None:
+        """A step is over."""
+        if isinstance(self._profiler, profile):
+            self._profiler.step()

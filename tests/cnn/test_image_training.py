@@ -1,0 +1,108 @@
+"""Training on image files through the command line: digits written by cnn.prepare; what is refused."""
+
+import json
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cnn.prepare import main as prepare
+from common.training.launch import launch
+
+HAS_FFCV = find_spec("ffcv") is not None
+NO_FFCV = pytest.mark.skipif(not HAS_FFCV, reason="FFCV is not installed (see `make env`)")
+LOADERS = [pytest.param("ffcv", marks=NO_FFCV), "torchvision"]
+SHORT = ["data=digits_images", "data.workers=1", "workers=simulated", "workers.count=2", "training.batch_size=64"]
+SHORT += ["training.threads=1", "model.width=4", "logging.progress=false", "logging.every=1"]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("digits")
+    assert prepare(["source=digits", f"output={folder}", *([] if HAS_FFCV else ["--images-only"])]) == 0
+    return folder
+
+
+def refused(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The message of a configuration that is refused, one line."""
+    capsys.readouterr()
+    assert launch("cnn", [*SHORT, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    return error
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_both_loaders_train_on_the_digits(digits: Path, loader: str, tmp_path: Path) -> None:
+    arguments = [f"data.folder={digits}", f"data.loader={loader}", "optimizer=adam", "optimizer.lr=0.01"]
+    arguments += ["training.steps=30", "evaluation.every=30", f"run_dir={tmp_path}/run"]
+    assert launch("cnn", [*SHORT, *arguments]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if row["split"] == "train"]
+    assert len(losses) == 30
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+
+
+@NO_FFCV
+def test_files_that_are_missing_or_do_not_fit_are_refused(digits: Path, tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "data"
+    error = refused(f"data.folder={folder}", capsys=capsys)
+    assert f"{folder}/train.beton is missing" in error
+    assert f"`python -m cnn.prepare source=IMAGES output={folder}` makes it" in error
+
+    folder.mkdir()
+    for name in ("train.beton", "train.beton.json", "val.beton", "val.beton.json"):
+        shutil.copyfile(digits / name, folder / name)
+    error = refused(f"data.folder={folder}", "data.classes=1000", capsys=capsys)
+    assert f"data.classes=1000: data.folder={folder} has 10 classes" in error
+    assert "expected at most the 1437 training images" in refused(
+        f"data.folder={folder}", "training.batch_size=1600", capsys=capsys
+    )
+    with (folder / "val.beton").open("r+b") as file:
+        file.truncate(5000)
+    assert "val.beton: has 5000 bytes, expected " in refused(f"data.folder={folder}", capsys=capsys)
+    (folder / "val.beton.json").write_text("{}")
+    assert "val.beton.json: not an index of this version" in refused(f"data.folder={folder}", capsys=capsys)
+    index = json.loads((digits / "val.beton.json").read_text())
+    (folder / "val.beton.json").write_text(json.dumps(index | {"classes": [*index["classes"][:9], "ten"]}))
+    shutil.copyfile(digits / "val.beton", folder / "val.beton")
+    assert "9 only in the training images; ten only in the validation" in refused(
+        f"data.folder={folder}", capsys=capsys
+    )
+
+
+@NO_FFCV
+def test_without_ffcv_the_way_out_is_told(digits: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "ffcv", None)  # import fails
+    error = refused(f"data.folder={digits}", capsys=capsys)
+    assert "data.loader=ffcv: FFCV cannot be imported" in error
+    assert "`make env` installs it" in error
+    assert "data.loader=torchvision" in error
+
+
+def test_folders_that_are_missing_or_empty_are_refused(digits: Path, tmp_path: Path, capsys) -> None:
+    torchvision = ["data.loader=torchvision", f"data.folder={tmp_path}"]
+    assert f"data.folder={tmp_path}: {tmp_path}/train: no such folder" in refused(*torchvision, capsys=capsys)
+    shutil.copytree(digits / "train", tmp_path / "train")
+    (tmp_path / "val").mkdir()
+    assert "val: expected a folder of images for each class" in refused(*torchvision, capsys=capsys)
+    shutil.copytree(digits / "val", tmp_path / "val", dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "val" / "7")
+    assert "same classes in both, but 7 only in the training images" in refused(*torchvision, capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("data.validation_crop=33", "data.validation_crop=33: expected at most data.resize=32"),
+        ("data.scale=[0.9,0.1]", "data.scale=[0.9, 0.1]: expected the smaller number first"),
+        ("data.scale=[0.1,1.5]", "data.scale.1=1.5: "),
+        ("data.copy_to=/local", "data.copy_to='/local': only .beton files are copied"),
+        ("data.train_crop=0", "data.train_crop=0: "),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(argument: str, message: str, capsys) -> None:
+    assert message in refused("data.loader=torchvision", argument, capsys=capsys)

@@ -1,0 +1,236 @@
+"""cnn.prepare: .beton files of folders of images, and what is wrong with folders."""
+
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from cnn.config import ImageFolder
+from cnn.digits import MEAN, STD, load_digits
+from cnn.prepare import main
+from tests.cnn.trees import smooth_image, write_tree
+
+CLASSES = {"ant": 3, "bee": 2, "cat": 4}
+
+needs_ffcv = pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not installed (see `make env`)")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder with train/ and val/."""
+    for seed, name in enumerate(("train", "val")):
+        write_tree(tmp_path / "source" / name, CLASSES, seed)
+    return tmp_path / "source"
+
+
+def run(*arguments: str, code: int = 0) -> None:
+    assert main([*arguments, "workers=1", "resolution=100"]) == code
+
+
+def stored(folder: Path, name: str) -> list[tuple[np.ndarray, int]]:
+    """What lies in a .beton file, read with FFCV's own loader; the images must have one size."""
+    from cnn.images.ffcv_import import torch_threads_kept
+
+    with torch_threads_kept():
+        from ffcv.fields.decoders import IntDecoder, SimpleRGBImageDecoder
+        from ffcv.loader import Loader
+
+        pipelines = {"image": [SimpleRGBImageDecoder()], "label": [IntDecoder()]}
+        loader = Loader(str(folder / name), 1, num_workers=1, pipelines=pipelines)
+        return [(image[0].copy(), int(label[0, 0])) for image, label in loader]
+
+
+@needs_ffcv
+def test_files_and_index(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "new" / "data"
+    run(f"source={source}", f"output={output}", "write_mode=raw")
+    assert sorted(file.name for file in output.iterdir()) == [
+        "train.beton", "train.beton.json", "val.beton", "val.beton.json",
+    ]  # fmt: skip
+    index = json.loads((output / "train.beton.json").read_text())
+    assert (index["classes"], index["counts"]) == (["ant", "bee", "cat"], [3, 2, 4])
+    assert index["bytes"] == (output / "train.beton").stat().st_size
+    assert (index["resolution"], index["write_mode"], index["quality"]) == (100, "raw", 90)
+    assert (index["skipped"], index["converted"]) == ([], {})
+    assert "train.beton: 9 images of 3 classes" in capsys.readouterr().out
+
+
+@needs_ffcv
+def test_images_keep_their_order_labels_and_pixels_and_become_rgb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = np.random.default_rng(0)
+    modes = {"ant": "RGB", "bee": "L", "cat": "CMYK", "dog": "P", "eel": "RGBA"}
+    images = {name: smooth_image(random, 24, 30) for name in modes}
+    for split in ("train", "val"):
+        for name, mode in modes.items():
+            (tmp_path / split / name).mkdir(parents=True)
+            images[name].convert(mode).save(tmp_path / split / name / ("image.tif" if mode == "CMYK" else "image.png"))
+    run(f"source={tmp_path}", "write_mode=raw")
+    written = stored(tmp_path, "train.beton")
+    assert [label for _, label in written] == [0, 1, 2, 3, 4]
+    for (pixels, _), (name, mode) in zip(written, modes.items(), strict=True):
+        assert np.array_equal(pixels, np.asarray(images[name].convert(mode).convert("RGB"))), mode
+    assert json.loads((tmp_path / "train.beton.json").read_text())["converted"] == {
+        "CMYK": 1,
+        "L": 1,
+        "P": 1,
+        "RGBA": 1,
+    }
+    assert "converted to RGB: 1 CMYK, 1 L, 1 P, 1 RGBA" in capsys.readouterr().out
+
+
+@needs_ffcv
+def test_large_images_are_reduced_and_jpegs_resemble_them(tmp_path: Path) -> None:
+    image = smooth_image(np.random.default_rng(0), 60, 80)
+    for split in ("train", "val"):
+        (tmp_path / split / "ant").mkdir(parents=True)
+        image.save(tmp_path / split / "ant" / "image.png")
+    assert main([f"source={tmp_path}", "resolution=40", "workers=1", "quality=95"]) == 0
+    ((pixels, _),) = stored(tmp_path, "train.beton")
+    expected = np.asarray(image.resize((40, 30), Image.Resampling.BOX)).astype(int)
+    assert pixels.shape == (30, 40, 3)
+    assert np.abs(pixels - expected).mean() < 6  # JPEG halves the resolution of colours
+
+
+@needs_ffcv
+def test_corrupt_images_are_an_error_or_skipped(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cut, text = source / "train" / "ant" / "001.png", source / "train" / "cat" / "003.png"
+    cut.write_bytes(cut.read_bytes()[:300])
+    text.write_text("no image")
+    run(f"source={source}", code=2)
+    error = capsys.readouterr().err
+    assert "2 of 9 files cannot be decoded" in error
+    assert f"{cut}: image file is truncated" in error
+    assert f"{text}: cannot identify image file" in error
+    assert "corrupt=skip" in error
+    assert not list(source.glob("*beton*"))
+
+    run(f"source={source}", "corrupt=skip")
+    index = json.loads((source / "train.beton.json").read_text())
+    assert index["skipped"] == [str(cut), str(text)]
+    assert index["counts"] == [2, 2, 3]
+    assert "9 images of 3 classes" in capsys.readouterr().out  # of validation
+
+
+@needs_ffcv
+def test_a_class_of_corrupt_images_only_is_an_error(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in (source / "train" / "bee").iterdir():
+        file.write_text("no image")
+    run(f"source={source}", "corrupt=skip", code=2)
+    assert "no image is left of bee" in capsys.readouterr().err
+
+
+@needs_ffcv
+def test_what_is_there_is_only_replaced_on_request(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(f"source={source}")
+    before = (source / "train.beton").read_bytes()
+    run(f"source={source}", "quality=10", code=2)
+    assert "train.beton, " in capsys.readouterr().err
+    assert (source / "train.beton").read_bytes() == before
+    run(f"source={source}", "quality=10", "--overwrite")
+    assert json.loads((source / "train.beton.json").read_text())["quality"] == 10
+
+
+@needs_ffcv
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (lambda: (_ for _ in ()).throw(OSError(28, "No space left")), "No space left"),
+        (lambda: os._exit(9), "was killed"),
+    ],
+)
+def test_a_writing_process_that_dies_ends_it(source: Path, failure, message: str, monkeypatch, capsys) -> None:
+    from cnn.images import writer
+
+    monkeypatch.setattr(writer, "worker_job_indexed_dataset", lambda *arguments: failure())
+    run(f"source={source}", code=2)
+    error = capsys.readouterr().err
+    assert "train.beton: cannot be written" in error
+    assert message in error
+    assert sorted(file.name for file in source.iterdir()) == ["train", "val"]
+
+
+def empty_class(source: Path) -> None:
+    (source / "train" / "dog").mkdir()
+    (source / "val" / "dog").mkdir()
+
+
+def flat(source: Path) -> None:
+    for split in ("train", "val"):
+        for number, file in enumerate(sorted((source / split).glob("*/*"))):
+            file.rename(source / split / f"{number}.png")
+        for folder in (source / split).iterdir():
+            if folder.is_dir():
+                folder.rmdir()
+
+
+def other_classes(source: Path) -> None:
+    (source / "val" / "bee").rename(source / "val" / "fox")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda source: (source / "val").rename(source / "test"), "val: no such folder; expected one that holds"),
+        (empty_class, "train: Found no valid file for the classes dog"),
+        (flat, "train: expected a folder of images for each class, found no folders in it"),
+        (other_classes, "the same classes in both, but bee only in the training images; fox only in the validation"),
+    ],
+)
+def test_wrong_folders_are_one_line_and_exit_code_2(source: Path, spoil, message: str, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("cnn.prepare.import_ffcv", lambda: None)
+    spoil(source)
+    run(f"source={source}", code=2)
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: source={source}: ")
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path: Path, capsys, monkeypatch) -> None:
+    def missing() -> None:
+        raise ImportError("FFCV cannot be imported (why). `make env` installs it")
+
+    monkeypatch.setattr("cnn.prepare.import_ffcv", missing)
+    cases = {
+        ("source=digits",): "output=...: missing",
+        (f"source={tmp_path}", "--images-only"): "expected source=digits",
+        (f"source={tmp_path}", "quality=101"): "quality=101: ",
+        (f"source={tmp_path}", "write_mode=png"): "write_mode='png': ",
+        (f"source={tmp_path}",): "`make env` installs it",
+        ("source=digits", f"output={tmp_path}"): "(made with --images-only)",
+    }
+    for arguments, message in cases.items():
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_digits_become_images_of_the_same_split(tmp_path: Path) -> None:
+    assert main(["source=digits", f"output={tmp_path}", "--images-only"]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train", "val"]
+    for folder, (images, labels) in zip(("train", "val"), load_digits(0.2), strict=True):
+        assert len(list((tmp_path / folder).glob("*/*.png"))) == len(labels)
+        for number in range(0, len(labels), 97):
+            image = Image.open(tmp_path / folder / str(labels[number].item()) / f"{number:04d}.png")
+            assert (image.mode, image.size) == ("RGB", (32, 32))
+            pixels = torch.tensor(np.asarray(image.resize((8, 8), Image.Resampling.BOX))[..., 0] / 255)
+            original = (images[number, 0] * STD + MEAN) / 16
+            assert torch.corrcoef(torch.stack([pixels.flatten(), original.flatten()]))[0, 1] > 0.97
+    assert main(["source=digits", f"output={tmp_path}", "--images-only"]) == 2
+    assert main(["source=digits", f"output={tmp_path}", "--images-only", "--overwrite"]) == 0
+
+
+def test_the_digits_preset_has_the_images_size() -> None:
+    from common.training.compose import compose_config
+
+    data = compose_config("cnn", ["data=digits_images"]).data
+    assert isinstance(data, ImageFolder)
+    assert (data.resize, data.classes, data.flip) == (32, 10, False)

@@ -1,0 +1,40 @@
+"""profile=true: a trace in which communication and computation are named, and its picture."""
+
+import json
+from pathlib import Path
+
+from common.training.launch import launch
+from scripts.plot_trace import main, read_spans
+from tests.training.test_resume import RUN
+
+
+def test_messages_travel_during_the_passes(tmp_path: Path) -> None:
+    # An evaluation or a checkpoint waits for what travels.
+    rare = ["training.checkpoint_every=1000", "evaluation.every=1000"]
+    arguments = [*RUN, *rare, "workers.count=2", "training.steps=20", "profile=true", f"run_dir={tmp_path}/run"]
+    assert launch("cnn", arguments) == 0
+    for rank in range(2):
+        spans = read_spans(tmp_path / "run" / "trace" / f"rank_{rank}.json")
+        assert [len(spans[name]) for name in ("step", "forward", "backward", "optimizer")] == [4, 4, 4, 4]
+        assert len(spans["gossip::launch"]) == len(spans["gossip::merge"]) == 4
+        for (forward, _), (backward, length) in zip(spans["forward"][1:], spans["backward"][1:], strict=True):
+            assert any(
+                begin < forward and begin + last > backward + length for begin, last in spans["messages in flight"]
+            )
+    picture = tmp_path / "overlap.png"
+    assert main([f"trace={tmp_path}/run/trace/rank_0.json", f"output={picture}"]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_simulated_workers_are_traced_too(tmp_path: Path) -> None:
+    arguments = [*RUN, "workers=simulated", "workers.count=2", "training.steps=20", "profile=true"]
+    assert launch("cnn", [*arguments, f"run_dir={tmp_path}/run"]) == 0
+    assert len(read_spans(tmp_path / "run" / "trace" / "rank_0.json")["forward"]) == 8
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "trace.json"
+    assert main([f"trace={file}"]) == 2
+    file.write_text(json.dumps({"traceEvents": []}))
+    assert main([f"trace={file}"]) == 2
+    assert "profile=true" in capsys.readouterr().err
