@@ -60,7 +60,10 @@ def main(argv: Sequence[str]) -> int:
         except ImportError as error:
             raise UsageError(f"{error}{' (made with --images-only)' * digits}") from error
     if digits:
-        write_digits(*folders)
+        try:
+            write_digits(*folders)
+        except OSError as error:
+            raise UsageError(f"output={output}: cannot be written ({error})") from error
     trees = read_trees(folders)
     for tree, beton in zip(trees, betons, strict=False):
         print(describe(beton, prepare(tree, beton, arguments)))
@@ -90,7 +93,7 @@ def prepare(tree: ImageTree, beton: Path, arguments: PrepareArguments) -> BetonI
 
     encoding = Encoding(arguments.resolution, arguments.quality, arguments.write_mode, arguments.compress_probability)
     workers = arguments.workers or os.cpu_count() or 1
-    part = beton.with_name(f".{beton.name}.part")
+    part = beton.with_name(f".{beton.name}.{os.getpid()}.part")
     try:
         beton.parent.mkdir(parents=True, exist_ok=True)
         written = write_beton(tree, part, encoding, workers, beton.name)

@@ -1,6 +1,6 @@
 """Measures how fast image loaders are: ours with FFCV, FFCV by itself, and ours with torchvision.
 
-python -m scripts.bench_loaders [images=1024] [workers=2] [rounds=11] [output=results/benchmarks]
+python -m scripts.bench_loaders [images=768] [workers=2] [rounds=9] [output=results/benchmarks]
 
 A loader decodes JPEGs of a photograph's size, cuts out a random part, resizes, mirrors and normalises it into float32
 batches on the CPU; nothing is trained. The loaders of one setting take turns, an epoch each, in an order that rotates,
@@ -58,9 +58,9 @@ class BenchArguments(Arguments):
     """Command line of scripts.bench_loaders."""
 
     pixels: Text = Field("176,224", pattern=r"^\d+(,\d+)*$", description="sides of the crops")
-    images: int = Field(1024, description=f"in an epoch; a multiple of {FILES}", multiple_of=FILES, gt=UNTIMED * BATCH)
+    images: int = Field(768, description=f"in an epoch; a multiple of {FILES}", multiple_of=FILES, gt=UNTIMED * BATCH)
     workers: PositiveInt = Field(2, description="CPU threads that decode")
-    rounds: PositiveInt = Field(11, ge=2, description="epochs of each loader")
+    rounds: PositiveInt = Field(9, ge=2, description="epochs of each loader")
     output: Text = Field("results/benchmarks", description="where loaders.csv and loaders.md are written")
 
 

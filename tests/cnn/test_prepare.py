@@ -15,6 +15,8 @@ from cnn.digits import MEAN, STD, load_digits
 from cnn.prepare import main
 from tests.cnn.trees import smooth_image, write_tree
 
+kept: list[object] = []  # numba stumbles when the garbage collector takes FFCV's own decoders away
+
 CLASSES = {"ant": 3, "bee": 2, "cat": 4}
 
 needs_ffcv = pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not installed (see `make env`)")
@@ -42,6 +44,7 @@ def stored(folder: Path, name: str) -> list[tuple[np.ndarray, int]]:
 
         pipelines = {"image": [SimpleRGBImageDecoder()], "label": [IntDecoder()]}
         loader = Loader(str(folder / name), 1, num_workers=1, pipelines=pipelines)
+        kept.append(loader)
         return [(image[0].copy(), int(label[0, 0])) for image, label in loader]
 
 
@@ -191,6 +194,12 @@ def test_wrong_folders_are_one_line_and_exit_code_2(source: Path, spoil, message
     assert error.startswith(f"error: source={source}: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_an_output_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["source=digits", f"output={tmp_path}/file", "--images-only"]) == 2
+    assert f"output={tmp_path}/file: cannot be written" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path: Path, capsys, monkeypatch) -> None:
