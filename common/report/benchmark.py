@@ -1,0 +1,68 @@
+"""What a benchmark leaves behind: its table, the definitions of the columns, and where the numbers come from."""
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import pandas as pd
+
+from common.training.environment import describe_environment
+
+
+class Benchmark:
+    """One benchmark's record. Make it before the first measurement: it notes how busy the machine is.
+
+    columns: each column's definition, in the order of the table; formats: of numbers, others get two decimals
+    """
+
+    def __init__(self, name: str, title: str, columns: Mapping[str, str], formats: Mapping[str, str]) -> None:
+        self._name, self._title, self._columns, self._formats = name, title, columns, formats
+        self._environment = describe_environment("", [])
+        self._load = os.getloadavg()[0]
+
+    def write(
+        self,
+        rows: Sequence[Mapping[str, object]],
+        conclude: Sequence[str],
+        output: str,
+        command: str,
+        used: str,
+        packages: Sequence[str] = (),
+    ) -> None:
+        """Write <output>/<name>.csv and .md, and say so.
+
+        conclude: paragraphs above the table; used: what part of the hardware, for instance "1 used"; packages:
+        distributions whose versions matter, beside the usual ones
+        """
+        folder = Path(output)
+        folder.mkdir(parents=True, exist_ok=True)
+        frame = pd.DataFrame(rows, columns=list(self._columns))
+        frame.to_csv(folder / f"{self._name}.csv", index=False, lineterminator="\n", float_format="%.6g")
+        lines = [f"# {self._title}", ""]
+        for paragraph in conclude:
+            lines += [paragraph, ""]
+        lines += [self._markdown(frame), "", "## Columns", ""]
+        lines += [f"- `{name}`: {definition}" for name, definition in self._columns.items()]
+        lines += ["", "## Where the numbers come from", "", *self._origin(command, used, packages)]
+        (folder / f"{self._name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(frame.to_string(index=False))
+        print(f"written: {folder / self._name}.csv and .md")
+
+    def _markdown(self, frame: pd.DataFrame) -> str:
+        shown = frame.astype(object).where(frame.notna(), None)
+        formats = [self._formats.get(name, ".2f") for name in self._columns]
+        return shown.to_markdown(index=False, floatfmt=formats, missingval="")
+
+    def _origin(self, command: str, used: str, packages: Sequence[str]) -> list[str]:
+        environment = self._environment
+        hardware = environment["hardware"]
+        versions = environment["versions"] | {package: metadata.version(package) for package in packages}
+        return [
+            f"- Hardware: {hardware['cpu']}, {hardware['cores']} cores, of which {used}",
+            f"- Load average: {self._load:.1f} before, {os.getloadavg()[0]:.1f} after",
+            f"- Software: {', '.join(f'{name} {version}' for name, version in versions.items())}",
+            f"- Date: {environment['start']}",
+            f"- Commit: {environment['git_commit']}{' with uncommitted changes' * environment['git_dirty']}",
+            f"- Made by `{command}`",
+        ]
