@@ -61,10 +61,10 @@ def test_resuming_needs_only_the_step():
 def test_global_windows_are_the_same_for_any_number_of_ranks_and_micro_batches(ranks, micro_batches):
     size = 16 // (ranks * micro_batches)
     shares = [firsts(windows(r, ranks, size, shard="global"), 5 * micro_batches) for r in range(ranks)]
-    updates = [
-        sorted(start for share in shares for batch in share[u * micro_batches : (u + 1) * micro_batches] for start in batch)
-        for u in range(5)
-    ]  # fmt: skip
+    updates = []
+    for first in range(0, 5 * micro_batches, micro_batches):
+        batches = [batch for share in shares for batch in share[first : first + micro_batches]]
+        updates.append(sorted(start for batch in batches for start in batch))
     assert updates == [sorted(batch) for batch in firsts(windows(0, 1, 16, shard="global"), 5)]
 
 

@@ -198,7 +198,7 @@ def test_the_hubs_files_are_streamed_with_the_checksums_that_it_knows(hub, monke
 def test_a_hub_out_of_reach_or_without_parquet_is_explained(hub, monkeypatch):
     for file in hub[1].rglob("*.parquet"):
         file.unlink()
-    with pytest.raises(DataError, match="holds no parquet files; .* revision=refs/convert/parquet"):
+    with pytest.raises(DataError, match=r"holds no parquet files; .* revision=refs/convert/parquet"):
         find_inputs("openwebtext")
 
     def unreachable(*_):

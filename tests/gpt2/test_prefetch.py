@@ -46,11 +46,10 @@ def test_it_reads_ahead_but_not_further_than_the_depth():
 
 
 def test_an_error_comes_where_its_batch_would_have_been():
-    seen = []
+    iterator = read_ahead(batches(9, fails_at=4))
+    assert [int(next(iterator)[0]) for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(RuntimeError, match="the disk is broken"):
-        for batch in read_ahead(batches(9, fails_at=4)):
-            seen.append(int(batch[0]))  # noqa: PERF401
-    assert seen == [0, 1, 2, 3]
+        next(iterator)
     assert not threads()
 
 

@@ -54,9 +54,7 @@ def test_every_document_is_in_one_split_and_ends_with_end_of_text(source, proces
     header = prepare(arguments(output, source, processes=processes), quiet=True)
     chosen = set(validation_documents(60, 0.1, 2357))
     normal = [text.strip() for text in TEXTS]
-    assert [t.strip() for t in split_documents(output, "train")] == [
-        t for i, t in enumerate(normal) if i not in chosen
-    ]
+    assert [t.strip() for t in split_documents(output, "train")] == [t for i, t in enumerate(normal) if i not in chosen]
     assert [t.strip() for t in split_documents(output, "val")] == [normal[i] for i in sorted(chosen)]
     assert header == read_header(output)
     assert header.documents == {"train": 54, "val": 6}

@@ -42,10 +42,8 @@ def test_evaluation_does_not_depend_on_the_number_of_shards(folder, shards, batc
         expected = {}
         for split, seed, length in (("train_loss", 0, 3000), ("loss", 1, 411)):
             tokens = torch.from_numpy(pattern(length, seed))
-            if batches == "null":
-                starts = range(0, length - 1, 8)
-            else:
-                starts = [round(i * (length - 9) / 29) for i in range(30)]
+            spread = [round(i * (length - 9) / 29) for i in range(30)]
+            starts = range(0, length - 1, 8) if batches == "null" else spread
             pieces = [tokens[start : start + 9][None] for start in starts]
             logits = torch.cat([model(piece[:, :-1])[0] for piece in pieces])
             targets = torch.cat([piece[0, 1:] for piece in pieces])
@@ -142,5 +140,5 @@ def test_the_embedded_corpus_is_prepared_once_and_kept(tmp_path, monkeypatch):
     assert 2.5 < task.metrics(dict.fromkeys(task.sums, 1.0))["unigram_entropy"] < 3.7  # of Python, in nats per byte
     text = bytes(np.fromfile(folder / "val.bin", "<u2")[:-1].clip(0, 255).astype(np.uint8)).decode(errors="replace")
     assert "def __init__(self" in text
-    with pytest.raises(ConfigError, match="holds python_stdlib with tokenizer bytes .* set data.folder to another"):
+    with pytest.raises(ConfigError, match=r"holds python_stdlib with tokenizer bytes .* set data.folder to another"):
         TASK(compose_config("gpt2", [*overrides, "data.validation_fraction=0.2"]))

@@ -50,7 +50,9 @@ BROKEN = {
     r"train\.bin is truncated: 197 bytes, but header\.json says 100 tokens, expected 200": truncate,
     r"val\.bin is longer than it should be: 42 bytes, but header\.json says 20 tokens, expected 40": lengthen,
     r"val\.bin is empty": lambda f: write_tokens(f, np.arange(9), np.arange(0)),
-    r"val\.bin: 8 tokens, expected at least 9 \(model\.context=8": lambda f: write_tokens(f, np.arange(9), np.arange(8)),
+    r"val\.bin: 8 tokens, expected at least 9 \(model\.context=8": lambda f: write_tokens(
+        f, np.arange(9), np.arange(8)
+    ),
     r"model\.vocabulary=32: .* the largest in the files is 40; expected at least 41": lambda f: write_tokens(
         f, np.arange(41), np.arange(9), largest_token=40
     ),
