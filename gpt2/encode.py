@@ -70,7 +70,8 @@ def parallel_map(function: Callable[[Item], Result], items: Iterable[Item], proc
         yield from map(function, items)
         return
     context = multiprocessing.get_context("forkserver")  # forked from a small server, whatever threads run here
-    context.set_forkserver_preload(["gpt2.encode"])
+    # What every process needs, also of the command that started them, is imported once.
+    context.set_forkserver_preload(["gpt2.encode", "gpt2.prepare"])
     with ProcessPoolExecutor(processes, context) as pool:
         waiting: deque[Future[Result]] = deque()
         try:

@@ -29,7 +29,7 @@ from pydantic import Field, PositiveInt
 from tqdm import tqdm
 
 from common.report.cli import Arguments, Text, UsageError, main_function, parse
-from common.training.checkpoint import write_atomically
+from common.training.atomic import write_atomically
 from gpt2.documents import Scanned, Unit, read, scan
 from gpt2.encode import Job, encode, parallel_map
 from gpt2.sources import InputFile, find_inputs

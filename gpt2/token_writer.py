@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.training.checkpoint import write_atomically
+from common.training.atomic import write_atomically
 from gpt2.token_files import DTYPE, HEADER, LARGEST_VOCABULARY, SPLITS, Header
 
 PROGRESS = "progress.json"
