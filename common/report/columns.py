@@ -45,6 +45,8 @@ def _two_sigma(values: Sequence[float]) -> float | None:
 
 
 def _train_loss(run: Run) -> float:
+    if "train_loss" in run.metrics:
+        return run.last("validation", "train_loss")
     rows = run.curve("train", "loss").join(run.curve("train", "epoch")["epoch"])
     return float(rows["loss"][rows["epoch"] > rows["epoch"].iloc[-1] - 1].mean(skipna=False))
 
@@ -86,9 +88,19 @@ QUANTITIES = {
     ),
     "train_loss": Quantity(
         "training loss of the last epoch: mean of the training rows of metrics.jsonl less than an epoch before the "
-        "last one",
+        "last one; of language models that of the averaged model at the last evaluation, on fixed training windows",
         ".4f",
         _train_loss,
+    ),
+    "validation_loss": Quantity(
+        "final validation loss of the averaged model (language models: nats per token)",
+        ".4f",
+        lambda run: run.last("validation", "loss"),
+    ),
+    "unigram_entropy": Quantity(
+        "entropy in nats of the corpus's token frequencies: the loss of the best model that ignores context",
+        ".4f",
+        lambda run: run.last("validation", "unigram_entropy"),
     ),
     "consensus_distance": Quantity(
         "sqrt(mean_i ||x_i - x_bar||^2) over the workers at the last evaluation",

@@ -143,7 +143,10 @@ class Recorder:
         if self._norms:
             row["grad_norm"] = norm_value
         row["bytes_sent"] = self._bytes_sent()
-        row["time_step_ms"] = 1000 * sum(self._times) / len(self._times)
+        step_s = sum(self._times) / len(self._times)
+        row["time_step_ms"] = 1000 * step_s
+        speed = self._task.throughput(self._config.training.batch_size / step_s)
+        row |= {f"time_{name}": value for name, value in speed.items()}
         row["time_exposed_comm_ms"] = 1000 * (self._exposed_s() - self._window_exposed) / len(self._times)
         self._write(row)
 
