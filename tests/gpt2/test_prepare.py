@@ -223,7 +223,7 @@ def test_memory_does_not_grow_with_the_corpus(kind, tmp_path):
             peaks.append(pool.apply(_peak, (tmp_path / name, file)))
     size = (tmp_path / "large" / "train.bin").stat().st_size / 1e6
     assert size > 60
-    assert peaks[1] < peaks[0] + 0.25 * size
+    assert peaks[1] < peaks[0] + 0.5 * size
 
 
 @pytest.mark.parametrize(
