@@ -57,7 +57,7 @@ class Slurm:
         return file.read_text() if file.exists() else ""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """The local Slurm; the tests are skipped, with the reason, where it cannot be started."""
     logs = tmp_path_factory.mktemp("slurm_logs")

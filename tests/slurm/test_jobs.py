@@ -34,6 +34,29 @@ def reached(run: Path, step: int) -> bool:
     return file.exists() and any(row["step"] >= step for row in metrics(run))
 
 
+def small_gpt2(folder: Path) -> list[str]:
+    """Overrides of a tiny GPT-2 on a text of its own."""
+    (folder / "text").mkdir()
+    documents = [f"number {number} of some documents\n" for number in range(400)]
+    (folder / "text" / "a.txt").write_text("<|endoftext|>\n".join(documents))
+    prepare = [f"output={folder}/data", f"source={folder}/text", "tokenizer=bytes", "validation_fraction=0.2"]
+    subprocess.run([sys.executable, "-m", "gpt2.prepare", *prepare], cwd=ROOT, check=True, timeout=200)
+    size = ["model=gpt2_proxy", "model.layers=1", "model.width=16", "model.heads=2", "model.vocabulary=257"]
+    data = ["data=tokens", f"data.folder={folder}/data", "model.context=16", "training.batch_size=8"]
+    return [*size, *data, "training.steps=6", "schedule.warmup=2", "evaluation.batch_size=4"]
+
+
+@pytest.mark.parametrize(("task", "overrides"), [("gpt2", small_gpt2)])
+def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path, task: str, overrides) -> None:
+    run = tmp_path / "run"
+    chosen = [*overrides(tmp_path), "seed=5", f"run_dir={run}"]
+    job = slurm.sbatch(*FOUR_RANKS, "slurm/train.sbatch", task, *chosen)
+    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+    config = OmegaConf.load(run / "config.yaml")
+    assert (config.task, config.seed, config.workers.count) == (task, 5, 4)
+    assert status(run) == "finished"
+
+
 def test_two_nodes_of_two_ranks_with_overrides(slurm: Slurm, tmp_path: Path) -> None:
     run = tmp_path / "run"
     overrides = [*SMALL, "training.steps=30", "topology=aer", "seed=3", f"run_dir={run}"]
