@@ -31,12 +31,12 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(FiguresArguments, argv, "scripts.figures", "Draws finished runs.")
     collection = collect(load_table(arguments.figure, key="figure"), Path(arguments.runs))
     try:
-        paths = write_figure(collection, Path(arguments.output))
+        figures = [write_figure(each, Path(arguments.output)) for each in collection.by_variant()]
     except RunError as error:
         raise UsageError(str(error)) from None
     for line in missing_lines(collection):
         print(f"missing: {line}")
-    print("written:", *paths)
+    print("written:", *(path for paths in figures for path in paths))
     return 0
 
 

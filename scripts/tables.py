@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     collection = collect(load_table(arguments.table), Path(arguments.runs))
     command = command_of("scripts.tables", arguments)
     csv, markdown = write_table(collection, Path(arguments.output), command)
-    print(format_table(build_table(collection), "simple"))
+    print(format_table(build_table(collection), "simple", collection.table.variants))
     for line in missing_lines(collection):
         print(f"missing: {line}")
     print(f"written: {csv} {markdown}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.report.cli import UsageError
-from common.report.columns import QUANTITIES, quantities_of
+from common.report.columns import QUANTITIES
 from common.report.registry import Cell, Table
 from common.report.runs import Run, RunError, read_run
 
@@ -35,6 +35,23 @@ class Collection:
     def all_runs(self) -> list[Run]:
         """Every usable run, in the table's order."""
         return [run for runs in self.runs.values() for run in runs]
+
+    def of(self, row: str, variant: str | None = None) -> list[Run]:
+        """The usable runs of a row, of one variant or of all."""
+        return [run for run in self.runs[row] if variant in (None, run.folder.parent.name)]
+
+    def by_variant(self) -> list["Collection"]:
+        """One collection for each variant, named after it; only this one if the table has none."""
+        if not self.table.variants:
+            return [self]
+        return [self._only(variant) for variant in self.table.variants]
+
+    def _only(self, variant: str) -> "Collection":
+        table = self.table.model_copy(
+            update={"name": f"{self.table.name}_{variant}", "title": f"{self.table.title}, {variant}", "variants": {}}
+        )
+        runs = {row: self.of(row, variant) for row in self.runs}
+        return Collection(table, self.root, runs, [m for m in self.missing if m.cell.variant == variant])
 
 
 def collect(table: Table, root: Path) -> Collection:
@@ -71,7 +88,7 @@ def read_cell(table: Table, cell: Cell) -> Run:
     """The finished run of a cell, with all numbers that the table needs; RunError if there is none."""
     run = read_run(cell.run_dir)
     check_overrides(cell, run.environment)
-    for name in {table.metric, *quantities_of(table.columns)}:
+    for name in table.quantities:
         QUANTITIES[name].of(run)
     return run
 

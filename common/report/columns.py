@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from common.report.cli import nearest
@@ -19,11 +19,14 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Quantity:
-    """One number of a run: `of(run)` computes it as `definition` says; `style` is its format in Markdown."""
+    """One number of a run: `of(run)` computes it as `definition` says; `style` is its format in Markdown.
+
+    `of` raises RunError for a run that has no such number, or returns None where a run may do without.
+    """
 
     definition: str
     style: str
-    of: Callable[[Run], float]
+    of: Callable[[Run], float | None]
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,13 @@ def _train_loss(run: Run) -> float:
         return run.last("validation", "train_loss")
     rows = run.curve("train", "loss").join(run.curve("train", "epoch")["epoch"])
     return float(rows["loss"][rows["epoch"] > rows["epoch"].iloc[-1] - 1].mean(skipna=False))
+
+
+def _meteor(run: Run) -> float | None:
+    try:
+        return run.last("validation", "meteor")
+    except RunError:
+        return None  # it needs WordNet, which not every machine has
 
 
 def _spectral_gap(run: Run) -> float:
@@ -93,7 +103,7 @@ QUANTITIES = {
         _train_loss,
     ),
     "validation_loss": Quantity(
-        "final validation loss of the averaged model (language models: nats per token)",
+        "final validation loss of the averaged model, not smoothed (in nats: language models per token)",
         ".4f",
         lambda run: run.last("validation", "loss"),
     ),
@@ -101,6 +111,17 @@ QUANTITIES = {
         "entropy in nats of the corpus's token frequencies: the loss of the best model that ignores context",
         ".4f",
         lambda run: run.last("validation", "unigram_entropy"),
+    ),
+    "bleu": Quantity(
+        "final sacreBLEU of the averaged model's translations of the validation set",
+        ".2f",
+        lambda run: run.last("validation", "bleu"),
+    ),
+    "meteor": Quantity(
+        "final METEOR by nltk (not METEOR 1.5) of the averaged model's translations of the validation set; empty where "
+        "WordNet was missing",
+        ".4f",
+        _meteor,
     ),
     "consensus_distance": Quantity(
         "sqrt(mean_i ||x_i - x_bar||^2) over the workers at the last evaluation",
@@ -160,6 +181,14 @@ def split_column(column: str) -> tuple[str, str]:
     raise ValueError(nearest(column, known))
 
 
+def split_variant(column: str, variants: Iterable[str]) -> tuple[str | None, str]:
+    """(variant, the rest) of `<variant>_<rest>`; (None, column) if it begins with none of the variants."""
+    for variant in variants:
+        if column.startswith(f"{variant}_"):
+            return variant, column.removeprefix(f"{variant}_")
+    return None, column
+
+
 def quantities_of(columns: Sequence[str]) -> set[str]:
     """The quantities that these columns show."""
     return {split_column(column)[0] for column in columns if column not in LABELS}
@@ -168,7 +197,8 @@ def quantities_of(columns: Sequence[str]) -> set[str]:
 def value_of(column: str, runs: Sequence[Run]) -> float | None:
     """A column's number for the runs of one row."""
     quantity, statistic = split_column(column)
-    return STATISTICS[statistic].of([QUANTITIES[quantity].of(run) for run in runs])
+    values = (QUANTITIES[quantity].of(run) for run in runs)
+    return STATISTICS[statistic].of([value for value in values if value is not None])
 
 
 def style_of(column: str) -> str:

@@ -28,7 +28,11 @@ MARKERS_PER_CURVE = 8
 DODGE = 0.06  # between lines over numbers of workers, in powers of two
 LARGEST_SVG_BYTES = 1_000_000
 
-METRIC_LABELS = {"accuracy": "validation accuracy (%)", "validation_loss": "validation loss"}
+METRIC_LABELS = {
+    "accuracy": "validation accuracy (%)",
+    "bleu": "validation BLEU",
+    "validation_loss": "validation loss",
+}
 RECORDED_AS = {"validation_loss": "loss"}  # metrics that a validation row has under another name
 AXIS_LABELS = {"step": "step", "sent_mb": "sent per worker (MB)"}
 

@@ -25,7 +25,7 @@ from pydantic import (
 from yaml import YAMLError
 
 from common.report.cli import UsageError, explain, nearest, one_line
-from common.report.columns import DEFAULT_COLUMNS, QUANTITIES, check_column
+from common.report.columns import DEFAULT_COLUMNS, QUANTITIES, check_column, quantities_of, split_variant
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "configs" / "table"
@@ -56,7 +56,6 @@ def _check_override(text: str) -> str:
 
 Override = Annotated[str, AfterValidator(_check_override)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case letters, digits and _")]
-Column = Annotated[str, AfterValidator(check_column)]
 
 
 class _Strict(BaseModel):
@@ -92,22 +91,31 @@ class TableFile(_Strict):
     seeds: tuple[StrictInt, ...] = Field(min_length=1, description="a list of integers")
     cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
     metric: str = Field("accuracy", description="the validation metric that figures and progress lines show")
-    columns: tuple[Column, ...] = DEFAULT_COLUMNS
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
     overrides: tuple[Override, ...] = Field((), description="overrides that all rows share")
     workers: tuple[PositiveInt, ...] = Field((), description="numbers of workers: each row is made with every one")
+    variants: dict[Name, tuple[Override, ...]] = Field(
+        {}, description="overrides by name: each row is made with every one, in columns <variant>_<column>"
+    )
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows")
 
     @model_validator(mode="after")
     def _check(self) -> "TableFile":
         if self.metric not in QUANTITIES:
             raise ValueError(f"metric={self.metric!r}: {nearest(self.metric, QUANTITIES)}")
+        for column in self.columns:
+            try:
+                check_column(split_variant(column, self.variants)[1])
+            except ValueError as error:
+                raise ValueError(f"columns: {column!r}: {error}") from None
         _expect_unique("seeds", self.seeds)
         _expect_unique("the rows' names", [row.name for row in self.rows])
         labels = [(row.method, row.topology, row.workers) for row in self.rows]
         _expect_unique("method, topology and workers of the rows", labels)
         for row in self.rows:
-            keys = [parse_override(text)[0] for text in (*self.overrides, *row.overrides)]
-            _expect_unique(f"the overrides of row {row.name!r}", keys)
+            for variant in self.variants.values() or [()]:
+                keys = [parse_override(text)[0] for text in (*self.overrides, *variant, *row.overrides)]
+                _expect_unique(f"the overrides of row {row.name!r}", keys)
         return self
 
 
@@ -123,15 +131,23 @@ class Table(TableFile):
         return cls(name=name, **dict(file) | {"workers": (), "rows": tuple(rows)})
 
     def cells(self, runs: Path) -> Iterator["Cell"]:
-        """Every run of the table, row by row and seed by seed, in <runs>/<table>/<row>/seed_<k>."""
+        """Every run of the table, row by row and seed by seed, in <runs>/<table>/<row>[/<variant>]/seed_<k>."""
         for row in self.rows:
-            for seed in self.seeds:
-                yield self.cell(row, seed, runs)
+            for variant in self.variants or [None]:
+                for seed in self.seeds:
+                    yield self.cell(row, seed, runs, variant)
 
-    def cell(self, row: Row, seed: int | str, runs: Path) -> "Cell":
+    def cell(self, row: Row, seed: int | str, runs: Path, variant: str | None = None) -> "Cell":
         """The run of one row and seed (a text such as K stands for any seed in commands that are shown)."""
-        settings = (*self.overrides, *row.overrides, f"seed={seed}")
-        return Cell(self.task, row, seed, settings, runs / self.runs / row.name / f"seed_{seed}")
+        more = () if variant is None else self.variants[variant]
+        settings = (*self.overrides, *more, *row.overrides, f"seed={seed}")
+        folder = runs / self.runs / row.name / (variant or "")
+        return Cell(self.task, row, seed, settings, folder / f"seed_{seed}", variant)
+
+    @property
+    def quantities(self) -> set[str]:
+        """Names of the quantities that the table needs of every run."""
+        return {self.metric, *quantities_of([split_variant(column, self.variants)[1] for column in self.columns])}
 
 
 @dataclass(frozen=True)
@@ -143,11 +159,12 @@ class Cell:
     seed: int | str
     settings: tuple[str, ...]
     run_dir: Path
+    variant: str | None = None
 
     @property
     def label(self) -> str:
         """Row and seed in words."""
-        return f"{self.row.name} seed {self.seed}"
+        return " ".join([self.row.name, *([self.variant] if self.variant else []), f"seed {self.seed}"])
 
     @property
     def overrides(self) -> list[str]:

@@ -3,6 +3,7 @@
     checkpoints/step_00000120/rank_0.pt ...   one file for each process: all it needs to go on
                               manifest.json   written last: sizes and sha256 sums, the length of metrics.jsonl
     checkpoints/best.pt, last.pt              the mean model, a bare state dict
+    checkpoints/models/step_00000120.pt ...   the mean models of the last evaluations, if they are kept
 
 A folder without a manifest is an unfinished checkpoint and is ignored. Every file is written beside its place,
 synced, and renamed. All files are read with `torch.load(weights_only=True)`.
@@ -23,6 +24,7 @@ from common.training.atomic import describe, write_atomically
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+MODELS = "models"
 
 
 class CheckpointError(RuntimeError):
@@ -101,6 +103,14 @@ class Checkpoints:
         """Write a mean model as `name`, "best.pt" or "last.pt". Called by rank 0 only."""
         self._folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._folder / name, serialize(state_dict))
+
+    def keep_model(self, step: int, state_dict: dict[str, Any], keep: int) -> None:
+        """Write the mean model of an evaluation as models/step_<step>.pt; only the `keep` newest stay. Rank 0 only."""
+        folder = self._folder / MODELS
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / f"step_{step:08d}.pt", serialize(state_dict))
+        for file in sorted(folder.glob("step_*.pt"))[:-keep]:
+            file.unlink()
 
     def _complete(self) -> list[Path]:
         """Folders with a manifest, newest first; the same list on all ranks."""

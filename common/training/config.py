@@ -186,7 +186,10 @@ Schedule = Annotated[Constant | Cosine | InverseSquareRoot | Multistep, Field(di
 
 
 class Training(Strict):
-    """How long and how. Exactly one of steps and epochs; batch_size is global, in samples for each update."""
+    """How long and how. Exactly one of steps and epochs; batch_size is global, for each update.
+
+    It counts samples, or what the task says that it counts instead (transformer: tokens).
+    """
 
     steps: PositiveInt | None
     epochs: PositiveFloat | None
@@ -215,6 +218,7 @@ class Evaluation(Strict):
     keep_average:        the mean model persists in every worker after each evaluation
     local_models:        also every worker's own model on its own shard
     recalibrate_batches: training batches of each rank for new BatchNorm statistics of the mean model
+    models_kept:         mean models of the last so many evaluations are kept in checkpoints/models
     """
 
     every: PositiveInt | None
@@ -222,6 +226,7 @@ class Evaluation(Strict):
     keep_average: bool
     local_models: bool
     recalibrate_batches: NonNegativeInt
+    models_kept: NonNegativeInt
 
 
 class Logging(Strict):

@@ -65,8 +65,9 @@ def train(run: Run) -> str:
 
 def lengths(task: Task, config: Config, device: torch.device) -> tuple[int, int]:
     """Number of updates in the whole run and in an epoch, which is counted in global batches."""
-    local_batch = config.training.batch_size // config.ranks
-    steps_per_epoch = task.train_data(0, config.ranks, local_batch, device).steps_per_epoch
+    passes = config.training.gradient_accumulation
+    local_batch = config.training.batch_size // (config.ranks * passes)
+    steps_per_epoch = max(1, task.train_data(0, config.ranks, local_batch, device).steps_per_epoch // passes)
     steps = config.training.steps or max(1, round((config.training.epochs or 0) * steps_per_epoch))
     return steps, steps_per_epoch
 

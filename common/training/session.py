@@ -43,8 +43,11 @@ class Session:
         run = self._run
 
         def record(metrics: dict[str, float], mean_model: torch.nn.Module) -> None:
-            if run.recorder.validation(metrics) and run.rank == 0:
+            best, kept = run.recorder.validation(metrics), run.config.evaluation.models_kept
+            if run.rank == 0 and best:
                 run.checkpoints.save_model("best.pt", bare_state(mean_model))
+            if run.rank == 0 and kept:
+                run.checkpoints.keep_model(run.recorder.clock, bare_state(mean_model), kept)
 
         self._evaluator.evaluate(record)
 

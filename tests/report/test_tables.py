@@ -213,3 +213,27 @@ def test_numbers_are_the_same_as_numpys(table):
     row = build_table(collect(table, RUNS)).iloc[0]
     assert row["accuracy_mean"] == pytest.approx(np.mean(values))
     assert row["accuracy_2sigma"] == pytest.approx(2 * np.std(values, ddof=1))
+
+
+def test_variants_have_columns_of_their_own(table):
+    variants = {"de": ("data=digits",), "fr": ("data=other",)}
+    columns = ("method", "workers", "seeds", "de_accuracy_mean", "fr_accuracy_mean", "fr_accuracy_2sigma")
+    table = table.model_copy(update={"variants": variants, "columns": columns})
+    for cell in table.cells(RUNS):
+        final = {"de": 50.0, "fr": 70.0}[cell.variant] + cell.seed
+        if (cell.row.name, cell.variant, cell.seed) != ("allreduce", "fr", 3):
+            write_run(cell.run_dir, cell.overrides, accuracy=[1.0, final])
+    collection = collect(table, RUNS)
+    frame = build_table(collection)
+    assert list(frame.iloc[0]) == ["AllReduce", 4, 2, 52.0, 71.5, pytest.approx(2**0.5)]
+    assert list(frame.iloc[1]) == ["AccumAdam", 4, 3, 52.0, 72.0, pytest.approx(2.0)]
+    assert [missing.cell.label for missing in collection.missing] == ["allreduce fr seed 3"]
+    de, fr = collection.by_variant()
+    assert (len(de.all_runs), len(fr.all_runs), fr.table.name) == (6, 5, "small_fr")
+
+
+def test_meteor_may_be_missing(table):
+    table = table.model_copy(update={"columns": ("method", "meteor_mean"), "metric": "accuracy"})
+    for cell in table.cells(RUNS):
+        write_run(cell.run_dir, cell.overrides, metrics={"meteor": 0.5} if cell.row.name == "allreduce" else {})
+    assert build_table(collect(table, RUNS))["meteor_mean"].tolist() == [0.5, None]

@@ -1,0 +1,55 @@
+"""Batches by tokens: nothing lost, nothing empty, nothing too large."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer.batching import batch_by_tokens
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=120)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=LENGTHS, budget=st.integers(1, 120), seed=st.none() | st.integers(0, 9))
+def test_every_sentence_is_in_one_batch_within_the_budget(
+    pairs: list[tuple[int, int]], budget: int, seed: int | None
+) -> None:
+    sources, targets = (np.array([pair[side] for pair in pairs], dtype=np.int64) for side in (0, 1))
+    generator = None if seed is None else np.random.default_rng(seed)
+    batches = batch_by_tokens(sources, targets, budget, generator)
+    found = [batches[k].tolist() for k in range(len(batches))]
+    assert sorted(itertools.chain(*found)) == list(range(len(pairs)))
+    for sentences in found:
+        assert sentences  # none is empty
+        if len(sentences) > 1:
+            assert sources[sentences].sum() <= budget
+            assert targets[sentences].sum() <= budget
+    for sentences, following in itertools.pairwise(found):
+        more = [*sentences, following[0]]  # a batch ends only where the next sentence does not fit
+        assert max(sources[more].sum(), targets[more].sum()) > budget
+
+
+def test_sentences_of_a_batch_are_alike_so_that_little_is_padded() -> None:
+    generator = np.random.default_rng(0)
+    sources = generator.integers(5, 60, size=4000)
+    targets = np.maximum(1, sources + generator.integers(-5, 6, size=4000))
+    batches = batch_by_tokens(sources, targets, 1000)
+    padded = sum(sources[batches[k]].max() * len(batches[k]) for k in range(len(batches)))
+    assert padded < 1.02 * sources.sum()
+
+
+def test_epochs_have_other_batches_of_the_same_sizes() -> None:
+    lengths = np.random.default_rng(0).integers(3, 9, size=300)
+    first, again, other = (
+        batch_by_tokens(lengths, lengths, 60, np.random.default_rng((7, epoch))) for epoch in (0, 0, 1)
+    )
+    assert first.order.tolist() == again.order.tolist() != other.order.tolist()
+    assert first.starts.tolist() == again.starts.tolist() == other.starts.tolist()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_no_sentences_or_one(count: int) -> None:
+    assert len(batch_by_tokens(np.full(count, 9), np.full(count, 9), 4)) == count

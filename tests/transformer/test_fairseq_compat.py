@@ -1,0 +1,79 @@
+"""fairseq under today's Python: what its import leaves alone, the data that it reads, and what to do without it."""
+
+import dataclasses
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.training.compose import compose_config
+from common.training.config import ConfigError
+from transformer.corpus import Corpus
+
+
+def test_its_entries_in_hydras_store_do_not_get_in_our_way(compat: Any) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    assert not {"optimizer", "model", "task", "criterion"} & ConfigStore.instance().repo.keys()
+    config = compose_config("transformer", ["optimizer=adam", "model=transformer_tiny", "parallel=allreduce"])
+    assert config.optimizer.name == "adam"
+
+
+def test_its_import_changes_nothing_for_others(compat: Any) -> None:
+    code = (
+        "import dataclasses, logging\n"
+        "state = lambda: (dataclasses.dataclass, logging.root.level, list(logging.root.handlers))\n"
+        "before = state()\n"
+        "import transformer.fairseq_compat\n"
+        "assert before == state()\n"
+        "assert logging.root.manager.disable == 0"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_only_its_own_dataclasses_get_a_hash(compat: Any) -> None:
+    with compat.hashable_dataclasses("fairseq"):
+
+        @dataclasses.dataclass
+        class Ours:
+            value: int = 0
+
+        Theirs = dataclasses.dataclass(type("Theirs", (), {"__module__": "fairseq.some", "__annotations__": {}}))
+    assert Ours.__hash__ is None
+    assert hash(Theirs()) == hash(Theirs())
+
+
+def test_what_preprocess_makes_is_read(compat: Any, tmp_path: Path) -> None:
+    texts, folder = tmp_path / "texts", tmp_path / "folder"
+    texts.mkdir()
+    lines = {"en": ["a b@@ c", "d"], "de": ["A", "B@@ C D"]}
+    for split in ("train", "valid", "test"):
+        for language, content in lines.items():
+            (texts / f"{split}.{language}").write_text("\n".join(content) + "\n")
+    level = logging.getLogger("fairseq_cli.preprocess").level
+    compat.binarize(texts, folder, "en", "de", jobs=1)
+    assert logging.getLogger("fairseq_cli.preprocess").level == level
+    assert not (folder / "preprocess.log").exists()
+    data = compose_config(
+        "transformer", ["data=folder", "data.source=en", "data.target=de", f"data.path={folder}"]
+    ).data
+    corpus = Corpus(data)
+    assert [corpus.words(corpus.split("train").target_tokens(i)) for i in (0, 1)] == ["A", "BC D"]
+    assert corpus.references("test") == (["A", "BC D"], False)  # no raw lines: detokenized ones
+    with pytest.raises(ConfigError, match=r"bpe\.codes: cannot be read"):
+        corpus.encode("a line")
+    again = tmp_path / "again"
+    compat.binarize(texts, again, "en", "de", jobs=1, dictionary=folder / "dict.en.txt")
+    assert (again / "train.en-de.de.bin").read_bytes() == (folder / "train.en-de.de.bin").read_bytes()
+
+
+def test_without_fairseq_the_error_says_how_to_install_it(compat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fairseq", None)
+    with pytest.raises(compat.FairseqMissing, match=r"pip install --no-deps fairseq==0\.12\.2") as error:
+        compat._import()
+    assert isinstance(error.value, ConfigError)  # exit code 2, one line
+    assert isinstance(error.value, ImportError)

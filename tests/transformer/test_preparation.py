@@ -1,0 +1,333 @@
+"""From archives to binarized data: the WMT14 recipe on tiny archives of the same format, downloads, resuming."""
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer import prepare
+from transformer.corpus import Corpus
+from transformer.preparation import pipeline
+from transformer.preparation.files import digest, read_lines
+from transformer.preparation.manifest import Manifest, read_manifest
+
+pytestmark = pytest.mark.usefixtures("compat")
+
+NOUNS = ["house", "cat", "street", "tree", "river", "window"]
+TRAIN = [
+    (f"The {a} sees the {b}, doesn't it? {i}", f"Das {a.upper()} sieht den {b.upper()}, nicht? {i}")
+    for i, (a, b) in enumerate([(a, b) for a in NOUNS for b in NOUNS])
+]
+TRAIN += [(f"A {a} & more: \u201cyes\u201d. {a}", f"Ein {a.upper()} & mehr: \u201eja\u201c. {a}") for a in NOUNS]
+LONG = [("word " * 300, "Wort " * 300), ("a b c d e f g h", "a"), ("", "nothing")]  # cleaning drops these
+NEWS = [(f"A {noun} & more: \u201cyes\u201d.", f"Ein {noun.upper()} & mehr: \u201eja\u201c.") for noun in NOUNS]
+
+
+@dataclass
+class Server:
+    """Serves bytes by name, and can break off after so many bytes; `requests` are (name, Range header)."""
+
+    files: dict[str, bytes]
+    url: str = ""
+    breaks_after: int | None = None
+    ranges: bool = True
+    requests: list[tuple[str, str | None]] = field(default_factory=list)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    state = Server({})
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name, wanted = self.path.lstrip("/"), self.headers.get("Range")
+            state.requests.append((name, wanted))
+            content = state.files.get(name)
+            if content is None:
+                self.send_error(404)
+                return
+            begin = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and state.ranges else 0
+            if begin >= len(content):
+                self.send_error(416)
+                return
+            self.send_response(206 if begin else 200)
+            self.send_header("Content-Length", str(len(content) - begin))
+            self.end_headers()
+            end = len(content) if state.breaks_after is None else begin + state.breaks_after
+            self.wfile.write(content[begin:end])
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
+        thread = threading.Thread(target=listening.serve_forever, daemon=True)
+        thread.start()
+        state.url = f"http://127.0.0.1:{listening.server_port}"
+        yield state
+        listening.shutdown()
+
+
+def archive(members: dict[str, bytes], mode: str) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode=mode) as tar:
+        for name, content in members.items():
+            information = tarfile.TarInfo(name)
+            information.size = len(content)
+            tar.addfile(information, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def text(lines: list[str]) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def sgm(lines: list[str]) -> bytes:
+    body = (f'<seg id="{i}">{line.replace("&", "&amp;")}</seg>' for i, line in enumerate(lines, start=1))
+    return text(["<srcset>", '<doc docid="1">', "<p>", *body, "</p>", "</doc>", "</srcset>"])
+
+
+@pytest.fixture
+def wmt14(server: Server, monkeypatch: pytest.MonkeyPatch) -> Manifest:
+    """The manifest of two tiny archives, which lie on the server."""
+    pairs = [*TRAIN, *LONG]
+    train = {"train.en": text([s for s, _ in pairs[:20]]), "train.de": text([t for _, t in pairs[:20]])}
+    train |= {"more.en.gz": gzip.compress(text([s for s, _ in pairs[20:]]))}
+    train |= {"more.de.gz": gzip.compress(text([t for _, t in pairs[20:]]))}
+    news = {"src.en.sgm": sgm([s for s, _ in NEWS]), "ref.de.sgm": sgm([t for _, t in NEWS])}
+    server.files = {"train.tgz": archive(train, "w:gz"), "news.tar": archive(news, "w")}
+    known = {
+        name: {
+            "url": f"{server.url}/{name}",
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest() if name == "train.tgz" else None,
+            "md5": None,
+        }
+        for name, content in server.files.items()
+    }
+    pair = {
+        "source": "en",
+        "target": "de",
+        "merges": 100,
+        "held_out_every": 9,
+        "train": [["train.tgz", "train.en", "train.de"], ["train.tgz", "more.en.gz", "more.de.gz"]],
+        "valid": ["news.tar", "src.en.sgm", "ref.de.sgm"],
+        "test": ["news.tar", "src.en.sgm", "ref.de.sgm"],
+    }
+    manifest = Manifest.model_validate({"archives": known, "pairs": {"wmt14_en_de": pair}})
+    monkeypatch.setattr(prepare, "read_manifest", lambda: manifest)
+    return manifest
+
+
+def run(tmp_path: Path, *arguments: str) -> int:
+    common = ["corpus=wmt14_en_de", f"output={tmp_path}/out", f"archives={tmp_path}/archives", "jobs=1"]
+    return prepare.main([*common, *arguments])
+
+
+def words(corpus: Corpus, split: str) -> list[str]:
+    side = corpus.split(split)
+    return [corpus.words(side.target_tokens(i)) for i in range(len(side))]
+
+
+def test_the_recipe_from_archives_to_tokens(wmt14: Manifest, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run(tmp_path) == 0
+    output = tmp_path / "out"
+    told = capsys.readouterr().out
+    assert f"train.tgz: sha256 {digest(tmp_path / 'archives/train.tgz')}, as in the manifest" in told
+    assert "no checksum is known for this file" in told
+
+    corpus = Corpus(prepare.NumberNames.model_construct(path=str(output), source="en", target="de"))
+    assert [len(corpus.split(name)) for name in ("train", "valid", "test")] == [len(TRAIN), len(NEWS), len(NEWS)]
+    assert words(corpus, "test")[0] == "Ein HOUSE &amp; mehr : &quot; ja &quot; ."  # normalised, tokenised, escaped
+    assert words(corpus, "train")[1] == "Das HOUSE sieht den CAT , nicht ? 1"
+    assert list(read_lines(output / "raw/test.de")) == [target for _, target in NEWS]
+    assert corpus.references("valid") == ([target for _, target in NEWS], True)
+    codes = (output / "bpe.codes").read_text().splitlines()
+    assert len(codes) == 1 + 100
+    assert (output / "dict.en.txt").read_bytes() == (output / "dict.de.txt").read_bytes()
+
+    record = json.loads((output / "prepared.json").read_text())
+    assert record["pairs"] == {"train": len(TRAIN), "valid": len(NEWS), "test": len(NEWS)}
+    seen = {each["file"]: each for each in record["recipe"]["archives"]}
+    assert seen["news.tar"]["sha256"] == digest(tmp_path / "archives/news.tar")
+    assert all(digest(output / name) == value for name, value in record["sha256"].items())
+    assert {"train.en-de.en.bin", "valid.en-de.de.idx", "bpe.codes"} <= record["sha256"].keys()
+    assert not (tmp_path / "out.work").exists()
+
+
+def test_what_is_made_is_not_made_again_nor_taken_for_something_else(
+    wmt14: Manifest, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture
+) -> None:
+    assert run(tmp_path) == 0
+    asked, stamp = len(server.requests), (tmp_path / "out/prepared.json").stat().st_mtime_ns
+    assert run(tmp_path) == 0
+    assert (len(server.requests), (tmp_path / "out/prepared.json").stat().st_mtime_ns) == (asked, stamp)
+    assert run(tmp_path, "merges=30") == 2
+    assert f"output={tmp_path}/out: holds other data" in capsys.readouterr().err
+
+
+def test_the_held_out_slice_is_in_no_training_line(wmt14: Manifest, tmp_path: Path) -> None:
+    assert run(tmp_path, "validation=held_out") == 0
+    corpus = Corpus(prepare.NumberNames.model_construct(path=f"{tmp_path}/out", source="en", target="de"))
+    train, valid = words(corpus, "train"), words(corpus, "valid")
+    assert len(valid) == len(TRAIN) // 9
+    assert len(train) == len(TRAIN) - len(valid)
+    assert not set(train) & set(valid)
+
+
+def test_an_interrupted_preparation_goes_on_and_gives_the_same(
+    wmt14: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "Recipe", lambda *a, **k: pipeline.Recipe(*a, **k, chunk=8))
+    assert run(tmp_path, f"output={tmp_path}/whole") == 0
+    original, done = pipeline.encode_chunk, []
+
+    def breaks(*arguments: Any) -> None:
+        if len(done) == 3:
+            raise KeyboardInterrupt
+        done.append(arguments[-1].name)
+        original(*arguments)
+
+    monkeypatch.setattr(pipeline, "encode_chunk", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
+    assert not (tmp_path / "out").exists()
+    stamps = {file: file.stat().st_mtime_ns for file in (tmp_path / "out.work").rglob("*.tsv")}
+    assert sum("encoded" in file.parts for file in stamps) == 3
+    again: list[str] = []
+    monkeypatch.setattr(pipeline, "encode_chunk", lambda *a: (again.append(a[-1].name), original(*a))[1])
+    monkeypatch.setattr(pipeline, "tokenize_chunk", lambda *_: pytest.fail("words are made twice"))
+    assert run(tmp_path) == 0
+    assert not set(again) & set(done)
+    ours, whole = (json.loads((tmp_path / name / "prepared.json").read_text()) for name in ("out", "whole"))
+    assert ours["sha256"] == whole["sha256"]
+
+
+def test_several_processes_give_the_same(wmt14: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "Recipe", lambda *a, **k: pipeline.Recipe(*a, **k, chunk=8))
+    assert run(tmp_path) == 0
+    assert run(tmp_path, f"output={tmp_path}/two", "jobs=2") == 0
+    ours, whole = (json.loads((tmp_path / name / "prepared.json").read_text()) for name in ("out", "two"))
+    assert ours["sha256"] == whole["sha256"]
+
+
+# -- downloads
+
+
+def test_a_download_goes_on_where_it_broke_off(
+    wmt14: Manifest, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture
+) -> None:
+    server.breaks_after = 200
+    assert run(tmp_path) == 2
+    error = capsys.readouterr().err
+    assert "train.tgz: cannot be downloaded" in error
+    assert "the connection ended after 200 of" in error
+    assert "Call this again to go on" in error
+    server.breaks_after = None
+    assert run(tmp_path) == 0
+    assert ("train.tgz", "bytes=200-") in server.requests
+    assert (tmp_path / "archives/train.tgz").read_bytes() == server.files["train.tgz"]
+    assert not list((tmp_path / "archives").glob("*.partial"))
+
+
+def test_a_server_without_ranges_begins_again(wmt14: Manifest, tmp_path: Path, server: Server) -> None:
+    server.ranges = False
+    (tmp_path / "archives").mkdir()
+    (tmp_path / "archives/train.tgz.partial").write_bytes(b"the beginning of something else")
+    assert run(tmp_path) == 0
+
+
+def test_a_partial_file_that_is_whole_is_taken(wmt14: Manifest, tmp_path: Path, server: Server) -> None:
+    (tmp_path / "archives").mkdir()
+    (tmp_path / "archives/train.tgz.partial").write_bytes(server.files["train.tgz"])
+    assert run(tmp_path) == 0
+
+
+def test_a_dead_link_names_the_file_and_where_to_put_it(
+    wmt14: Manifest, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture
+) -> None:
+    content = server.files.pop("news.tar")
+    assert run(tmp_path) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"news.tar: cannot be downloaded from {server.url}/news.tar (HTTP Error 404" in error
+    assert f"put it at {tmp_path}/archives/news.tar" in error
+    (tmp_path / "archives/news.tar").write_bytes(content)
+    assert run(tmp_path) == 0
+
+
+@pytest.mark.parametrize(("content", "problem"), [(b"x", "bytes is 1, expected"), (None, "sha256 is")])
+def test_a_file_that_is_not_the_right_one_is_refused(
+    wmt14: Manifest, tmp_path: Path, server: Server, content: bytes | None, problem: str, capsys: Any
+) -> None:
+    (tmp_path / "archives").mkdir()
+    wrong = content or bytes(len(server.files["train.tgz"]))  # the right length, other bytes
+    (tmp_path / "archives/train.tgz").write_bytes(wrong)
+    assert run(tmp_path) == 2
+    error = capsys.readouterr().err
+    assert f"{tmp_path}/archives/train.tgz: {problem}" in error
+    assert "remove it to download it" in error
+
+
+def test_a_missing_member_and_uneven_sides_are_errors(
+    wmt14: Manifest, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "archives").mkdir()
+    file = tmp_path / "archives/news.tar"
+    for members, problem in (
+        ({"src.en.sgm": sgm(["one"])}, "has no member ref.de.sgm"),
+        ({"src.en.sgm": sgm(["one"]), "ref.de.sgm": sgm(["eins", "zwei"])}, "have different numbers of lines"),
+    ):
+        content = archive(members, "w")
+        file.write_bytes(content)
+        changed = wmt14.archives["news.tar"].model_copy(update={"bytes": len(content)})
+        wmt14.archives["news.tar"] = changed
+        assert run(tmp_path, f"output={tmp_path}/{len(members)}") == 2
+        assert f"{file}: " in (error := capsys.readouterr().err)
+        assert problem in error
+
+
+def test_the_manifest_in_the_repository_is_the_recipe() -> None:
+    manifest = read_manifest()
+    german, french = manifest.pairs["wmt14_en_de"], manifest.pairs["wmt14_en_fr"]
+    assert (german.merges, french.merges) == (37_000, 32_000)
+    assert {corpus.archive for corpus in german.train} == {"europarl", "common_crawl", "news_commentary"}
+    assert {corpus.archive for corpus in french.train} == {
+        *("europarl", "common_crawl", "news_commentary"),
+        *("united_nations", "giga"),
+    }
+    for pair, language in ((german, "de"), (french, "fr")):
+        assert "newstest2013" in pair.valid.source
+        assert "newstest2014" in pair.test.source
+        for corpus in (*pair.train, pair.valid, pair.test):
+            assert corpus.source.removesuffix(".gz").removesuffix(".sgm").endswith(".en")
+            assert corpus.target.removesuffix(".gz").removesuffix(".sgm").endswith(f".{language}")
+    assert all(len(archive.sha256 or "0" * 64) == 64 for archive in manifest.archives.values())
+
+
+# -- the user's own files
+
+
+def test_files_that_the_user_has(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for split, pairs in (("train", TRAIN), ("valid", NEWS), ("test", NEWS)):
+        (texts / f"{split}.en").write_bytes(text([s for s, _ in pairs]))
+        (texts / f"{split}.de").write_bytes(text([t for _, t in pairs]))
+    arguments = ["corpus=files", f"texts={texts}", "source=en", "target=de", f"output={tmp_path}/out", "jobs=1"]
+    assert prepare.main(arguments) == 2
+    assert "corpus=files: merges missing" in capsys.readouterr().err
+    (texts / "test.de").write_bytes(text(["only one line"]))
+    assert prepare.main([*arguments, "merges=40"]) == 2
+    assert "test.en and test.de differ in length" in capsys.readouterr().err
+    (texts / "test.de").write_bytes(text([t for _, t in NEWS]))
+    assert prepare.main([*arguments, "merges=40"]) == 0
+    assert json.loads((tmp_path / "out/prepared.json").read_text())["pairs"]["test"] == len(NEWS)

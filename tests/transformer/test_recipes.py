@@ -1,0 +1,165 @@
+"""Recipes and tables: everything composes without data, and the values are those that the paper publishes."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from common.report.registry import Row, Table, load_table
+from common.training.compose import CONFIGS, compose_config
+from transformer.config import TransformerConfig
+
+TABLES = {name: load_table(name) for name in ("table2", "table2_proxy")}
+CELLS = [(table, row, pair) for table in TABLES.values() for row in table.rows for pair in table.variants]
+EXPERIMENTS = [
+    str(path.relative_to(CONFIGS / "experiment").with_suffix(""))
+    for folder in ("table2", "figure6", "transformer")
+    for path in sorted((CONFIGS / "experiment" / folder).glob("*.yaml"))
+]
+METHODS = {
+    "AllReduce": ("allreduce", "adam", (0.9, 0.98), None),
+    "DAdam": ("decentralized", "adam", (0.974, 0.999), None),
+    "AccumAdam": ("decentralized", "accumadam", (0.9, 0.999), 8),
+}
+LR_OF_16 = {"AllReduce": 7e-4, "DAdam": 2.8e-3, "AccumAdam": 7e-4}
+
+
+@cache
+def compose(*overrides: str) -> TransformerConfig:
+    return compose_config("transformer", list(overrides))
+
+
+def composed(table: Table, row: Row, pair: str) -> TransformerConfig:
+    return compose(*table.cell(row, table.seeds[0], Path("runs"), pair).overrides)
+
+
+def steps_of(config: TransformerConfig) -> int | None:
+    return getattr(config.optimizer, "accumulation_steps", None)
+
+
+@pytest.mark.parametrize(("table", "row", "pair"), CELLS, ids=lambda value: getattr(value, "name", value))
+def test_every_cell_composes_to_what_its_labels_say(table: Table, row: Row, pair: str) -> None:
+    config = composed(table, row, pair)
+    method, optimizer, betas, s = METHODS[row.method]
+    assert (config.parallel.method, config.topology.name) == (method, row.topology)
+    assert (config.optimizer.name, config.optimizer.betas, steps_of(config)) == (optimizer, betas, s)
+    assert (config.optimizer.eps, config.lr, config.optimizer.weight_decay) == (1e-9, LR_OF_16[row.method], 0)
+    assert (config.n, config.workers.per_host, config.seed) == (16, 4, table.seeds[0])
+    assert f"{config.data.source}_{config.data.target}" == pair
+    assert config.build_topology().world_size == 16
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_and_columns_of_table2_and_of_its_proxy(name: str) -> None:
+    table = TABLES[name]
+    decentralized = [(method, topology) for method in ("DAdam", "AccumAdam") for topology in ("aer", "complete")]
+    assert [(row.method, row.topology) for row in table.rows] == [("AllReduce", "complete"), *decentralized]
+    assert len(table.seeds) == 3
+    assert list(table.variants) == ["en_de", "en_fr"]
+
+
+def test_columns_of_the_proxy() -> None:
+    assert ",".join(TABLES["table2_proxy"].columns) == (
+        "method,topology,workers,seeds,en_de_bleu_mean,en_de_bleu_2sigma,en_de_validation_loss_mean,"
+        "en_fr_bleu_mean,en_fr_bleu_2sigma,en_fr_validation_loss_mean,en_de_meteor_mean,en_fr_meteor_mean"
+    )
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_differ_in_method_topology_and_optimizer_only(name: str) -> None:
+    free = {"name", "run_dir", "parallel", "topology", "optimizer"}
+    for pair in TABLES[name].variants:
+        shared = [composed(TABLES[name], row, pair).model_dump(exclude=free) for row in TABLES[name].rows]
+        assert all(values == shared[0] for values in shared)
+
+
+@pytest.mark.parametrize("experiment", [e for e in EXPERIMENTS if not e.startswith("transformer")])
+def test_every_recipe_has_what_the_paper_says_of_all(experiment: str) -> None:
+    config = compose(f"experiment={experiment}")
+    assert (config.workers.kind, config.data.name, config.data.max_length) == ("processes", "wmt14_en_de", 156)
+    assert (config.training.epochs, config.training.steps) == (24, None)
+    assert config.training.batch_size == pytest.approx(25_000, rel=0.03)
+    assert config.training.batch_size % 64 == 0
+    assert (config.model.name, config.model.dropout, config.label_smoothing) == ("transformer_base", 0.1, 0.1)
+    schedule = config.schedule
+    assert (schedule.name, schedule.unit, schedule.warmup, schedule.warmup_start) == (
+        "inverse_square_root",
+        "epochs",
+        1,
+        0,
+    )
+    decoding = config.decoding
+    assert (decoding.beam, decoding.length_penalty, decoding.extra_length) == (4, 0.6, 50)
+    assert (config.seed, config.evaluation.every, config.evaluation.keep_average) == (810975, None, True)
+
+
+def test_the_pairs_of_table2() -> None:
+    assert TABLES["table2"].seeds == (810975, 810976, 810977)
+    base, big = (composed(TABLES["table2"], TABLES["table2"].rows[0], pair) for pair in ("en_de", "en_fr"))
+    assert (base.model.name, base.data.name, base.training.epochs) == ("transformer_base", "wmt14_en_de", 24)
+    assert (big.model.name, big.data.name, big.training.epochs) == ("transformer_big", "wmt14_en_fr", 5)
+    assert big.model.dropout == 0.1
+    assert (base.model.width, base.model.hidden, base.model.heads) == (512, 2048, 8)
+    assert (big.model.width, big.model.hidden, big.model.heads) == (1024, 4096, 16)
+    assert {base.model.encoder_layers, base.model.decoder_layers, big.model.encoder_layers} == {6}
+
+
+@pytest.mark.parametrize(
+    ("experiment", "workers", "per_host", "lr", "s"),
+    [
+        ("dadam_8", 8, 4, 2.0e-3, None),
+        ("dadam_16", 16, 4, 2.8e-3, None),
+        ("dadam_32", 32, 4, 3.8e-3, None),
+        ("dadam_64", 64, 8, 3.8e-3, None),  # lr: a stand-in
+        ("accumadam_8", 8, 4, 8e-4, 4),
+        ("accumadam_16", 16, 4, 7e-4, 8),
+        ("accumadam_32", 32, 4, 7e-4, 8),  # lr and s: stand-ins
+        ("accumadam_64", 64, 8, 7e-4, 8),  # lr and s: stand-ins
+    ],
+)
+@pytest.mark.parametrize("topology", [None, "one_peer_exponential", "complete"])
+def test_the_worker_counts_of_figure6(
+    experiment: str, workers: int, per_host: int, lr: float, s: int | None, topology: str | None
+) -> None:
+    config = compose(f"experiment=figure6/{experiment}", *([f"topology={topology}"] if topology else []))
+    method = {"dadam": "DAdam", "accumadam": "AccumAdam"}[experiment.split("_")[0]]
+    assert (config.n, config.workers.per_host, config.lr) == (workers, per_host, lr)
+    assert (config.parallel.method, config.topology.name) == ("decentralized", topology or "aer")
+    assert (config.optimizer.name, config.optimizer.betas, steps_of(config)) == (*METHODS[method][1:3], s)
+    assert config.optimizer.eps == 1e-9
+    assert config.name == f"figure6_{experiment.split('_')[0]}_{topology or 'aer'}_{workers}"
+    assert config.build_topology().world_size == workers
+
+
+@pytest.mark.parametrize("workers", [8, 16, 32, 64])
+def test_allreduce_is_the_same_for_all_worker_counts(workers: int) -> None:
+    config = compose("experiment=figure6/allreduce", f"workers.count={workers}")
+    assert (config.n, config.lr, config.optimizer.betas, config.optimizer.eps) == (workers, 7e-4, (0.9, 0.98), 1e-9)
+    assert (config.parallel.method, config.optimizer.name) == ("allreduce", "adam")
+    assert config.name == f"figure6_allreduce_{workers}"
+
+
+def test_the_proxy_of_table2_has_the_recipes_structure() -> None:
+    for row, proxy_row in zip(TABLES["table2"].rows, TABLES["table2_proxy"].rows, strict=True):
+        for pair in TABLES["table2"].variants:
+            recipe, proxy = composed(TABLES["table2"], row, pair), composed(TABLES["table2_proxy"], proxy_row, pair)
+            assert (proxy.data.name, proxy.workers.kind) == ("number_names", "simulated")
+            same = ("parallel", "topology", "optimizer", "label_smoothing", "schedule")
+            assert [getattr(proxy, key) for key in same] == [getattr(recipe, key) for key in same]
+            assert (proxy.decoding.beam, proxy.decoding.length_penalty, proxy.decoding.extra_length) == (4, 0.6, 50)
+            assert (proxy.training.epochs, proxy.evaluation.every, proxy.evaluation.keep_average) == (24, None, True)
+            assert (proxy.model.dropout, proxy.decoding.in_training) == (0.1, True)
+
+
+def test_the_proxys_note_says_what_its_data_are() -> None:
+    data, note = composed(TABLES["table2_proxy"], TABLES["table2_proxy"].rows[0], "en_de").data, " "
+    note = note.join(TABLES["table2_proxy"].note.split())
+    assert f"{data.held_out_lines} validation lines" in note
+    assert f"numbers below {data.numbers:,}" in note
+
+
+def test_the_proxy_of_one_command() -> None:
+    config = compose("experiment=transformer/proxy")
+    assert (config.parallel.method, config.optimizer.name, config.optimizer.betas) == ("allreduce", "adam", (0.9, 0.98))
+    assert (config.workers.kind, config.n, config.data.numbers) == ("processes", 2, 1_000_000)
+    assert config.decoding.in_training

@@ -1,0 +1,142 @@
+"""Words, subwords and scores, against definitions written out here."""
+
+import math
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from common.training.config import ConfigError
+from transformer import scores
+from transformer.preparation.pipeline import learn_codes
+from transformer.text import MosesText, Subwords, join_subwords, unescape
+
+HYPOTHESES = ["The cat sat on the mat.", "There is a dog in the house, too!", "two", "What is this?"]
+REFERENCES = ["The cat sat on a mat.", "There is a dog inside the house, too!", "two; three", "What was this?"]
+
+
+@pytest.mark.parametrize(
+    ("language", "line", "words"),
+    [
+        ("en", "It's well-known.", "It &apos;s well @-@ known ."),
+        ("de", "\u201eJa\u201c: z.B. 3,5 km", "&quot; Ja &quot; : z.B. 3,5 km"),
+        ("fr", "L'été\u00a0: vingt-deux", "L&apos; été : vingt @-@ deux"),
+        ("en", "a\tb\u200b c\ufeff", "a b c"),
+    ],
+)
+def test_raw_lines_to_words(language: str, line: str, words: str) -> None:
+    assert MosesText(language).tokenize(line) == words
+
+
+@pytest.mark.parametrize("line", ["It's a well-known fact, isn't it?", "He said: no & yes (maybe)."])
+def test_words_come_back_as_people_write_them(line: str) -> None:
+    english = MosesText("en")
+    assert english.detokenize(english.tokenize(line)) == line
+
+
+def test_subwords_join_to_the_words_they_came_from(tmp_path: Path) -> None:
+    words = Counter({"lower": 9, "lowest": 7, "newer": 5, "wide": 3})
+    learn_codes(words, 6, tmp_path / "codes")
+    subwords = Subwords(tmp_path / "codes")
+    split = subwords.split("lowest wider unseen")
+    assert split != "lowest wider unseen"
+    assert join_subwords(split) == "lowest wider unseen"
+    again = tmp_path / "again"
+    learn_codes(Counter(dict(reversed(words.items()))), 6, again)  # whatever the order in which words were counted
+    assert again.read_bytes() == (tmp_path / "codes").read_bytes()
+    with pytest.raises(ConfigError, match=r"missing: cannot be read"):
+        Subwords(tmp_path / "missing")
+    assert unescape("Q&amp;A &lt;b&gt; &quot;") == 'Q&A <b> "'
+
+
+def plain_bleu(hypotheses: list[list[str]], references: list[list[str]]) -> float:
+    """Papineni et al. (2002), one reference, without smoothing, in percent."""
+    log_precision = 0.0
+    for n in range(1, 5):
+        hits = total = 0
+        for ours, theirs in zip(hypotheses, references, strict=True):
+            found, wanted = (Counter(zip(*(words[i:] for i in range(n)), strict=False)) for words in (ours, theirs))
+            hits += sum((found & wanted).values())
+            total += sum(found.values())
+        if not hits:
+            return 0.0
+        log_precision += math.log(hits / total) / 4
+    lengths = [sum(map(len, side)) for side in (hypotheses, references)]
+    return 100 * math.exp(log_precision + min(0.0, 1 - lengths[1] / lengths[0]))
+
+
+def test_bleu_is_the_plain_formula_where_nothing_needs_smoothing() -> None:
+    def words(lines: list[str]) -> list[list[str]]:
+        return [re.findall(r"\w+|[,.!?;]", line) for line in lines]
+
+    expected = plain_bleu(words(HYPOTHESES), words(REFERENCES))
+    assert 20 < expected < 80
+    found, signature = scores.bleu(HYPOTHESES, REFERENCES)
+    assert found == pytest.approx(expected)
+    assert "tok:13a" in signature
+    assert "smooth:exp" in signature
+    assert scores.paper_bleu(HYPOTHESES, REFERENCES) == pytest.approx(expected)
+
+
+def test_the_papers_bleu_is_not_smoothed() -> None:
+    assert scores.paper_bleu(["a b c d e"], ["a b c x e"]) == 0
+    assert scores.bleu(["a b c d e"], ["a b c x e"])[0] > 0
+
+
+def test_sums_of_parts_give_the_bleu_of_the_whole() -> None:
+    parts = [scores.bleu_sums(HYPOTHESES[i : i + 1], REFERENCES[i : i + 1]) for i in range(4)]
+    total = {name: float(sum(part[name] for part in parts)) for name in scores.BLEU_SUMS}
+    assert scores.bleu_of(total) == pytest.approx(scores.bleu(HYPOTHESES, REFERENCES)[0])
+
+
+def test_chrf_of_equal_lines_and_its_signature() -> None:
+    assert scores.chrf(REFERENCES, REFERENCES)[0] == pytest.approx(100)
+    value, signature = scores.chrf(HYPOTHESES, REFERENCES)
+    assert 50 < value < 100
+    assert "nc:6|nw:0" in signature
+
+
+@pytest.mark.skipif(scores.wordnet_problem() is not None, reason="no WordNet: scripts/get_wordnet.sh")
+def test_meteor() -> None:
+    # All n words match in one chunk: 1 - 0.5 (1/n)^3 by Banerjee and Lavie (2005).
+    assert scores.meteor(["one two three four"], ["one two three four"]) == pytest.approx(1 - 0.5 / 4**3)
+    assert scores.meteor(["one", "x"], ["one", "y"]) == pytest.approx(0.25)
+    assert scores.meteor(["the car stopped"], ["the auto stopped"]) > 0.9  # by WordNet's synonyms
+
+
+def test_meteor_without_wordnet_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nltk = pytest.importorskip("nltk")
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
+    unread = nltk.corpus.util.LazyCorpusLoader("wordnet", nltk.corpus.WordNetCorpusReader, None)
+    monkeypatch.setattr(nltk.corpus, "wordnet", unread)
+    problem = scores.wordnet_problem.__wrapped__()
+    assert problem is not None
+    assert "scripts/get_wordnet.sh" in problem
+    monkeypatch.setattr(scores, "wordnet_problem", lambda: problem)
+    with pytest.raises(ConfigError, match="METEOR needs WordNet"):
+        scores.meteor(["a"], ["a"])
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb")
+def test_wordnet_out_of_debian_packages(tmp_path: Path) -> None:
+    for name in ("wordnet-base", "wordnet-sense-index"):
+        root = tmp_path / name
+        (root / "DEBIAN").mkdir(parents=True)
+        (root / "DEBIAN/control").write_text(
+            f"Package: {name}\nVersion: 1\nArchitecture: all\nMaintainer: a <a@b>\nDescription: a\n"
+        )
+        (root / "usr/share/wordnet").mkdir(parents=True)
+        (root / f"usr/share/wordnet/{name}.txt").write_text("content")
+        subprocess.run(["dpkg-deb", "--build", root, tmp_path / f"{name}_1_all.deb"], check=True, capture_output=True)
+    command = ["scripts/get_wordnet.sh", tmp_path / "nltk", tmp_path]
+    assert "ready" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    target = tmp_path / "nltk/corpora/wordnet"
+    assert {file.name for file in target.iterdir()} == {"wordnet-base.txt", "wordnet-sense-index.txt", "lexnames"}
+    names = [line.split("\t") for line in (target / "lexnames").read_text().splitlines()]
+    assert [int(number) for number, *_ in names] == list(range(45))
+    parts = {"noun": "1", "verb": "2", "adj": "3", "adv": "4"}
+    assert all(parts[name.split(".")[0]] == number for _, name, number in names)
+    assert "there already" in subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,85 @@
+"""Whole runs: real processes against the simulator, going on in the middle of an epoch, loss independent of n."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.training.launch import launch
+from transformer.task import Translation
+
+METHODS = {
+    "allreduce": ["parallel=allreduce", "optimizer=adam"],
+    "accumadam": ["topology=one_peer_exponential", "optimizer=accumadam", "evaluation.keep_average=true"],
+}
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without wall-clock figures."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_processes_and_simulation_agree(small: list[str], method: str, tmp_path: Path) -> None:
+    arguments = [*small, *METHODS[method], "workers.count=2", "training.steps=9", "evaluation.every=6"]
+    arguments += ["decoding.in_training=true", "decoding.extra_length=2"]
+    assert launch("transformer", [*arguments, f"run_dir={tmp_path}/processes"]) == 0
+    assert launch("transformer", [*arguments, "workers=simulated", f"run_dir={tmp_path}/simulated"]) == 0
+    real, simulated = rows(tmp_path / "processes"), rows(tmp_path / "simulated")
+    assert [(row["step"], row["split"]) for row in real] == [
+        (3, "train"), (6, "train"), (6, "validation"), (9, "train"), (9, "validation")
+    ]  # fmt: skip
+    for one, other in zip(real, simulated, strict=True):
+        assert one.keys() == other.keys()
+        assert (one["bytes_sent"], one["epoch"]) == (other["bytes_sent"], other["epoch"])
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+    assert real[2]["bleu"] == pytest.approx(simulated[2]["bleu"], abs=1)
+
+
+def test_the_loss_before_any_update_does_not_depend_on_the_number_of_workers(small: list[str], tmp_path: Path) -> None:
+    losses = set()
+    for workers in (1, 2, 3):
+        arguments = ["workers=simulated", f"workers.count={workers}", "optimizer.lr=1e-12", "training.steps=1"]
+        run = tmp_path / str(workers)
+        assert launch("transformer", [*small, *arguments, f"run_dir={run}", "evaluation.batch_size=64"]) == 0
+        losses.add(round(rows(run)[-1]["loss"], 5))
+    assert len(losses) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_that_broke_in_the_middle_of_an_epoch_ends_as_if_it_had_not(
+    small: list[str], method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [*small, *METHODS[method], "workers=simulated", "workers.count=2", "training.steps=20"]
+    arguments += ["training.checkpoint_every=3", "evaluation.every=7", "evaluation.models_kept=2"]
+    assert launch("transformer", [*arguments, f"run_dir={tmp_path}/whole"]) == 0
+    epochs = [row["epoch"] for row in rows(tmp_path / "whole")]
+    assert epochs[-1] > 1
+
+    original, calls = Translation.loss, 0
+
+    def breaks(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 23:  # of two a step
+            raise RuntimeError("the power is gone")
+        return original(*given)
+
+    monkeypatch.setattr(Translation, "loss", breaks)
+    assert launch("transformer", [*arguments, f"run_dir={tmp_path}/broken"]) == 1
+    assert launch("transformer", [*arguments, f"run_dir={tmp_path}/broken", "resume=true"]) == 0
+    assert rows(tmp_path / "broken") == rows(tmp_path / "whole")
+    kept = [sorted((tmp_path / name / "checkpoints/models").iterdir()) for name in ("whole", "broken")]
+    assert [file.name for file in kept[0]] == ["step_00000014.pt", "step_00000020.pt"]
+    for one, other in zip(*kept, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_bf16_trains(small: list[str], tmp_path: Path) -> None:
+    arguments = ["workers=simulated", "workers.count=2", "training.precision=bf16", "training.clip=1.0"]
+    arguments += ["training.steps=12", "optimizer.lr=0.01", f"run_dir={tmp_path}/run"]
+    assert launch("transformer", [*small, *arguments]) == 0
+    losses = [row["loss"] for row in rows(tmp_path / "run") if row["split"] == "train"]
+    assert losses[-1] < losses[0] < 6

@@ -1,0 +1,176 @@
+"""A finished run's models: translating lines, scoring and drawing every kept one, averages."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import sacrebleu
+import torch
+
+from transformer import translate
+from transformer.corpus import Corpus
+from transformer.evaluate import main as evaluate
+from transformer.scores import wordnet_problem
+from transformer.search import beam_search
+from transformer.task import search_of
+from transformer.translation import load_model, mean_of, read_config, read_state
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def run(run_folder: Path, tmp_path: Path) -> Path:
+    """A copy of the run that the test may change."""
+    return shutil.copytree(run_folder, tmp_path / "run")
+
+
+@pytest.fixture
+def translated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
+    """Calls the command with lines on standard input; returns those on standard output."""
+
+    def call(text: str, *arguments: Any) -> list[str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        capsys.readouterr()
+        assert translate.main([str(argument) for argument in arguments]) == 0
+        return capsys.readouterr().out.split("\n")[:-1]
+
+    return call
+
+
+def alone(run: Path, line: str) -> str:
+    """One line by the model itself."""
+    config = read_config(run)
+    corpus = Corpus(config.data)
+    model = load_model(config, corpus, read_state(run / "checkpoints/best.pt"), "best", CPU)
+    return corpus.line(beam_search(model, corpus.encode(line)[None], None, search_of(config))[0][0].tokens)
+
+
+def test_lines_are_translated_in_their_order(run: Path, translated: Callable[..., list[str]]) -> None:
+    lines = [
+        "cat door.",
+        "",
+        "apple apple book egg fish gate hill.",
+        "  ",
+        "something unseen: caf\u00e9 \u2014 42!",
+        "egg.",
+    ]
+    found = translated("\n".join(lines) + "\n", "--checkpoint", run / "checkpoints/best.pt", "--batch-size", 12)
+    assert found == [alone(run, line) if line.strip() else "" for line in lines]
+
+
+def test_many_lines_come_in_chunks(
+    run: Path, translated: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(translate, "LINES_AT_A_TIME", 2)
+    lines = ["cat.", "door egg.", "hill.", "fish fish.", "gate."]
+    found = translated("\n".join(lines), "--checkpoint", run / "checkpoints/last.pt")
+    assert len(found) == 5
+    assert found == translated("\r\n".join(lines), "--checkpoint", run / "checkpoints/last.pt", "--run", run)
+
+
+def test_data_and_run_may_have_moved(run: Path, translated: Callable[..., list[str]], tmp_path: Path) -> None:
+    expected = translated("cat egg.\n", "--checkpoint", run / "checkpoints/best.pt")
+    moved = shutil.copytree(read_config(run).data.path, tmp_path / "elsewhere")
+    model = shutil.copyfile(run / "checkpoints/best.pt", tmp_path / "model.pt")
+    config = (run / "config.yaml").read_text().replace(read_config(run).data.path, "/nowhere")
+    (run / "config.yaml").write_text(config)
+    assert translated("cat egg.\n", "--checkpoint", model, "--run", run, "--data", moved) == expected
+    greedy = translated("cat egg.\n", "--checkpoint", model, "--run", run, "--data", moved, "--beam", 1)
+    assert len(greedy) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--checkpoint", "RUN/checkpoints/none.pt"], "none.pt: cannot be read as a model"),
+        (["--checkpoint", "RUN/config.yaml", "--run", "RUN"], "config.yaml: cannot be read as a model"),
+        (["--checkpoint", "RUN/checkpoints/best.pt", "--run", "/nowhere"], "/nowhere/config.yaml: cannot be read"),
+        (["--checkpoint", "RUN/checkpoints/best.pt", "--data", "/nowhere"], "data.path=/nowhere: no such folder"),
+        (["--checkpoint", "RUN/checkpoints/step_00000040/rank_0.pt", "--run", "RUN"], "expected a bare state dict"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(
+    run: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert translate.main([argument.replace("RUN", str(run)) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert problem in error
+
+
+def test_a_model_of_another_size_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = (run / "config.yaml").read_text().replace("width: 16", "width: 32")
+    (run / "config.yaml").write_text(config)
+    assert translate.main(["--checkpoint", str(run / "checkpoints/best.pt")]) == 2
+    assert "expected a state dict of the run's model" in capsys.readouterr().err
+
+
+# -- evaluate
+
+
+def test_every_kept_model_is_scored(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluate([f"run={run}", "average=2", "threads=1"]) == 0
+    told = capsys.readouterr().out
+    frame = pd.read_csv(run / "evaluation/test.csv")
+    names = ["step_00000020", "step_00000030", "step_00000040", "best", "last", "average_2"]
+    assert frame["model"].tolist() == names
+    summary = json.loads((run / "summary.json").read_text())
+    assert frame["step"].tolist() == [20, 30, 40, summary["best"]["validation"]["step"], 40, 40]
+    record = json.loads((run / "evaluation/test.json").read_text())
+    assert record["signatures"]["bleu"].startswith("nrefs:1|case:mixed")
+    assert record["signatures"]["bleu"] in told
+    assert "not comparable with sacreBLEU" in record["definitions"]["paper_bleu"]
+    assert ("meteor" in frame) == (wordnet_problem() is None)
+    assert (run / "evaluation/test.png").read_bytes().startswith(b"\x89PNG")
+    corpus = Corpus(read_config(run).data)
+    references, _ = corpus.references("test")
+    for name, bleu in frame[["model", "bleu"]].itertuples(index=False):
+        lines = (run / f"evaluation/test.{name}.txt").read_text().split("\n")[:-1]
+        assert bleu == pytest.approx(sacrebleu.corpus_bleu(lines, [references]).score, rel=1e-5)
+    last = frame[frame["model"].isin(["step_00000040", "last"])].drop(columns=["model"])
+    assert last.iloc[0].equals(last.iloc[1])
+
+
+def test_the_validation_loss_is_the_one_of_the_run(run: Path) -> None:
+    assert evaluate([f"run={run}", "split=valid", "models=last"]) == 0
+    (row,) = json.loads((run / "evaluation/valid.json").read_text())["rows"]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for name in ("loss", "loss_smoothed"):
+        assert row[name] == pytest.approx(rows[-1][name], rel=1e-5)
+    assert row["model"] == "last"
+
+
+def test_the_average_is_the_mean_of_the_weights(run: Path) -> None:
+    files = sorted((run / "checkpoints/models").iterdir())[-2:]
+    states = [torch.load(file, weights_only=True) for file in files]
+    mean = mean_of([read_state(file) for file in files])
+    for name, tensor in mean.items():
+        assert torch.allclose(tensor, (states[0][name] + states[1][name]) / 2, atol=1e-7)
+        assert tensor.dtype == states[0][name].dtype
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["run=/nowhere"], "/nowhere/config.yaml: cannot be read"),
+        (["run=RUN", "average=9"], "average=9: expected at most the 3 models"),
+        (["run=RUN", "split=train"], "split='train'"),
+        (["run=RUN", "modells=best"], "modells: unknown key"),
+    ],
+)
+def test_evaluate_refuses(
+    run_folder: Path, arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluate([argument.replace("RUN", str(run_folder)) for argument in arguments]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_run_without_models_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run / "checkpoints")
+    assert evaluate([f"run={run}"]) == 2
+    assert f"no model in {run}/checkpoints" in capsys.readouterr().err

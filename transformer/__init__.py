@@ -1,0 +1,1 @@
+"""Transformers that translate."""

@@ -1,0 +1,47 @@
+"""Sentences of similar length share a batch; a batch holds at most so many source tokens and so many target tokens.
+
+Everything here works on lengths alone, in tokens with EOS, and is the same on every rank.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batch k holds sentences order[starts[k]:starts[k + 1]]; starts has one entry more than there are batches."""
+
+    order: Integers
+    starts: Integers
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, index: int) -> Integers:
+        """The sentences of batch number `index`."""
+        return self.order[self.starts[index] : self.starts[index + 1]]
+
+
+def batch_by_tokens(
+    sources: Integers, targets: Integers, budget: int, generator: np.random.Generator | None = None
+) -> Batches:
+    """Sort sentences by source and target length and cut them into batches, none of them empty.
+
+    No batch has more than `budget` source tokens or `budget` target tokens, padding not counted; a sentence that is
+    longer than that has a batch of its own. With a generator, sentences of equal lengths are shuffled: batches then
+    hold other sentences in each epoch, while their number and sizes stay.
+    """
+    sentences = np.arange(len(sources)) if generator is None else generator.permutation(len(sources))
+    # The last key of lexsort counts first; it is stable, so equal lengths stay in shuffled order.
+    order = sentences[np.lexsort((targets[sentences], sources[sentences]))]
+    tokens = [np.concatenate([[0], np.cumsum(lengths[order])]) for lengths in (sources, targets)]
+    starts = [0]
+    while starts[-1] < len(order):
+        first = starts[-1]
+        fit = min(int(np.searchsorted(total, total[first] + budget, side="right")) - 1 for total in tokens)
+        starts.append(max(first + 1, fit))
+    return Batches(order, np.array(starts, dtype=np.int64))

@@ -1,0 +1,104 @@
+"""The transformer task's configuration: what it adds to common.training.config."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+from common.training.config import Config, Fraction, NonNegative, Strict
+
+Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
+
+
+class Folder(Strict):
+    """Binarized parallel text in fairseq's format, made by transformer.prepare or by fairseq-preprocess.
+
+    max_length: training pairs are cut to so many tokens on each side, EOS included; null to leave them whole.
+    """
+
+    name: Literal["wmt14_en_de", "wmt14_en_fr", "folder"]
+    source: Language
+    target: Language
+    path: str
+    max_length: Annotated[int, Field(ge=2)] | None
+
+
+class NumberNames(Strict):
+    """Names of numbers, made on first use; see transformer.preparation.number_names.
+
+    numbers: they are below this. longest: numbers in a line. held_out: numbers kept for validation, and as many for
+    test. merges: of the joint byte pair encoding.
+    """
+
+    name: Literal["number_names"]
+    source: Language
+    target: Language
+    path: str
+    max_length: Annotated[int, Field(ge=2)] | None
+    numbers: Annotated[int, Field(ge=10, le=10**9)]
+    held_out: PositiveInt
+    longest: PositiveInt
+    train_lines: PositiveInt
+    held_out_lines: PositiveInt
+    merges: PositiveInt
+    seed: NonNegativeInt
+
+    @model_validator(mode="after")
+    def _some_left(self) -> "NumberNames":
+        if 2 * self.held_out >= self.numbers:
+            raise ValueError(f"held_out={self.held_out}: expected less than half of data.numbers={self.numbers}")
+        return self
+
+
+Data = Annotated[Folder | NumberNames, Field(discriminator="name")]
+
+
+class Size(Strict):
+    """The model; see transformer.model.Transformer."""
+
+    name: str
+    width: PositiveInt
+    hidden: PositiveInt
+    heads: PositiveInt
+    encoder_layers: PositiveInt
+    decoder_layers: PositiveInt
+    dropout: Fraction
+    attention_dropout: Fraction
+
+    @model_validator(mode="after")
+    def _width_fits(self) -> "Size":
+        if self.width % self.heads or self.width % 2 or self.width < 4:
+            raise ValueError(f"width={self.width}: expected an even multiple of model.heads={self.heads}, at least 4")
+        return self
+
+
+class Decoding(Strict):
+    """Beam search; see transformer.search.
+
+    in_training: whether each evaluation of the loop translates the validation set too, and records its BLEU.
+    """
+
+    beam: PositiveInt
+    length_penalty: NonNegative
+    extra_length: NonNegativeInt
+    in_training: bool
+
+
+class TransformerConfig(Config):
+    """Configuration of `python -m transformer.train`."""
+
+    data: Data
+    model: Size
+    decoding: Decoding
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)]
+
+
+class TrainedConfig(Strict):
+    """What of a run's config.yaml is needed to use its models; how they were trained does not matter any more."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    data: Data
+    model: Size
+    decoding: Decoding
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)]

@@ -1,0 +1,94 @@
+"""A data folder: dictionary, binarized splits, and what leads back to text."""
+
+import itertools
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from common.training.config import ConfigError
+from transformer.config import Folder, NumberNames
+from transformer.data import ParallelText
+from transformer.model import PAD
+from transformer.preparation.files import read_lines
+from transformer.search import EOS
+from transformer.text import CODES, MosesText, Subwords, join_subwords
+
+UNKNOWN = 3  # fairseq's index of tokens that the dictionary does not have
+RAW = "raw"  # folder of untouched lines: raw/<split>.<language>
+
+
+class Corpus:
+    """Reads a data folder.
+
+    Raises ConfigError if the folder or its dictionary is missing, or if source and target have different ones (the
+    model has one matrix of embeddings).
+    """
+
+    def __init__(self, data: Folder | NumberNames) -> None:
+        from transformer.fairseq_compat import read_dictionary
+
+        self.source, self.target = data.source, data.target
+        self.folder = Path(data.path)
+        if not self.folder.is_dir():
+            raise ConfigError(
+                f"data.path={data.path}: no such folder; `python -m transformer.prepare --help` says how to make one"
+            )
+        self._dictionary: Any = read_dictionary(self.folder, self.source)
+        if read_dictionary(self.folder, self.target).symbols != self._dictionary.symbols:
+            raise ConfigError(
+                f"data.path={data.path}: dict.{self.source}.txt and dict.{self.target}.txt differ; expected a joint "
+                "dictionary (fairseq-preprocess --joined-dictionary)"
+            )
+        indices = (self._dictionary.pad(), self._dictionary.eos(), self._dictionary.unk())
+        if indices != (PAD, EOS, UNKNOWN):
+            raise ConfigError(
+                f"data.path={data.path}: pad, eos and unk are {indices}, expected fairseq's {(PAD, EOS, UNKNOWN)}"
+            )
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of tokens."""
+        return len(self._dictionary)
+
+    def split(self, name: str, max_length: int | None = None) -> ParallelText:
+        """train, valid or test."""
+        return ParallelText(self.folder, name, self.source, self.target, max_length)
+
+    def encode(self, line: str) -> Tensor:
+        """A raw source line as tokens with EOS."""
+        subwords = self._codes.split(self._source_text.tokenize(line))
+        return self._dictionary.encode_line(subwords, add_if_not_exist=False, append_eos=True).long()
+
+    def words(self, tokens: Any) -> str:
+        """Target tokens (with or without EOS and padding) as Moses words."""
+        kept = [int(token) for token in tokens if int(token) not in (PAD, EOS)]
+        return join_subwords(" ".join(self._dictionary[token] for token in kept))
+
+    def line(self, tokens: Any) -> str:
+        """Target tokens as people write them."""
+        return self._target_text.detokenize(self.words(tokens))
+
+    def references(self, split: str) -> tuple[list[str], bool]:
+        """The target lines of a split, and whether they are raw; a folder without raw lines gives detokenized ones."""
+        text = self.split(split)
+        file = self.folder / RAW / f"{split}.{self.target}"
+        if file.is_file():
+            lines = list(itertools.islice(read_lines(file), len(text) + 1))
+            if len(lines) != len(text):
+                raise ConfigError(f"data.path={self.folder}: {file} and the binarized split differ in length")
+            return lines, True
+        return [self.line(text.target_tokens(i)) for i in range(len(text))], False
+
+    @cached_property
+    def _codes(self) -> Subwords:
+        return Subwords(self.folder / CODES)
+
+    @cached_property
+    def _source_text(self) -> MosesText:
+        return MosesText(self.source)
+
+    @cached_property
+    def _target_text(self) -> MosesText:
+        return MosesText(self.target)

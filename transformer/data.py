@@ -1,0 +1,172 @@
+"""Parallel text from disk to batches on a device."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.training.config import ConfigError
+from transformer.batching import Batches, Integers, batch_by_tokens
+from transformer.model import PAD, mask_of
+from transformer.search import EOS
+
+Item = TypeVar("Item")
+Loaded = TypeVar("Loaded")
+BATCHES_AHEAD = 2  # assembled while the device computes
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentence pairs on one device.
+
+    source [B, S] with EOS, source_mask [B, 1, 1, S] or None if no source is padded, target [B, T] with EOS,
+    target_input [B, T] is target one step later, EOS first. sentences: their numbers in the split.
+    mean_target_tokens: of all training batches of an epoch; the training loss is divided by it.
+    """
+
+    source: Tensor
+    source_mask: Tensor | None
+    target_input: Tensor
+    target: Tensor
+    sentences: tuple[int, ...]
+    mean_target_tokens: float | None = None
+
+
+class ParallelText:
+    """One split: pairs of token sequences with EOS, mapped from disk.
+
+    max_length: pairs are cut to so many tokens on each side, EOS included; None to leave them whole.
+    Raises ConfigError if files are missing, are none of fairseq's, or differ in length, or if there is no pair.
+    """
+
+    def __init__(self, folder: Path, split: str, source: str, target: str, max_length: int | None = None) -> None:
+        from transformer.fairseq_compat import read_tokens
+
+        pair = f"{source}-{target}"
+        self._sides = [read_tokens(folder, split, pair, language) for language in (source, target)]
+        self._max_length = max_length
+        sizes = [len(side) for side in self._sides]
+        if sizes[0] != sizes[1] or not sizes[0]:
+            raise ConfigError(
+                f"data.path={folder}: split {split} has {sizes[0]} {source} and {sizes[1]} {target} sentences; "
+                "expected equally many, at least 1"
+            )
+        limit = max_length or np.iinfo(np.int64).max
+        self.source_lengths, self.target_lengths = (
+            np.minimum(np.asarray(side.sizes, dtype=np.int64), limit) for side in self._sides
+        )
+
+    def __len__(self) -> int:
+        return len(self.source_lengths)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest side of any pair."""
+        return int(max(self.source_lengths.max(), self.target_lengths.max()))
+
+    def target_tokens(self, sentence: int) -> Tensor:
+        """The target of a pair, with EOS, cut to max_length."""
+        return self._cut(self._sides[1][int(sentence)])
+
+    def batch(self, sentences: Integers, device: torch.device, mean_target_tokens: float | None = None) -> Batch:
+        """These pairs, padded on the right."""
+        sources, targets = ([self._cut(side[int(i)]) for i in sentences] for side in self._sides)
+        source, target = pad(sources), pad(targets)
+        target_input = torch.cat([target.new_full((len(target), 1), EOS), target[:, :-1]], dim=1)
+        # Decided here, where it costs nothing: asking a GPU whether there is padding would make the CPU wait for it.
+        padded = len({len(sentence) for sentence in sources}) > 1
+        tensors = (source, mask_of(source) if padded else None, target_input, target)
+        on_device = (_to(tensor, device) for tensor in tensors)
+        return Batch(*on_device, sentences=tuple(sentences.tolist()), mean_target_tokens=mean_target_tokens)
+
+    def _cut(self, tokens: Tensor) -> Tensor:
+        if self._max_length is None or len(tokens) <= self._max_length:
+            return tokens
+        return torch.cat([tokens[: self._max_length - 1], tokens[-1:]])
+
+
+class TokenBatches:
+    """One rank's training batches of about `budget` source and `budget` target tokens each.
+
+    In every epoch all batches are shuffled and dealt to the ranks, drawn from (seed, epoch) alike on all of them;
+    those that do not go round (fewer than there are ranks) wait for another epoch. `mean_target_tokens` is the mean
+    over all batches of an epoch, a constant of the data.
+
+    Raises ConfigError if a sentence is longer than the budget, or if there are fewer batches than ranks.
+    """
+
+    def __init__(self, text: ParallelText, rank: int, ranks: int, budget: int, seed: int, device: torch.device) -> None:
+        self._text, self._budget, self._seed, self._device = text, budget, seed, device
+        self._rank, self._ranks = rank, ranks
+        if text.longest > budget:
+            raise ConfigError(
+                f"training.batch_size leaves {budget} tokens for a micro-batch of one rank, but the longest training "
+                f"sentence has {text.longest}; expected a larger batch or a data.max_length of at most {budget}"
+            )
+        count = len(batch_by_tokens(text.source_lengths, text.target_lengths, budget))
+        self.mean_target_tokens = int(text.target_lengths.sum()) / count
+        self.steps_per_epoch = count // ranks
+        if self.steps_per_epoch == 0:
+            raise ConfigError(
+                f"training.batch_size: {ranks} ranks take {budget} tokens each, but there are only {count} such "
+                "batches; expected a smaller batch"
+            )
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Batches of that epoch from number `start` on."""
+        generator = np.random.default_rng((self._seed, epoch))
+        batches = batch_by_tokens(self._text.source_lengths, self._text.target_lengths, self._budget, generator)
+        dealt = generator.permutation(len(batches))[self._rank :: self._ranks][start : self.steps_per_epoch]
+        return load(self._text, batches, dealt.tolist(), self._device, self.mean_target_tokens)
+
+
+def evaluation_batches(
+    text: ParallelText, shard: int, shards: int, budget: int, device: torch.device
+) -> Iterator[Batch]:
+    """This shard's batches of about `budget` tokens; the shards together hold every pair exactly once."""
+    batches = batch_by_tokens(text.source_lengths, text.target_lengths, budget)
+    return load(text, batches, range(shard, len(batches), shards), device)
+
+
+def load(
+    text: ParallelText,
+    batches: Batches,
+    chosen: Iterable[int],
+    device: torch.device,
+    mean_target_tokens: float | None = None,
+) -> Iterator[Batch]:
+    """The chosen batches, assembled ahead in a thread if a GPU computes meanwhile."""
+
+    def one(index: int) -> Batch:
+        return text.batch(batches[index], device, mean_target_tokens)
+
+    return ahead(one, chosen) if device.type == "cuda" else map(one, chosen)
+
+
+def ahead(function: Callable[[Item], Loaded], items: Iterable[Item]) -> Iterator[Loaded]:
+    """`map(function, items)`, computed by one thread a few items ahead."""
+    with ThreadPoolExecutor(1) as pool:
+        pending: deque[Future[Loaded]] = deque()
+        for item in items:
+            pending.append(pool.submit(function, item))
+            if len(pending) > BATCHES_AHEAD:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def pad(sentences: list[Tensor]) -> Tensor:
+    """Sequences of different lengths as [B, longest], PAD on the right."""
+    return torch.nn.utils.rnn.pad_sequence(sentences, batch_first=True, padding_value=PAD)
+
+
+def _to(tensor: Tensor | None, device: torch.device) -> Any:
+    if tensor is None or device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,202 @@
+"""Translates a split with every kept model of a run, scores the translations, and draws the curves.
+
+python -m transformer.evaluate run=runs/transformer/proxy/seed_0 [split=test] [models=all] [average=5]
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from common.report.cli import Arguments, Text, UsageError, command_of, main_function, parse
+from common.training.config import ConfigError
+from common.training.environment import now
+from transformer.config import TrainedConfig
+from transformer.corpus import Corpus
+from transformer.data import ParallelText, evaluation_batches
+from transformer.loss import cross_entropy
+from transformer.model import PAD
+from transformer.preparation.files import write_json, write_lines
+from transformer.scores import bleu, chrf, meteor, paper_bleu, wordnet_problem
+from transformer.task import search_of
+from transformer.translation import (
+    State,
+    Translator,
+    load_model,
+    mean_of,
+    pick_device,
+    read_config,
+    read_state,
+    with_data,
+)
+
+DEFINITIONS = {
+    "loss": "plain cross-entropy of a target token in nats",
+    "loss_smoothed": "the same with the run's label smoothing",
+    "bleu": "sacreBLEU of detokenized translations",
+    "chrf": "chrF2 of detokenized translations, by sacrebleu",
+    "meteor": "METEOR by nltk (not METEOR 1.5) of detokenized translations",
+    "paper_bleu": "BLEU as the paper's code computes it: Moses tokens, references cut as in training, tokenizer 13a, "
+    "not smoothed; not comparable with sacreBLEU",
+    "paper_meteor": "METEOR by nltk of the same lines as paper_bleu",
+}
+
+
+class EvaluateArguments(Arguments):
+    """Command line of transformer.evaluate."""
+
+    run: Text = Field(description="a run folder")
+    split: Literal["test", "valid"] = Field("test", description="what is translated: test or valid")
+    models: Literal["all", "best", "last"] = Field("all", description="best.pt, last.pt, or all kept models with them")
+    average: NonNegativeInt = Field(0, description="also the mean of so many of the last kept models; 0: none")
+    data: Text | None = Field(None, description="the data folder; null: the run's")
+    batch_size: PositiveInt = Field(4096, description="tokens in a batch")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda")
+    threads: PositiveInt | None = Field(None, description="CPU threads")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to evaluate: what it is called, the update that it was made at (None if unknown), its weights' files."""
+
+    name: str
+    step: int | None
+    files: tuple[Path, ...]
+
+    def state(self) -> State:
+        """Its weights: the mean over its files."""
+        states = [read_state(file) for file in self.files]
+        return states[0] if len(states) == 1 else mean_of(states)
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Writes RUN/evaluation/<split>.{csv,json,png} and the translations; exit code 2 if the run cannot be used."""
+    arguments = parse(EvaluateArguments, argv, "transformer.evaluate", "Scores the kept models of a run.")
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    try:
+        evaluate(arguments)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    return 0
+
+
+def evaluate(arguments: EvaluateArguments) -> None:
+    """What main does; ConfigError if something is missing or does not fit."""
+    run = Path(arguments.run)
+    config = with_data(read_config(run), arguments.data)
+    candidates = list(find(run, arguments.models, arguments.average))
+    corpus, device = Corpus(config.data), pick_device(arguments.device)
+    text = corpus.split(arguments.split)
+    references, raw = corpus.references(arguments.split)
+    # The authors' references are what their vocabulary makes of the lines, cut as training pairs are.
+    cut = corpus.split(arguments.split, config.data.max_length)
+    paper_references = [corpus.words(cut.target_tokens(i)) for i in range(len(cut))]
+    folder = run / "evaluation"
+    rows, signatures = [], {}
+    for candidate in candidates:
+        model = load_model(config, corpus, candidate.state(), candidate.name, device)
+        translator = Translator(model, corpus, search_of(config), arguments.batch_size, device)
+        best = translator.split(text)
+        hypotheses = [corpus.line(tokens) for tokens in best]
+        write_lines(folder / f"{arguments.split}.{candidate.name}.txt", hypotheses)
+        row: dict[str, Any] = {"model": candidate.name, "step": candidate.step}
+        row |= losses(translator, config, text)
+        row["bleu"], signatures["bleu"] = bleu(hypotheses, references)
+        row["chrf"], signatures["chrf"] = chrf(hypotheses, references)
+        paper_hypotheses = [corpus.words(tokens) for tokens in best]
+        row["paper_bleu"] = paper_bleu(paper_hypotheses, paper_references)
+        if wordnet_problem() is None:
+            row["meteor"] = meteor(hypotheses, references)
+            row["paper_meteor"] = meteor(paper_hypotheses, paper_references)
+        rows.append(row)
+        print(
+            "  ".join(f"{key} {v:.4f}" if isinstance(v, float) else f"{key} {v}" for key, v in row.items()), flush=True
+        )
+    frame = pd.DataFrame(rows)
+    frame.to_csv(folder / f"{arguments.split}.csv", index=False, lineterminator="\n", float_format="%.6g")
+    record = {
+        "command": command_of("transformer.evaluate", arguments),
+        "date": now(),
+        "lines": len(references),
+        "references": "raw" if raw else "detokenized: the data folder has no raw lines, so scores are not comparable",
+        "search": config.decoding.model_dump(),
+        "definitions": {name: DEFINITIONS[name] for name in frame.columns if name in DEFINITIONS},
+        "signatures": signatures,
+        "rows": rows,
+    }
+    write_json(folder / f"{arguments.split}.json", record)
+    draw(frame, folder / f"{arguments.split}.png", config.name, arguments.split)
+    print(f"sacreBLEU signature: {signatures['bleu']}\nchrF signature: {signatures['chrf']}")
+    print(f"paper_bleu: {DEFINITIONS['paper_bleu']}")
+    print(wordnet_problem() or f"meteor: {DEFINITIONS['meteor']}")
+    print(f"written: {folder / arguments.split}.{{csv,json,png}}")
+
+
+def find(run: Path, models: str, average: int) -> Iterator[Candidate]:
+    """The run's models in the order of their steps, best and last behind them; ConfigError if there are none."""
+    folder = run / "checkpoints"
+    kept = sorted((folder / "models").glob("step_*.pt"))
+    steps = [int(file.stem.removeprefix("step_")) for file in kept]
+    summary = run / "summary.json"
+    record = json.loads(summary.read_text()) if summary.exists() else {}
+    best = (record.get("best") or {}).get("validation") or {}
+    single = {"best": best.get("step"), "last": record.get("steps")}
+    found = [Candidate(file.stem, step, (file,)) for file, step in zip(kept, steps, strict=True) if models == "all"]
+    for name, step in single.items():
+        if models in ("all", name) and (folder / f"{name}.pt").exists():
+            found.append(Candidate(name, step, (folder / f"{name}.pt",)))
+    if not found:
+        raise ConfigError(f"run={run}: no model in {folder}")
+    if average > len(kept):
+        raise ConfigError(
+            f"average={average}: expected at most the {len(kept)} models in {folder / 'models'}; train with "
+            "evaluation.models_kept=N to keep the last N"
+        )
+    yield from found
+    if average:
+        yield Candidate(f"average_{average}", steps[-1], tuple(kept[-average:]))
+
+
+@torch.no_grad()
+def losses(translator: Translator, config: TrainedConfig, text: ParallelText) -> dict[str, float]:
+    """Plain and smoothed cross-entropy of a target token of the split."""
+    sums, tokens = [0.0, 0.0], 0
+    for batch in evaluation_batches(text, 0, 1, translator.batch_size, translator.device):
+        logits = translator.model(batch.source, batch.target_input, batch.source_mask)
+        for index, smoothing in enumerate((0.0, config.label_smoothing)):
+            sums[index] += cross_entropy(logits, batch.target, smoothing).item()
+        tokens += int((batch.target != PAD).sum())
+    return {"loss": sums[0] / tokens, "loss_smoothed": sums[1] / tokens}
+
+
+def draw(frame: pd.DataFrame, file: Path, run: str, split: str) -> None:
+    """BLEU, METEOR and loss against steps; averages and best.pt as single points."""
+    from matplotlib.figure import Figure
+
+    panels = {"bleu": "sacreBLEU", "meteor": "METEOR (nltk)", "loss": "loss (nats)"}
+    panels = {name: label for name, label in panels.items() if name in frame}
+    known = frame.dropna(subset=["step"])
+    curve = known[known["model"].str.startswith("step_")]
+    points = known.drop(curve.index)
+    figure = Figure(figsize=(3.2 * len(panels), 2.8), layout="constrained")
+    for ax, (name, label) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        ax.plot(curve["step"], curve[name], marker="o", markersize=3)
+        for model, step, value in points[["model", "step", name]].itertuples(index=False):
+            ax.plot(step, value, "x")
+            ax.annotate(model, (step, value), fontsize=7, xytext=(3, 3), textcoords="offset points")
+        ax.set(xlabel="step", ylabel=label)
+        ax.grid(linewidth=0.4)
+    figure.suptitle(f"{run}, {split}", fontsize=9)
+    figure.savefig(file, dpi=150)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""Cross-entropy over target tokens."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from transformer.model import PAD
+
+
+def cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
+    """Sum over the tokens of target [B, T] that are not padding; logits [B, T, V], in nats.
+
+    smoothing: eps in fairseq's convention, which spreads it over the V - 1 wrong tokens; PyTorch spreads it over all V.
+    """
+    vocabulary = logits.shape[-1]
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        target.flatten(),
+        ignore_index=PAD,
+        reduction="sum",
+        label_smoothing=smoothing * vocabulary / (vocabulary - 1),
+    )

@@ -1,0 +1,197 @@
+"""The Transformer of Vaswani et al. (2017): post-LN encoder and decoder, one matrix for all embeddings.
+
+Shapes: B sentences, S source tokens, T target tokens, D width, H heads, V vocabulary. Sentences are padded on the
+right with PAD. The decoder needs no mask for that: a causal token sees only tokens before it, and padding comes
+after. The encoder's keys need one only if sentences of different lengths share a batch.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+PAD = 1  # fairseq's index of padding
+LONGEST_WAVELENGTH = 10_000
+
+
+class KeysValues(NamedTuple):
+    """What is attended to: keys and values, both [B, H, tokens, D/H]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+class Attention(nn.Module):
+    """Multi-head attention."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.output = nn.Linear(width, width)
+        # Each of query, key and value gets variance 1/(2D), as in fairseq; a fused matrix alone would get another one.
+        for matrix in (self.query.weight, *self.key_value.weight.chunk(2)):
+            nn.init.xavier_uniform_(matrix, gain=2**-0.5)
+        nn.init.xavier_uniform_(self.output.weight)
+        for linear in (self.query, self.key_value, self.output):
+            nn.init.zeros_(linear.bias)
+
+    def project(self, memory: Tensor) -> KeysValues:
+        """Keys and values of memory [B, tokens, D]."""
+        keys, values = self.key_value(memory).chunk(2, dim=-1)
+        return KeysValues(self._split(keys), self._split(values))
+
+    def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """x [B, T, D] looks at memory; mask broadcasts to [B, H, T, tokens], True where a query may look."""
+        dropout = self.dropout if self.training else 0.0
+        heads = F.scaled_dot_product_attention(
+            self._split(self.query(x)), memory.keys, memory.values, mask, dropout, is_causal=causal
+        )
+        return self.output(heads.transpose(1, 2).flatten(2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[B, tokens, D] -> [B, H, tokens, D/H]."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with a ReLU between."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        for linear in (self.hidden, self.output):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., D]."""
+        return self.output(F.relu(self.hidden(x)))
+
+
+class Residual(nn.Module):
+    """LayerNorm(x + dropout(sublayer's output)): the norm comes after the sum (post-LN)."""
+
+    def __init__(self, width: int, dropout: float) -> None:
+        super().__init__()
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, update: Tensor) -> Tensor:
+        """x and update [..., D]."""
+        return self.norm(x + self.dropout(update))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention, then a feed-forward network."""
+
+    def __init__(self, width: int, hidden: int, heads: int, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, attention_dropout)
+        self.feed_forward = FeedForward(width, hidden)
+        self.residuals = nn.ModuleList(Residual(width, dropout) for _ in range(2))
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """x [B, S, D]."""
+        x = self.residuals[0](x, self.attention(x, self.attention.project(x), mask))
+        return self.residuals[1](x, self.feed_forward(x))
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, attention to the source, then a feed-forward network."""
+
+    def __init__(self, width: int, hidden: int, heads: int, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        self.attention = Attention(width, heads, attention_dropout)
+        self.source_attention = Attention(width, heads, attention_dropout)
+        self.feed_forward = FeedForward(width, hidden)
+        self.residuals = nn.ModuleList(Residual(width, dropout) for _ in range(3))
+
+    def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
+        """x [B, T, D] and the encoder's memory [B, S, D]."""
+        x = self.residuals[0](x, self.attention(x, self.attention.project(x), causal=True))
+        return self.look_at_source(x, self.source_attention.project(memory), memory_mask)
+
+    def look_at_source(self, x: Tensor, source: KeysValues, source_mask: Tensor | None) -> Tensor:
+        """What comes after self-attention; x [B, T, D]."""
+        x = self.residuals[1](x, self.source_attention(x, source, source_mask))
+        return self.residuals[2](x, self.feed_forward(x))
+
+
+class Transformer(nn.Module):
+    """Translates token sequences; `transformer.search` decodes with it.
+
+    vocabulary: V, of source and target together. width D must be divisible by heads and by 2.
+    dropout acts on embeddings and on each sublayer's output, attention_dropout on attention weights.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        hidden: int,
+        heads: int,
+        encoder_layers: int,
+        decoder_layers: int,
+        dropout: float,
+        attention_dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width, padding_idx=PAD)
+        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+        nn.init.zeros_(self.embedding.weight[PAD])
+        self.dropout = nn.Dropout(dropout)
+        layer = (width, hidden, heads, dropout, attention_dropout)
+        self.encoder = nn.ModuleList(EncoderLayer(*layer) for _ in range(encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(*layer) for _ in range(decoder_layers))
+
+    def forward(self, source: Tensor, target_input: Tensor, source_mask: Tensor | None = None) -> Tensor:
+        """Logits [B, T, V] of the next token after each of target_input [B, T], given source [B, S].
+
+        source_mask: `mask_of(source)`, or None if no source is padded.
+        """
+        return self.decode(target_input, self.encode(source, source_mask), source_mask)
+
+    def encode(self, source: Tensor, source_mask: Tensor | None = None) -> Tensor:
+        """source [B, S] -> memory [B, S, D]."""
+        x = self.dropout(self.embed(source))
+        for layer in self.encoder:
+            x = layer(x, source_mask)
+        return x
+
+    def decode(self, target_input: Tensor, memory: Tensor, source_mask: Tensor | None = None) -> Tensor:
+        """target_input [B, T] and memory [B, S, D] -> logits [B, T, V]."""
+        x = self.dropout(self.embed(target_input))
+        for layer in self.decoder:
+            x = layer(x, memory, source_mask)
+        return self.logits(x)
+
+    def embed(self, tokens: Tensor, first: int = 0) -> Tensor:
+        """Scaled embeddings plus positions of tokens [B, T], the first of which is number `first` of its sentence."""
+        width = self.embedding.embedding_dim
+        return self.embedding(tokens) * math.sqrt(width) + sinusoids(first, tokens.shape[1], width, tokens.device)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """[..., D] -> [..., V] by the transposed embedding."""
+        return F.linear(x, self.embedding.weight)
+
+
+def mask_of(source: Tensor) -> Tensor:
+    """[B, 1, 1, S]: True at real tokens of source [B, S]."""
+    return (source != PAD)[:, None, None, :]
+
+
+def sinusoids(first: int, count: int, width: int, device: torch.device) -> Tensor:
+    """Encodings [count, width] of positions first, first + 1, ...
+
+    fairseq's convention: sines in the first half, cosines in the second, wavelengths from 2 pi to 10,000 x 2 pi
+    inclusive, and the first token of a sentence is position PAD + 1.
+    """
+    half = width // 2
+    step = math.log(LONGEST_WAVELENGTH) / (half - 1)
+    frequencies = torch.exp(torch.arange(half, dtype=torch.float32, device=device) * -step)
+    positions = torch.arange(PAD + 1 + first, PAD + 1 + first + count, dtype=torch.float32, device=device)
+    angles = positions[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=1)

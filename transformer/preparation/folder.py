@@ -1,0 +1,68 @@
+"""Builds a data folder from raw pairs; it appears when it is whole, with prepared.json to say how it was made."""
+
+import shutil
+from collections.abc import Iterable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from common.training.config import ConfigError
+from transformer.preparation.files import digest, read_json, write_json
+from transformer.preparation.pipeline import SPLITS, Pair, Recipe, Stages
+from transformer.text import CODES
+
+RECORD = "prepared.json"
+PACKAGES = ("sacremoses", "subword-nmt", "fairseq", "num2words")
+
+
+def describe(folder: Path) -> dict[str, Any] | None:
+    """How a folder was made, None if it was not made here."""
+    content = read_json(folder / RECORD)
+    return None if content is None else content["recipe"]
+
+
+def build(
+    output: Path, recipe: Recipe, description: dict[str, Any], pairs: Mapping[str, Iterable[Pair]], jobs: int
+) -> dict[str, int]:
+    """Make the data folder `output` from the raw pairs of each split; returns the number of pairs kept.
+
+    description: what makes this folder different from others; kept in prepared.json. Work that an interrupted call
+    has finished is taken up from <output>.work, which is removed at the end.
+
+    Raises ConfigError if that folder belongs to another description.
+    """
+    from transformer.fairseq_compat import binarize
+
+    work = output.with_name(f"{output.name}.work")
+    begun = read_json(work / RECORD)
+    if begun not in (None, description):
+        raise ConfigError(f"{work} holds unfinished work with other settings: {begun}; remove it, or set them again")
+    write_json(work / RECORD, description)
+    stages = Stages(recipe, work, jobs)
+    for split in SPLITS:
+        stages.tokenize(split, pairs[split])
+    codes = stages.learn()
+    stages.encode()
+    finished = work / "finished"
+    shutil.rmtree(finished, ignore_errors=True)
+    finished.mkdir()
+    counts = stages.join(finished / "raw")
+    binarize(work / "texts", finished, recipe.source, recipe.target, jobs)
+    shutil.copyfile(codes, finished / CODES)
+    files = {str(f.relative_to(finished)): digest(f) for f in sorted(finished.rglob("*")) if f.is_file()}
+    record = {"recipe": description, "pairs": counts, "versions": versions(), "sha256": files}
+    write_json(finished / RECORD, record)
+    finished.rename(output)
+    shutil.rmtree(work)
+    return counts
+
+
+def versions() -> dict[str, str | None]:
+    """Of the packages that decide what the tokens are."""
+    found: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found

@@ -1,0 +1,75 @@
+"""wmt14.yaml: which files WMT14 is made of."""
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from omegaconf import OmegaConf
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+
+from common.training.config import Strict
+
+MANIFEST = Path(__file__).with_name("wmt14.yaml")
+Hex = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
+
+
+class Archive(Strict):
+    """A file to download. Sizes and checksums are null where they are not known."""
+
+    url: str
+    bytes: PositiveInt | None
+    sha256: Hex | None
+    md5: Hex | None
+
+    @property
+    def file(self) -> str:
+        """Its name in the folder of archives."""
+        return self.url.rpartition("/")[2]
+
+
+class Corpus(Strict):
+    """Two members of an archive: source and target lines."""
+
+    archive: str
+    source: str
+    target: str
+
+
+def _named(value: Any) -> Any:
+    return dict(zip(("archive", "source", "target"), value, strict=True)) if isinstance(value, list) else value
+
+
+Named = Annotated[Corpus, BeforeValidator(_named)]
+
+
+class LanguagePair(Strict):
+    """A data set: training corpora, newstest2013 and newstest2014."""
+
+    source: str
+    target: str
+    merges: PositiveInt
+    held_out_every: PositiveInt
+    train: list[Named]
+    valid: Named
+    test: Named
+
+
+class Manifest(Strict):
+    """Archives and the data sets made of them."""
+
+    archives: dict[str, Archive]
+    pairs: dict[str, LanguagePair]
+
+    @model_validator(mode="after")
+    def _archives_exist(self) -> "Manifest":
+        for pair in self.pairs.values():
+            for corpus in (*pair.train, pair.valid, pair.test):
+                if corpus.archive not in self.archives:
+                    raise ValueError(f"archive {corpus.archive!r} is not in the list of archives")
+        return self
+
+
+@cache
+def read_manifest(file: Path = MANIFEST) -> Manifest:
+    """The checked manifest."""
+    return Manifest.model_validate(OmegaConf.to_container(OmegaConf.load(file)))

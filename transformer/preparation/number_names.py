@@ -1,0 +1,44 @@
+"""The embedded corpus: names of numbers in two languages, by num2words.
+
+A line holds a few numbers ("twelve; three hundred and five"). Real language, unlimited, and its right translation is
+known: word order differs ("vierundzwanzig" is "four and twenty"), so attention is needed, and a model that has
+learned it scores close to 100 BLEU.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from common.training.config import ConfigError
+from transformer.config import NumberNames
+
+SEPARATORS = {"fr": " ; "}  # French has a space before a semicolon
+Pair = tuple[str, str]
+
+
+def number_name_pairs(data: NumberNames) -> dict[str, Iterator[Pair]]:
+    """Raw line pairs of each split. Every number below data.numbers belongs to one split only."""
+    numbers = np.random.default_rng(data.seed).permutation(data.numbers)
+    held_out = data.held_out
+    shares = {"valid": numbers[:held_out], "test": numbers[held_out : 2 * held_out], "train": numbers[2 * held_out :]}
+    lines = {"train": data.train_lines, "valid": data.held_out_lines, "test": data.held_out_lines}
+    return {split: _pairs(data, shares[split], lines[split], seed) for seed, split in enumerate(lines)}
+
+
+def name_line(numbers: list[int], language: str) -> str:
+    """A line of number names; ConfigError if num2words does not know the language."""
+    try:
+        from num2words import num2words
+    except ImportError as error:
+        raise ConfigError(f"num2words cannot be imported ({error}); pip install '.[transformer]'") from error
+    try:
+        return SEPARATORS.get(language, "; ").join(num2words(number, lang=language) for number in numbers)
+    except NotImplementedError as error:
+        raise ConfigError(f"data: num2words does not know the language {language!r}") from error
+
+
+def _pairs(data: NumberNames, numbers: np.ndarray, lines: int, split: int) -> Iterator[Pair]:
+    generator = np.random.default_rng((data.seed, split))
+    for count in generator.integers(1, data.longest, size=lines, endpoint=True):
+        chosen = generator.choice(numbers, count).tolist()
+        yield name_line(chosen, data.source), name_line(chosen, data.target)

@@ -1,0 +1,144 @@
+"""Makes a data folder: raw parallel text to fairseq's binarized format.
+
+python -m transformer.prepare corpus=wmt14_en_de [output=data/wmt14_en_de] [archives=data/archives] [jobs=8]
+python -m transformer.prepare corpus=files texts=FOLDER source=en target=de merges=10000 output=data/mine
+python -m transformer.prepare corpus=number_names_en_de
+
+It can be stopped at any time and called again: what is finished is not done again.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from common.report.cli import Arguments, Text, UsageError, main_function, parse
+from common.training.compose import compose_config
+from common.training.config import ConfigError
+from transformer.config import NumberNames
+from transformer.preparation import folder
+from transformer.preparation.download import fetch
+from transformer.preparation.files import exclusive, read_lines
+from transformer.preparation.manifest import read_manifest
+from transformer.preparation.number_names import number_name_pairs
+from transformer.preparation.pipeline import SPLITS, Pair, Recipe
+from transformer.preparation.wmt14 import wmt14_pairs
+
+CorpusName = Literal["wmt14_en_de", "wmt14_en_fr", "number_names_en_de", "number_names_en_fr", "files"]
+
+
+class PrepareArguments(Arguments):
+    """Command line of transformer.prepare."""
+
+    corpus: CorpusName = Field(description="wmt14_en_de, wmt14_en_fr, number_names_en_de, number_names_en_fr or files")
+    output: Text | None = Field(None, description="the data folder to make; null: data/<corpus>")
+    archives: Text = Field("data/archives", description="where WMT14's archives are downloaded to, or lie already")
+    validation: Literal["newstest2013", "held_out"] = Field(
+        "newstest2013", description="of WMT14: newstest2013, or held_out, a slice of the training text"
+    )
+    merges: PositiveInt | None = Field(None, description="byte pair merges; null: 37000 for En-De, 32000 for En-Fr")
+    texts: Text | None = Field(None, description="corpus=files: a folder of {train,valid,test}.{source,target}")
+    source: Text | None = Field(None, description="corpus=files: the source language, as en")
+    target: Text | None = Field(None, description="corpus=files: the target language, as de")
+    jobs: PositiveInt = Field(len(os.sched_getaffinity(0)), description="processes")
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Makes the folder, or says that it is there already; exit code 2 for what the user has to put right."""
+    arguments = parse(PrepareArguments, argv, "transformer.prepare", "Makes a data folder from raw parallel text.")
+    output = Path(arguments.output or f"data/{arguments.corpus}")
+    try:
+        if arguments.corpus.startswith("number_names"):
+            data = compose_config("transformer", [f"data={arguments.corpus}", f"data.path={output}"]).data
+            make_embedded(data, arguments.jobs)
+        elif arguments.corpus == "files":
+            make_from_files(arguments, output)
+        else:
+            make_wmt14(arguments, output)
+    except ConfigError as error:
+        raise UsageError(str(error)) from error
+    print(f"{output}: ready")
+    return 0
+
+
+def make_embedded(data: NumberNames, jobs: int = 1) -> None:
+    """Make the embedded corpus unless it is there; processes that call this at once wait for the first.
+
+    Raises ConfigError if the folder holds another corpus.
+    """
+    output = Path(data.path)
+    description = data.model_dump(exclude={"path", "max_length"})
+    with exclusive(output.with_name(f"{output.name}.lock")):
+        if is_made(output, description, "data.path"):
+            return
+        print(f"making {output} (once, about a minute) ...", file=sys.stderr, flush=True)
+        # Nothing is dropped: English needs twice as many subwords as German, which is no fault of a pair.
+        recipe = Recipe(data.source, data.target, data.merges, cleaned=(), chunk=5_000)
+        folder.build(output, recipe, description, number_name_pairs(data), jobs)
+
+
+def make_from_files(arguments: PrepareArguments, output: Path) -> None:
+    """Make a data folder from text files that the user has."""
+    missing = [name for name in ("texts", "source", "target", "merges") if getattr(arguments, name) is None]
+    if missing:
+        raise ConfigError(f"corpus=files: {', '.join(missing)} missing; see --help")
+    source, target = str(arguments.source), str(arguments.target)
+    texts, recipe = Path(str(arguments.texts)), Recipe(source, target, arguments.merges or 0)
+    description = {"corpus": "files", "texts": str(texts.resolve()), "source": source, "target": target}
+    description |= {"merges": arguments.merges}
+    if not is_made(output, description, "output"):
+        pairs = {split: file_pairs(texts, split, source, target) for split in SPLITS}
+        folder.build(output, recipe, description, pairs, arguments.jobs)
+
+
+def make_wmt14(arguments: PrepareArguments, output: Path) -> None:
+    """Make a WMT14 data folder, downloading the archives that are not there yet."""
+    manifest, archives = read_manifest(), Path(arguments.archives)
+    pair = manifest.pairs[arguments.corpus]
+    merges = arguments.merges or pair.merges
+    # A slice of the training text is cleaned as that; newstest2013 is not.
+    cleaned = ("train", "valid") if arguments.validation == "held_out" else ("train",)
+    recipe = Recipe(pair.source, pair.target, merges, cleaned=cleaned)
+    description = {"corpus": arguments.corpus, "source": pair.source, "target": pair.target, "merges": merges}
+    description |= {"validation": arguments.validation}
+    if is_made(output, description, "output"):
+        return
+    corpora = [*pair.train, pair.test, *([pair.valid] if arguments.validation == "newstest2013" else [])]
+    names = dict.fromkeys(corpus.archive for corpus in corpora)
+    seen = [fetch(manifest.archives[name], archives) for name in names]
+    for archive in seen:
+        print(f"{archive['file']}: sha256 {archive['sha256']}, {archive['checked']}")
+    pairs = wmt14_pairs(manifest, pair, archives, arguments.validation)
+    folder.build(output, recipe, description | {"archives": seen}, pairs, arguments.jobs)
+
+
+def is_made(output: Path, description: dict, key: str) -> bool:
+    """Whether the folder is there and was made like this; ConfigError if it was made in another way."""
+    if not output.exists():
+        return False
+    found = folder.describe(output)
+    if found is None or any(found.get(name) != value for name, value in description.items()):
+        raise ConfigError(
+            f"{key}={output}: holds other data ({found or 'not made by transformer.prepare'}), expected {description}; "
+            "remove it or choose another folder"
+        )
+    return True
+
+
+def file_pairs(texts: Path, split: str, source: str, target: str) -> Iterator[Pair]:
+    """The line pairs of two text files; ConfigError if one is missing or they differ in length."""
+    sides = [texts / f"{split}.{language}" for language in (source, target)]
+    try:
+        yield from zip(*(read_lines(side) for side in sides), strict=True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"texts={texts}: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"texts={texts}: {sides[0].name} and {sides[1].name} differ in length") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

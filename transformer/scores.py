@@ -1,0 +1,92 @@
+"""Scores of translations: sacreBLEU and chrF, METEOR by nltk, and the BLEU of the paper's own code."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from common.training.config import ConfigError
+
+ORDERS = 4
+BLEU_SUMS = (
+    *(f"bleu_counts_{n}" for n in range(1, ORDERS + 1)),
+    *(f"bleu_totals_{n}" for n in range(1, ORDERS + 1)),
+    "bleu_hypothesis_words",
+    "bleu_reference_words",
+)
+WORDNET_HELP = (
+    "METEOR needs WordNet: python -m nltk.downloader wordnet, or scripts/get_wordnet.sh without nltk's servers"
+)
+
+
+def sacrebleu() -> Any:
+    """The module; ConfigError if it is not installed."""
+    try:
+        import sacrebleu as module
+    except ImportError as error:
+        raise ConfigError(f"sacrebleu cannot be imported ({error}); pip install '.[transformer]'") from error
+    return module
+
+
+def bleu_sums(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, int]:
+    """What corpus BLEU is made of, as numbers that add up over batches and ranks; detokenized lines."""
+    score = sacrebleu().BLEU().corpus_score(hypotheses, [references])
+    return dict(zip(BLEU_SUMS, (*score.counts, *score.totals, score.sys_len, score.ref_len), strict=True))
+
+
+def bleu_of(sums: Mapping[str, float]) -> float:
+    """Corpus BLEU of the added `bleu_sums`, by sacrebleu's own formula; what corpus_bleu gives for all lines."""
+    values = [round(sums[name]) for name in BLEU_SUMS]
+    counts, totals, lengths = values[:ORDERS], values[ORDERS : 2 * ORDERS], values[2 * ORDERS :]
+    return sacrebleu().BLEU.compute_bleu(counts, totals, *lengths, smooth_method="exp").score
+
+
+def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """sacreBLEU of detokenized lines, and its signature."""
+    metric = sacrebleu().BLEU()
+    return metric.corpus_score(hypotheses, [references]).score, str(metric.get_signature())
+
+
+def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+    """chrF2 of detokenized lines, and its signature."""
+    metric = sacrebleu().CHRF()
+    return metric.corpus_score(hypotheses, [references]).score, str(metric.get_signature())
+
+
+def paper_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """BLEU in percent as the authors' code computes it: Hugging Face's `evaluate.load("bleu")`.
+
+    Both sides are lines as the vocabulary decodes them (Moses tokens here), references cut to data.max_length; they
+    are split into words by tokenizer 13a, and counts are not smoothed. Not comparable with sacreBLEU.
+    """
+    metric = sacrebleu().BLEU(tokenize="13a", smooth_method="none", force=True)
+    return metric.corpus_score(hypotheses, [references]).score
+
+
+@cache
+def wordnet_problem() -> str | None:
+    """Why METEOR cannot be computed here, None if it can."""
+    try:
+        from nltk.corpus import wordnet
+
+        wordnet.ensure_loaded()
+    except ImportError as error:
+        return f"nltk cannot be imported ({error}); pip install '.[transformer]'"
+    except LookupError:
+        return WORDNET_HELP
+    return None
+
+
+def meteor(hypotheses: Sequence[str], references: Sequence[str]) -> float:
+    """Mean over lines of nltk's METEOR, from 0 to 1. It is not METEOR 1.5: stemming and synonyms are English ones.
+
+    Raises ConfigError if WordNet is not there.
+    """
+    from nltk.tokenize import NLTKWordTokenizer
+    from nltk.translate.meteor_score import single_meteor_score
+
+    problem = wordnet_problem()
+    if problem is not None:
+        raise ConfigError(problem)
+    words = NLTKWordTokenizer().tokenize
+    pairs = zip(hypotheses, references, strict=True)
+    return sum(single_meteor_score(words(r), words(h)) for h, r in pairs) / max(1, len(references))

@@ -1,0 +1,116 @@
+"""Translation: model, data, loss and metrics for the training loop."""
+
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from common.training.task import Task
+from transformer.config import TrainedConfig, TransformerConfig
+from transformer.corpus import Corpus
+from transformer.data import Batch, ParallelText, TokenBatches, evaluation_batches
+from transformer.loss import cross_entropy
+from transformer.model import PAD, Transformer
+from transformer.prepare import make_embedded
+from transformer.scores import BLEU_SUMS, bleu_of, bleu_sums, meteor, wordnet_problem
+from transformer.search import Search, beam_search
+
+LOSS_SUMS = ("loss", "loss_smoothed", "tokens")
+METEOR_SUMS = ("meteor", "lines", "lines_without_meteor")
+
+
+class Translation(Task):
+    """Translate; evaluated by the loss of a target token in nats and, if asked for, BLEU.
+
+    Batches are measured in tokens: training.batch_size is the number of source tokens, and of target tokens, of all
+    ranks in one update; evaluation.batch_size that of one process in one batch.
+    """
+
+    config_class = TransformerConfig
+    primary_metric = "loss"
+    higher_is_better = False
+    late_imports = ("transformer.fairseq_compat", "sacrebleu", "sacremoses", "nltk.translate.meteor_score")
+
+    def __init__(self, config: TransformerConfig) -> None:
+        self._config = config
+        if config.data.name == "number_names":
+            make_embedded(config.data)
+        self._corpus = Corpus(config.data)
+        self._train = self._corpus.split("train", config.data.max_length)
+        self._validation: ParallelText = self._corpus.split("valid")
+        self.sums = LOSS_SUMS + ((*BLEU_SUMS, *METEOR_SUMS) if config.decoding.in_training else ())
+
+    def build_model(self) -> nn.Module:
+        """The Transformer."""
+        return build_model(self._config, self._corpus.vocabulary)
+
+    def train_data(self, worker: int, workers: int, batch_size: int, device: torch.device) -> TokenBatches:
+        """This rank's batches of about `batch_size` tokens."""
+        return TokenBatches(self._train, worker, workers, batch_size, self._config.seed, device)
+
+    def evaluation_data(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Batch]:
+        """This shard of the validation set."""
+        return evaluation_batches(self._validation, shard, shards, batch_size, device)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Smoothed cross-entropy of a target token.
+
+        The sum over the batch's tokens is divided by the mean number of tokens in a batch, a constant. So every token
+        counts the same whatever batch it is in and on whatever rank: the mean over ranks that all-reduce takes is, up
+        to that constant, the gradient of the mean over all their tokens. Dividing by the batch's own number would
+        count the tokens of small batches more.
+        """
+        logits = model(batch.source, batch.target_input, batch.source_mask)
+        return cross_entropy(logits, batch.target, self._config.label_smoothing) / batch.mean_target_tokens
+
+    def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Sums over the target tokens of a batch and, if configured, the statistics of its translations."""
+        logits = model(batch.source, batch.target_input, batch.source_mask)
+        sums = {
+            "loss": cross_entropy(logits, batch.target, 0.0),
+            "loss_smoothed": cross_entropy(logits, batch.target, self._config.label_smoothing),
+            "tokens": (batch.target != PAD).sum(),
+        }
+        if self._config.decoding.in_training:
+            device = batch.source.device
+            sums |= {name: torch.tensor(v, device=device) for name, v in self._translate(model, batch).items()}
+        return sums
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Losses in nats per target token, plain and smoothed; BLEU (sacreBLEU) and METEOR (nltk) if translated."""
+        found = {name: sums[name] / sums["tokens"] for name in ("loss", "loss_smoothed")}
+        if self._config.decoding.in_training:
+            found["bleu"] = bleu_of(sums)
+            if not sums["lines_without_meteor"]:
+                found["meteor"] = sums["meteor"] / sums["lines"]
+        return found
+
+    def _translate(self, model: nn.Module, batch: Batch) -> dict[str, float]:
+        """What BLEU and METEOR of the batch's best hypotheses are made of."""
+        found = beam_search(model, batch.source, batch.source_mask, search_of(self._config))
+        hypotheses = [self._corpus.line(best.tokens) for best, *_ in found]
+        references = [self._references[i] for i in batch.sentences]
+        lines = len(references)
+        scored = wordnet_problem() is None
+        total = lines * meteor(hypotheses, references) if scored else 0.0
+        sums = {"meteor": total, "lines": lines, "lines_without_meteor": 0 if scored else lines}
+        return bleu_sums(hypotheses, references) | sums
+
+    @cached_property
+    def _references(self) -> list[str]:
+        return self._corpus.references("valid")[0]
+
+
+def build_model(config: TransformerConfig | TrainedConfig, vocabulary: int) -> Transformer:
+    """The configured model for a vocabulary of this size."""
+    size = config.model.model_dump(exclude={"name"})
+    return Transformer(vocabulary, **size)
+
+
+def search_of(config: TransformerConfig | TrainedConfig) -> Search:
+    """The configured beam search."""
+    return Search(config.decoding.beam, config.decoding.length_penalty, config.decoding.extra_length)
+
+
+TASK = Translation

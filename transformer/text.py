@@ -1,0 +1,71 @@
+"""Between text and tokens: Moses normalisation and tokenisation (sacremoses), byte pair encoding (subword-nmt)."""
+
+import html
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from common.training.config import ConfigError
+
+CODES = "bpe.codes"  # subword-nmt's file in a data folder
+JOINT = re.compile(r"@@( |$)")  # subword-nmt's mark between the pieces of a word
+NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b\ufeff]")
+
+
+class MosesText:
+    """One language's raw lines to words with spaces between, and back.
+
+    As fairseq's WMT recipes: normalised punctuation, hyphens split ("@-@"), special characters escaped.
+    """
+
+    def __init__(self, language: str) -> None:
+        self._language = language
+
+    @cached_property
+    def _tools(self) -> tuple[Any, Any, Any]:
+        try:
+            from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
+        except ImportError as error:
+            raise ConfigError(f"sacremoses cannot be imported ({error}); pip install '.[transformer]'") from error
+        lang = self._language
+        return MosesPunctNormalizer(lang), MosesTokenizer(lang), MosesDetokenizer(lang)
+
+    def tokenize(self, line: str) -> str:
+        """A raw line as words with single spaces between."""
+        normalizer, tokenizer, _ = self._tools
+        clean = NOT_PRINTABLE.sub(" ", normalizer.normalize(line))
+        return tokenizer.tokenize(clean, aggressive_dash_splits=True, return_str=True)
+
+    def detokenize(self, words: str) -> str:
+        """Words with spaces between as people write them."""
+        return self._tools[2].detokenize(words.split())
+
+
+class Subwords:
+    """Words to subwords by the codes that subword-nmt learned."""
+
+    def __init__(self, codes: Path) -> None:
+        try:
+            from subword_nmt.apply_bpe import BPE
+        except ImportError as error:
+            raise ConfigError(f"subword-nmt cannot be imported ({error}); pip install '.[transformer]'") from error
+        try:
+            with codes.open(encoding="utf-8") as stream:
+                self._bpe = BPE(stream)
+        except OSError as error:
+            raise ConfigError(f"{codes}: cannot be read ({error.strerror}); it holds the subword codes") from error
+
+    def split(self, words: str) -> str:
+        """Words with spaces between as subwords with spaces between."""
+        return self._bpe.process_line(words).strip()
+
+
+def join_subwords(subwords: str) -> str:
+    """Undo Subwords.split."""
+    return JOINT.sub("", subwords)
+
+
+def unescape(line: str) -> str:
+    """A line of an SGML file without its entities."""
+    return html.unescape(line)

@@ -1,0 +1,118 @@
+"""A trained model that translates: from a run folder or a checkpoint to lines of text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+from torch import Tensor
+from yaml import YAMLError
+
+from common.training.compose import explain, flatten
+from common.training.config import ConfigError
+from transformer.batching import batch_by_tokens
+from transformer.config import TrainedConfig
+from transformer.corpus import Corpus
+from transformer.data import ParallelText, evaluation_batches, pad
+from transformer.model import Transformer, mask_of
+from transformer.search import Hypothesis, Search, beam_search
+from transformer.task import build_model
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Translator:
+    """A model in evaluation mode on a device, its corpus, how to search, and tokens in a batch."""
+
+    model: Transformer
+    corpus: Corpus
+    search: Search
+    batch_size: int
+    device: torch.device
+
+    def lines(self, lines: Sequence[str]) -> list[str]:
+        """Translate raw lines; an empty line stays empty."""
+        sources = [self.corpus.encode(line) for line in lines]
+        full = [i for i, line in enumerate(lines) if line.strip()]
+        lengths = np.array([len(sources[i]) for i in full], dtype=np.int64)
+        translated = [""] * len(lines)
+        batches = batch_by_tokens(lengths, lengths, self.batch_size)
+        for number in range(len(batches)):
+            chosen = [full[i] for i in batches[number]]
+            found = self._search(pad([sources[i] for i in chosen]).to(self.device))
+            for i, (best, *_) in zip(chosen, found, strict=True):
+                translated[i] = self.corpus.line(best.tokens)
+        return translated
+
+    def split(self, text: ParallelText) -> list[tuple[int, ...]]:
+        """The tokens of the best translation of every source of a split, in its order."""
+        best: list[tuple[int, ...]] = [()] * len(text)
+        for batch in evaluation_batches(text, 0, 1, self.batch_size, self.device):
+            for sentence, (first, *_) in zip(batch.sentences, self._search(batch.source), strict=True):
+                best[sentence] = first.tokens
+        return best
+
+    def _search(self, source: Tensor) -> list[list[Hypothesis]]:
+        return beam_search(self.model, source, mask_of(source), self.search)
+
+
+def read_config(run: Path) -> TrainedConfig:
+    """The configuration of a run folder; ConfigError if it holds none of this task."""
+    file = run / "config.yaml"
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(file))
+        return TrainedConfig.model_validate(values)
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{file}: cannot be read ({error})") from error
+    except ValidationError as error:
+        raise ConfigError(
+            f"{file}: no configuration of the transformer task: {explain(error, flatten(values))}"
+        ) from None
+
+
+def read_state(file: Path) -> State:
+    """A bare state dict, such as a run's checkpoints/best.pt; ConfigError if it is none."""
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # the unpickler fails in any way on a file that is none of its own
+        raise ConfigError(f"{file}: cannot be read as a model ({error})") from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ConfigError(f"{file}: expected a bare state dict, such as checkpoints/best.pt of a run")
+    return state
+
+
+def mean_of(states: Sequence[State]) -> State:
+    """The mean of several models' weights, added up in float64."""
+    return {
+        name: torch.stack([state[name].double() for state in states]).mean(0).to(tensor.dtype)
+        for name, tensor in states[0].items()
+    }
+
+
+def load_model(config: TrainedConfig, corpus: Corpus, state: State, name: str, device: torch.device) -> Transformer:
+    """The configured model with these weights, ready to translate; ConfigError (naming `name`) if they do not fit."""
+    model = build_model(config, corpus.vocabulary)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{name}: expected a state dict of the run's model with {corpus.vocabulary} tokens: {error}"
+        ) from error
+    return model.to(device).eval()
+
+
+def with_data(config: TrainedConfig, path: str | None) -> TrainedConfig:
+    """The configuration with its data in another folder."""
+    return config if path is None else config.model_copy(update={"data": config.data.model_copy(update={"path": path})})
+
+
+def pick_device(name: str) -> torch.device:
+    """auto, cpu or cuda; ConfigError for a GPU that is not there."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda: no GPU is available, expected cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
