@@ -30,23 +30,30 @@ def all_files() -> dict[Path, str]:
     """Content of every row's file."""
     tables = [load_table(file.stem) for file in sorted(TABLES.glob("*.yaml"))]
     return {
-        FOLDER / table.name / f"{row.name}.sbatch": row_file(table, row)
+        FOLDER / table.name / f"{name_of(row, variant)}.sbatch": row_file(table, row, variant)
         for table in tables
         if table.cluster is not None
         for row in table.rows
+        for variant in table.variants or [None]
     }
 
 
-def row_file(table: Table, row: Row) -> str:
+def name_of(row: Row, variant: str | None) -> str:
+    """Of a row's file."""
+    return row.name if variant is None else f"{row.name}_{variant}"
+
+
+def row_file(table: Table, row: Row, variant: str | None) -> str:
     """A batch script: sbatch's options for the row's number of ranks, then what train.sbatch is given."""
-    cell = table.cell(row, table.seeds[0], Path("runs"))
-    overrides = [*table.overrides, *row.overrides, f"run_dir={cell.run_dir.parent}/seed_${{seed}}"]
-    options = [f"--job-name={table.name}-{row.name}", *Cluster.load(table.cluster).for_ranks(ranks_of(cell))]
+    cell = table.cell(row, table.seeds[0], Path("runs"), variant)
+    name = name_of(row, variant)
+    overrides = [*cell.settings[:-1], f"run_dir={cell.run_dir.parent}/seed_${{seed}}"]  # the last one is the seed
+    options = [f"--job-name={table.name}-{name}", *Cluster.load(table.cluster).for_ranks(ranks_of(cell))]
     lines = [
         "#!/usr/bin/env bash",
-        f"# {table.title}: {row.method}, {row.topology}.",
+        f"# {table.title}: {', '.join([row.method, row.topology, *filter(None, [variant])])}.",
         f"# Made by `python -m slurm.rows` of configs/table/{table.name}.yaml.",
-        f"#   sbatch slurm/{table.name}/{row.name}.sbatch seed={table.seeds[0]} [overrides ...]",
+        f"#   sbatch slurm/{table.name}/{name}.sbatch seed={table.seeds[0]} [overrides ...]",
         *(f"#SBATCH {option}" for option in options),
         *common_options(),
         f'exec slurm/train.sbatch {shlex.join([table.task, *overrides])} "$@"',
