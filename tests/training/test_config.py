@@ -7,7 +7,8 @@ import pytest
 from common.training.compose import CONFIGS, compose_config
 from common.training.config import ConfigError
 
-TASKS = {"gpt2": "gpt2"}  # of experiments, by their folder or file; others are of cnn
+# Of experiments, by their folder or file; others are of cnn.
+TASKS = {"gpt2": "gpt2"} | dict.fromkeys(("transformer", "table2", "table2_proxy", "figure6"), "transformer")
 
 
 def names(group: str) -> list[str]:
