@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,19 @@ def small_gpt2(folder: Path) -> list[str]:
     return [*size, *data, "training.steps=6", "schedule.warmup=2", "evaluation.batch_size=4"]
 
 
-@pytest.mark.parametrize(("task", "overrides"), [("gpt2", small_gpt2)])
+def small_transformer(folder: Path) -> list[str]:
+    """Overrides of a tiny Transformer on few names of numbers; skipped without fairseq, which writes its data."""
+    pytest.importorskip("num2words")
+    if find_spec("fairseq") is None:
+        pytest.skip("fairseq is not installed (see `make env`)")
+    layers = ["model.encoder_layers=1", "model.decoder_layers=1"]
+    size = ["model=transformer_tiny", "model.width=16", "model.hidden=32", "model.heads=2", *layers]
+    data = [f"data.path={folder}/data", "data.numbers=1000", "data.held_out=50", "data.train_lines=300"]
+    few = ["data.held_out_lines=20", "data.merges=30", "training.batch_size=240", "evaluation.batch_size=240"]
+    return [*size, *data, *few, "training.steps=6", "schedule.warmup=2"]
+
+
+@pytest.mark.parametrize(("task", "overrides"), [("gpt2", small_gpt2), ("transformer", small_transformer)])
 def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path, task: str, overrides) -> None:
     run = tmp_path / "run"
     chosen = [*overrides(tmp_path), "seed=5", f"run_dir={run}"]
