@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +28,8 @@ from cnn.images.ffcv_import import import_ffcv
 from cnn.images.order import make_tickets
 from cnn.images.pixels import MEAN, STD
 from cnn.images.tree import read_tree
+from common.report.benchmark import Benchmark
 from common.report.cli import Arguments, Text, UsageError, command_of, main_function, parse
-from common.training.environment import describe_environment
 
 MODULE = "scripts.bench_loaders"
 HEIGHT, WIDTH, QUALITY = 375, 500, 90
@@ -72,14 +71,14 @@ def main(argv: Sequence[str]) -> int:
         import_ffcv()
     except ImportError as error:
         raise UsageError(str(error)) from error
-    load = os.getloadavg()[0]
+    benchmark = Benchmark("loaders", "Image loaders", COLUMNS, FORMATS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         kilobytes = make_images(folder)
         rows = [row for size in arguments.pixels.split(",") for row in measure(folder, int(size), arguments)]
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    write(frame, arguments, load, kilobytes)
-    print("\n".join(conclude(frame)), f"\nwritten: {arguments.output}/loaders.csv and .md")
+    text = [describe(kilobytes, arguments), conclude(pd.DataFrame(rows))]
+    used, command = f"{arguments.workers} decode", command_of(MODULE, arguments)
+    benchmark.write(rows, text, arguments.output, command, used, packages=("ffcv", "numba", "pillow"))
     return 0
 
 
@@ -198,49 +197,29 @@ def images_per_second(batches: Iterable[tuple[Tensor, Tensor]]) -> float:
     return images / (time.perf_counter() - start)
 
 
-def conclude(frame: pd.DataFrame) -> list[str]:
+def describe(kilobytes: float, arguments: BenchArguments) -> str:
+    """What was measured."""
+    return (
+        f"{FILES} synthetic JPEGs of {WIDTH} x {HEIGHT} pixels and {kilobytes:.0f} kB (quality {QUALITY}), "
+        f"in the page cache, {arguments.images} in an epoch; batches of {BATCH}; random crops of 8 to 100 % of the "
+        "area, mirrored every other time, float32, normalised, on the CPU."
+    )
+
+
+def conclude(frame: pd.DataFrame) -> str:
     """What the measurement says."""
     ours, torchvision = (frame[frame.loader == loader] for loader in ("ffcv", "torchvision"))
     verdict = "reaches" if ours.ratio_to_bare.min() >= TOLERANCE else "misses"
     gains = ours.ratio_to_bare.to_numpy() / torchvision.ratio_to_bare.to_numpy()
-    return [
+    return (
         f"At {_listed(ours.pixels, '.0f')} pixels our FFCV loader is {_listed(ours.ratio_to_bare, '.2f')} times as "
         f"fast as FFCV by itself (that {verdict} the aim, at least {TOLERANCE}) and {_listed(gains, '.1f')} times as "
         "fast as our torchvision loader."
-    ]
+    )
 
 
 def _listed(values: Iterable[float], form: str) -> str:
     return " and ".join(f"{value:{form}}" for value in values)
-
-
-def write(frame: pd.DataFrame, arguments: BenchArguments, load: float, kilobytes: float) -> None:
-    """Writes <output>/loaders.csv and loaders.md; `load` is the machine's load average before the start."""
-    folder = Path(arguments.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(folder / "loaders.csv", index=False, lineterminator="\n", float_format="%.6g")
-    environment = describe_environment("", [])
-    hardware, versions = environment["hardware"], environment["versions"]
-    lines = ["# Image loaders", ""]
-    lines += [
-        f"{FILES} synthetic JPEGs of {WIDTH} x {HEIGHT} pixels and {kilobytes:.0f} kB (quality {QUALITY}), "
-        f"in the page cache, {arguments.images} in an epoch; batches of {BATCH}; random crops of 8 to 100 % of the "
-        "area, mirrored every other time, float32, normalised, on the CPU.",
-        "",
-        *conclude(frame),
-        "",
-    ]
-    lines += [frame.to_markdown(index=False, floatfmt=[FORMATS.get(name, ".0f") for name in COLUMNS])]
-    lines += ["", "## Columns", "", *(f"- `{name}`: {definition}" for name, definition in COLUMNS.items())]
-    lines += ["", "## Where the numbers come from", ""]
-    lines += [f"- Hardware: {hardware['cpu']}, {hardware['cores']} cores, of which {arguments.workers} decode"]
-    lines += [f"- Load average: {load:.1f} before, {os.getloadavg()[0]:.1f} after"]
-    versions |= {package: metadata.version(package) for package in ("ffcv", "numba", "pillow")}
-    packages = ", ".join(f"{name} {version}" for name, version in versions.items())
-    lines += [f"- Software: {packages}", f"- Date: {environment['start']}"]
-    lines += [f"- Commit: {environment['git_commit']}{' with uncommitted changes' * environment['git_dirty']}"]
-    lines += [f"- Made by `{command_of(MODULE, arguments)}`"]
-    (folder / "loaders.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ turns, so that a noisy machine slows all of them alike. Where other programs run
 that wait for each other after every operator suffer out of all proportion, the loop with its small operators most.
 """
 
-import os
 import resource
 import statistics
 import sys
@@ -16,14 +15,13 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
-from pathlib import Path
 
 import pandas as pd
 import torch
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
+from common.report.benchmark import Benchmark
 from common.report.cli import Arguments, Text, UsageError, command_of, main_function, nearest, parse
-from common.training.environment import describe_environment
 from scripts.simulate_engines import BLOCKS, ENGINES, TOPOLOGY, Setting, difference_between
 
 MODULE = "scripts.bench_simulate"
@@ -65,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     """Checks that loop and vmap compute the same, times them, writes the table."""
     arguments = parse(BenchArguments, argv, MODULE, "Times simulated workers: a loop against torch.func.vmap.")
     settings = read_settings(arguments)
-    load = os.getloadavg()[0]
+    benchmark = Benchmark("simulate", "Simulated workers: one after another or all at once?", COLUMNS, FORMATS)
     torch.set_num_threads(arguments.threads)
     rows: list[dict[str, object]] = []
     for block, of_block in settings.items():
@@ -76,9 +74,12 @@ def main(argv: Sequence[str]) -> int:
         checked = {"max_difference_to_loop": difference, "unbatched": " ".join(sorted(unbatched))}
         for setting in of_block:
             rows += measure(setting, arguments.seconds, checked)
-    frame = pd.DataFrame(rows, columns=list(COLUMNS))
-    write(frame, arguments, load)
-    print("\n".join(conclude(frame)), f"\nwritten: {arguments.output}/simulate.csv and .md")
+    text = [
+        f"Forward, backward, gossip ({TOPOLOGY}) and Adam, without data loading.",
+        "\n".join(conclude(pd.DataFrame(rows))),
+    ]
+    used, command = f"{arguments.threads} used", command_of(MODULE, arguments)
+    benchmark.write(rows, text, arguments.output, command, used)
     return 0
 
 
@@ -179,28 +180,6 @@ def conclude(frame: pd.DataFrame) -> list[str]:
 
 def _span(values: pd.Series) -> str:
     return " to ".join(dict.fromkeys(f"{value:.2f}" for value in (values.min(), values.max())))
-
-
-def write(frame: pd.DataFrame, arguments: BenchArguments, load: float) -> None:
-    """Writes <output>/simulate.csv and simulate.md; `load` is the machine's load average before the start."""
-    folder = Path(arguments.output)
-    folder.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(folder / "simulate.csv", index=False, lineterminator="\n", float_format="%.6g")
-    environment = describe_environment("", [])
-    hardware, versions = environment["hardware"], environment["versions"]
-    lines = ["# Simulated workers: one after another or all at once?", ""]
-    lines += [f"Forward, backward, gossip ({TOPOLOGY}) and Adam, without data loading.", "", *conclude(frame), ""]
-    shown = frame.astype(object).where(frame.notna(), None)
-    formats = [FORMATS.get(name, ".2f") for name in COLUMNS]
-    lines += [shown.to_markdown(index=False, floatfmt=formats, missingval=""), "", "## Columns", ""]
-    lines += [f"- `{name}`: {definition}" for name, definition in COLUMNS.items()]
-    lines += ["", "## Where the numbers come from", ""]
-    lines += [f"- Hardware: {hardware['cpu']}, {hardware['cores']} cores, of which {arguments.threads} used"]
-    lines += [f"- Load average: {load:.1f} before, {os.getloadavg()[0]:.1f} after"]
-    lines += [f"- Software: python {versions['python']}, torch {versions['torch']}", f"- Date: {environment['start']}"]
-    lines += [f"- Commit: {environment['git_commit']}{' with uncommitted changes' * environment['git_dirty']}"]
-    lines += [f"- Made by `{command_of(MODULE, arguments)}`"]
-    (folder / "simulate.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

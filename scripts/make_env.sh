@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes the virtual environment .venv with the pinned versions; does nothing when it is up to date.
-# FFCV is compiled here. Where its system packages are missing and cannot be installed, all but data.loader=ffcv works.
+# FFCV and fairseq are compiled here. Where what they need is missing and cannot be installed, all but data.loader=ffcv
+# and the transformer works.
 # Usage: scripts/make_env.sh        (called by `make env`; set PYTHON to choose the interpreter)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -69,5 +70,10 @@ if ! can_compile_ffcv; then
   echo "note: $without_ffcv To have it: apt-get install $ffcv_packages, then call this again." >&2
 elif ! { $pip install --constraint constraints.txt --editable ".[dev,ffcv]" && $pip install --no-deps ffcv==1.0.2; }; then
   echo "note: $without_ffcv Its compilation failed; the reason is above." >&2
+fi
+# fairseq reads and writes the transformer's data. It is compiled too.
+if ! command -v c++ > /dev/null ||
+  ! { $pip install --constraint constraints.txt --editable ".[dev,fairseq]" && $pip install --no-deps fairseq==0.12.2; }; then
+  echo "note: fairseq is not installed (it needs a C++ compiler); all but the transformer works without it." >&2
 fi
 fingerprint > "$stamp"

@@ -1,19 +1,23 @@
 """Trains what a table still needs.
 
-python -m scripts.reproduce table=quickstart [runs=runs] [jobs=1] [launcher=local] [--dry-run]
+python -m scripts.reproduce table=quickstart [runs=runs] [jobs=1] [--dry-run]
+python -m scripts.reproduce table=table3 launcher=slurm [cluster=t4_4x8] [sbatch="--time=12:00:00 ..."] [--dry-run]
+
+With launcher=slurm the runs are submitted (those that wait or run already are left alone), and after them a job that
+builds table and figure; the command returns at once.
 
 Exit codes: 0 all runs are there; 1 some failed; 2 wrong arguments, or a run folder holds something else;
 75 interrupted (start again to continue).
 """
 
-import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from pathlib import Path
 from typing import Literal
@@ -36,7 +40,11 @@ class ReproduceArguments(Arguments):
     table: Text = Field(description="a file in configs/table")
     runs: Text = Field("runs", description="the folder that holds the runs")
     jobs: PositiveInt = Field(1, description="runs at a time, which share the machine's cores")
-    launcher: Literal["local"] = Field("local", description="where runs are made: local")
+    launcher: Literal["local", "slurm"] = Field("local", description="where runs are made: local | slurm")
+    cluster: Text | None = Field(
+        None, description="launcher=slurm: options of sbatch, a file of slurm/clusters (default: the table's)"
+    )
+    sbatch: Text | None = Field(None, description="launcher=slurm: further options of sbatch, in quotes")
     dry_run: bool = Field(False, description="print the commands and what is missing, run nothing")
 
 
@@ -48,6 +56,10 @@ def main(argv: Sequence[str]) -> int:
     cells = list(table.cells(Path(arguments.runs)))
     # All folders are looked at before the first run, so that a wrong one does not come to light hours later.
     states = [_state(table, cell) for cell in cells]
+    if arguments.launcher == "slurm":
+        return _submit(arguments, table, cells, states)
+    if arguments.cluster or arguments.sbatch:
+        raise UsageError("cluster=..., sbatch=...: only with launcher=slurm")
     if arguments.dry_run:
         _print_plan(cells, states)
         return 0
@@ -95,6 +107,29 @@ def _print_plan(cells: Sequence[Cell], states: Sequence[str]) -> None:
     print(f"# {states.count('finished')} of {len(cells)} finished")
 
 
+def _submit(arguments: ReproduceArguments, table: Table, cells: Sequence[Cell], states: Sequence[str]) -> int:
+    """Shows the state of every run; submits those that are neither finished nor in Slurm's hands."""
+    from slurm.submit import Cluster, ended, submit, submitted
+
+    cluster, runs = Cluster.load(arguments.cluster or table.cluster, arguments.sbatch), Path(arguments.runs)
+    queue = submitted(table, runs)
+    todo = []
+    for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):
+        if state != "finished" and cell.run_dir not in queue:
+            todo.append(cell)
+            last = ended(cell.run_dir)
+            state += f"; its last job: {last}" * bool(last)
+        print(f"# [{number}/{len(cells)}] {cell.label}: {queue.get(cell.run_dir, state)}")
+        if arguments.dry_run and cell in todo:
+            print(_command(cell))
+    waiting = sum(cell.run_dir in queue for cell in cells)
+    print(f"# {states.count('finished')} of {len(cells)} finished, {waiting} with Slurm, {len(todo)} to submit")
+    if todo and not arguments.dry_run:
+        *arrays, report = submit(table, todo, runs, cluster, table.name)
+        print(f"submitted: {', '.join(arrays)}; then {report}, which builds results/tables/{table.name}.*")
+    return 0
+
+
 def _make(table: Table, cells: Sequence[Cell], states: Sequence[str], jobs: int) -> int:
     """Makes every run that is not finished, one progress line each; exit code 1 if some failed."""
     width = max(len(cell.label) for cell in cells)
@@ -129,39 +164,57 @@ def _train_all(table: Table, cells: Sequence[Cell], jobs: int) -> Iterator[tuple
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max(1, cores // jobs)
     former = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    running: set[subprocess.Popen[bytes]] = set()
+    with ThreadPoolExecutor(jobs) as pool:  # at its end it waits for the runs that are being made
         try:
-            futures = [pool.submit(_timed, table, cell, threads) for cell in cells]
+            futures = [pool.submit(_timed_beside_others, table, cell, threads, running) for cell in cells]
             for future in as_completed(futures):
                 yield future.result()
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in multiprocessing.active_children():
-                process.terminate()  # a run saves a checkpoint and stops
+            for process in list(running):
+                process.terminate()  # it saves a checkpoint and stops
             raise
         finally:
             signal.signal(signal.SIGTERM, former)
 
 
-def _timed(table: Table, cell: Cell, threads: int | None = None) -> tuple[Cell, str | None, float]:
+def _timed(table: Table, cell: Cell) -> tuple[Cell, str | None, float]:
     started = time.monotonic()
-    failure = _train(table, cell, threads)
+    failure = _train(table, cell)
     return cell, failure, time.monotonic() - started
 
 
-def _train(table: Table, cell: Cell, threads: int | None) -> str | None:
+def _timed_beside_others(
+    table: Table, cell: Cell, threads: int, running: set[subprocess.Popen[bytes]]
+) -> tuple[Cell, str | None, float]:
+    """As _timed, in a process of its own, which is in `running` as long as it runs."""
+    started = time.monotonic()
+    quiet = [f"training.threads={threads}", "logging.progress=false"]
+    process = subprocess.Popen([sys.executable, "-m", f"{cell.task}.train", *cell.overrides, *quiet, *_resume(cell)])
+    running.add(process)
+    code = process.wait()
+    running.discard(process)
+    return cell, _judge(table, cell, code), time.monotonic() - started
+
+
+def _train(table: Table, cell: Cell) -> str | None:
     """Makes one run; returns why it failed, None if it finished. KeyboardInterrupt if it was interrupted."""
     # Imported here: it brings torch, which neither --dry-run nor a finished table needs.
     from common.training.launch import launch
 
-    share = [f"training.threads={threads}"] if threads is not None else []
     try:
-        code = launch(cell.task, [*cell.overrides, *share, "logging.progress=false", *_resume(cell)])
+        code = launch(cell.task, [*cell.overrides, "logging.progress=false", *_resume(cell)])
     except SystemExit as stop:
         code = stop.code
     except Exception as error:
         traceback.print_exc()
         return f"{type(error).__name__}: {error}"
+    return _judge(table, cell, code)
+
+
+def _judge(table: Table, cell: Cell, code: int | str | None) -> str | None:
+    """What a run's exit code and folder mean: as _train."""
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if code:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from common.training.checkpoint import write_atomically
+from common.training.atomic import write_atomically
 from common.training.config import ConfigError, Strict
 
 

@@ -24,7 +24,7 @@ from torch.optim.optimizer import ParamsT
 from common.optim.checks import dense_grad, require, require_count, require_decay_rate, require_non_negative
 from common.optim.functional import accum_adam_update
 
-OPTIONS = ("lr", "betas", "eps", "weight_decay", "accumulation_steps", "foreach")
+OPTIONS = ("lr", "betas", "eps", "weight_decay", "accumulation_steps", "foreach", "fused")
 STATE_KEYS = ("step", "exp_avg", "exp_avg_sq", "accumulator")
 
 
@@ -43,6 +43,8 @@ class AccumAdam(Optimizer):
         weight_decay: coefficient of the L2 penalty, added to the gradient (not to ``.grad``).
         accumulation_steps: s, the steps of a window, whose mean gradient enters the moments.
         foreach: False takes the plain loop over parameters, the reference; None and True the fast one.
+        fused: True compiles the update into one pass over memory (it needs a C++ compiler, or triton on a GPU);
+            the first steps take seconds then.
 
     Raises:
         ValueError: an argument out of range, or a parameter that is complex or not floating-point.
@@ -61,6 +63,7 @@ class AccumAdam(Optimizer):
         *,
         accumulation_steps: int = 4,
         foreach: bool | None = None,
+        fused: bool = False,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -69,6 +72,7 @@ class AccumAdam(Optimizer):
             "weight_decay": weight_decay,
             "accumulation_steps": accumulation_steps,
             "foreach": foreach,
+            "fused": fused,
         }
         self._check_options(defaults)
         super().__init__(params, defaults)
@@ -100,6 +104,7 @@ class AccumAdam(Optimizer):
             "decoupled": self.decoupled_weight_decay,
             "accumulation_steps": group["accumulation_steps"],
             "foreach": group["foreach"] is not False,
+            "fused": group["fused"],
         }
 
     @torch.no_grad()
@@ -164,6 +169,9 @@ class AccumAdam(Optimizer):
         require_count(where, "accumulation_steps", options["accumulation_steps"], at_least=1)
         foreach = options["foreach"]
         require(foreach is None or isinstance(foreach, bool), where, "foreach", foreach, "a bool or None")
+        fused = options["fused"]
+        require(isinstance(fused, bool), where, "fused", fused, "a bool")
+        require(not (fused and foreach is not None), where, "fused", fused, f"False with foreach={foreach}")
 
 
 class AccumAdamW(AccumAdam):
@@ -184,8 +192,11 @@ class AccumAdamW(AccumAdam):
         *,
         accumulation_steps: int = 4,
         foreach: bool | None = None,
+        fused: bool = False,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, accumulation_steps=accumulation_steps, foreach=foreach)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, accumulation_steps=accumulation_steps, foreach=foreach, fused=fused
+        )
 
 
 def _count(k: int) -> Tensor:

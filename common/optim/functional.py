@@ -38,15 +38,16 @@ def accum_adam_update(
     decoupled: bool,
     accumulation_steps: int,
     foreach: bool = True,
+    fused: bool = False,
 ) -> None:
     """Make one update of accumulated Adam, in place on everything but ``grads`` (and ``steps``).
 
     The tensors are any floating-point tensors (parameters or segments of a flat vector alike); the five at
     one index have one shape, dtype and device and start as x, g, 0, 0, 0. ``steps[i]`` is k for index i, this
-    update
-    included: the caller counts, so that the segments of one parameter can be updated in several calls.
-    ``foreach=False`` takes the plain loop, one tensor and one equation at a time. Must be called under
-    ``torch.no_grad()``. Raises ValueError when the lists differ in length.
+    update included: the caller counts, so that the segments of one parameter can be updated in several calls.
+    ``foreach=False`` takes the plain loop, one tensor and one equation at a time; ``fused=True`` the compiled
+    kernel, one pass over memory (``compiled.py``). Must be called under ``torch.no_grad()``. Raises ValueError
+    when the lists differ in length.
     """
     lists = (params, grads, exp_avgs, exp_avg_sqs, accumulators)
     if any(len(entries) != len(steps) for entries in lists):
@@ -63,15 +64,19 @@ def accum_adam_update(
         "decoupled": decoupled,
         "s": accumulation_steps,
     }
-    if foreach:
+    if fused:
+        from common.optim.compiled import update_compiled  # brings the compiler, which takes seconds to import
+
+        update_compiled(lists, steps, **hyper)
+    elif foreach:
         for k, chunk in chunked(lists, keys=steps):
             _update_lists(*chunk, k, **hyper)
     else:
         for *tensors, k in zip(*lists, steps, strict=True):
-            _update_one(*tensors, k, **hyper)
+            update_one(*tensors, k, **hyper)
 
 
-def _update_one(
+def update_one(
     x: Tensor,
     g: Tensor,
     m: Tensor,

@@ -12,11 +12,11 @@ from datetime import timedelta
 
 import torch
 from torch import Tensor
-from torch.profiler import record_function
 
 from common.parallel.communicators import Communicators
 from common.parallel.counters import CommunicationCounters
 from common.parallel.flat import FlatVector, cut
+from common.parallel.regions import region
 from common.parallel.transport import Exchange, SendRecv, Subgroup, post
 from common.topology import Round, Topology
 from common.topology.cost import Transport, bytes_sent, messages_sent, transport_of
@@ -98,7 +98,7 @@ class Mixer:
         """Start sending x(t) for round t of each bucket; nothing if that was done. Parameters are read in place."""
         if self.in_flight:
             return
-        with record_function("gossip::launch"):
+        with region("gossip::launch"):
             for vector in self.vectors:
                 vector.check(f"gossip launch of step {self.clock}")
             self._in_flight = [
@@ -118,7 +118,7 @@ class Mixer:
         time, or naming the parameter that was written while its message was in flight.
         """
         self.launch()
-        with record_function("gossip::merge"):
+        with region("gossip::merge"):
             for vector in self.vectors:
                 vector.check(f"gossip merge of step {self.clock}")
             self._finish(self._in_flight or ())

@@ -48,6 +48,8 @@ def _two_sigma(values: Sequence[float]) -> float | None:
 
 
 def _train_loss(run: Run) -> float:
+    if "train_loss" in run.metrics:
+        return run.last("validation", "train_loss")
     rows = run.curve("train", "loss").join(run.curve("train", "epoch")["epoch"])
     return float(rows["loss"][rows["epoch"] > rows["epoch"].iloc[-1] - 1].mean(skipna=False))
 
@@ -96,14 +98,19 @@ QUANTITIES = {
     ),
     "train_loss": Quantity(
         "training loss of the last epoch: mean of the training rows of metrics.jsonl less than an epoch before the "
-        "last one",
+        "last one; of language models that of the averaged model at the last evaluation, on fixed training windows",
         ".4f",
         _train_loss,
     ),
     "validation_loss": Quantity(
-        "final validation loss of the averaged model, not smoothed",
+        "final validation loss of the averaged model, not smoothed (in nats: language models per token)",
         ".4f",
         lambda run: run.last("validation", "loss"),
+    ),
+    "unigram_entropy": Quantity(
+        "entropy in nats of the corpus's token frequencies: the loss of the best model that ignores context",
+        ".4f",
+        lambda run: run.last("validation", "unigram_entropy"),
     ),
     "bleu": Quantity(
         "final sacreBLEU of the averaged model's translations of the validation set",

@@ -28,7 +28,12 @@ MARKERS_PER_CURVE = 8
 DODGE = 0.06  # between lines over numbers of workers, in powers of two
 LARGEST_SVG_BYTES = 1_000_000
 
-METRIC_LABELS = {"accuracy": "validation accuracy (%)", "bleu": "validation BLEU"}
+METRIC_LABELS = {
+    "accuracy": "validation accuracy (%)",
+    "bleu": "validation BLEU",
+    "validation_loss": "validation loss",
+}
+RECORDED_AS = {"validation_loss": "loss"}  # metrics that a validation row has under another name
 AXIS_LABELS = {"step": "step", "sent_mb": "sent per worker (MB)"}
 
 RC = {
@@ -77,7 +82,10 @@ def draw(collection: Collection) -> Figure:
     table = collection.table
     panels = [
         (curves(collection, "train", "loss"), "training loss"),
-        (curves(collection, "validation", table.metric), METRIC_LABELS.get(table.metric, table.metric)),
+        (
+            curves(collection, "validation", RECORDED_AS.get(table.metric, table.metric)),
+            METRIC_LABELS.get(table.metric, table.metric),
+        ),
     ]
     figure = Figure(figsize=(7.2, 5.6), layout="constrained")
     axes = figure.subplots(2, 2, sharex="col", sharey="row")

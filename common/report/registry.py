@@ -89,6 +89,7 @@ class TableFile(_Strict):
     task: Literal["cnn", "transformer", "gpt2"]
     runs: Name = Field(description="the sub-folder of the runs folder")
     seeds: tuple[StrictInt, ...] = Field(min_length=1, description="a list of integers")
+    cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
     metric: str = Field("accuracy", description="the validation metric that figures and progress lines show")
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     overrides: tuple[Override, ...] = Field((), description="overrides that all rows share")

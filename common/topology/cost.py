@@ -77,21 +77,30 @@ def bytes_leaving_host(
     Raises ValueError when the round cannot be carried out by `transport`.
     """
 
-    def leaves(source: int, target: int) -> bool:
-        return source // ranks_per_host == host != target // ranks_per_host
+    return bytes_leaving_hosts(round_, ranks_per_host, payload_bytes, transport).get(host, 0.0)
+
+
+def bytes_leaving_hosts(
+    round_: Round, ranks_per_host: int, payload_bytes: float, transport: Transport | str | None = None
+) -> dict[int, float]:
+    """Return {host: bytes that its ranks send to other hosts}, of those that send any; see bytes_leaving_host."""
+    total: dict[int, float] = {}
+
+    def add(source: int, target: int, amount: float) -> None:
+        host = source // ranks_per_host
+        if host != target // ranks_per_host:
+            total[host] = total.get(host, 0.0) + amount
 
     match _resolve(round_, transport):
         case Transport.SEND_RECV:
-            edges = ((i, j) for i in range(round_.world_size) for j in round_.out_peers(i))
-            return float(sum(leaves(i, j) for i, j in edges) * payload_bytes)
+            for i in range(round_.world_size):
+                for j in round_.out_peers(i):
+                    add(i, j, payload_bytes)
         case Transport.SUBGROUP:
-            total = 0.0
             for group in round_.groups:
-                crossing = sum(leaves(i, j) for i, j in zip(group, group[1:] + group[:1], strict=True))
-                total += crossing * 2 * (len(group) - 1) / len(group) * payload_bytes
-            return total
-        case _:
-            return 0.0
+                for i, j in zip(group, group[1:] + group[:1], strict=True):
+                    add(i, j, 2 * (len(group) - 1) / len(group) * payload_bytes)
+    return total
 
 
 def _resolve(round_: Round, transport: Transport | str | None) -> Transport:

@@ -9,10 +9,8 @@ A folder without a manifest is an unfinished checkpoint and is ignored. Every fi
 synced, and renamed. All files are read with `torch.load(weights_only=True)`.
 """
 
-import hashlib
 import io
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,6 +20,7 @@ from typing import Any
 import torch
 
 from common.parallel.collectives import gather_objects, rank
+from common.training.atomic import describe, write_atomically
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -161,24 +160,3 @@ def serialize(state: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
-
-
-def describe(content: bytes) -> dict[str, Any]:
-    """Size and checksum."""
-    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def write_atomically(file: Path, content: bytes) -> dict[str, Any]:
-    """Write beside `file`, sync, rename; after a crash there is the old file or the new one. Returns `describe`."""
-    temporary = file.with_name(f".{file.name}.tmp")
-    with temporary.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(file)
-    directory = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    return describe(content)

@@ -111,20 +111,22 @@ class Sgd(OptimizerBase):
 
 
 class Adam(OptimizerBase):
-    """torch.optim.Adam or AdamW."""
+    """torch.optim.Adam or AdamW; fused: one pass over memory."""
 
     name: Literal["adam", "adamw"]
     betas: Betas
     eps: PositiveFloat
+    fused: bool
 
 
 class AccumAdam(OptimizerBase):
-    """common.optim.AccumAdam or AccumAdamW; accumulation_steps is s."""
+    """common.optim.AccumAdam or AccumAdamW; accumulation_steps is s; fused: one pass over memory, compiled."""
 
     name: Literal["accumadam", "accumadamw"]
     betas: Betas
     eps: PositiveFloat
     accumulation_steps: PositiveInt
+    fused: bool
 
 
 class DmSgd(OptimizerBase):

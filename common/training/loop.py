@@ -5,10 +5,10 @@ import contextlib
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
-from torch.profiler import record_function
 
 from common.parallel import GradScaler
 from common.parallel.collectives import is_distributed
+from common.parallel.regions import region
 from common.training.config import Config
 from common.training.interruption import Interruption
 from common.training.profiling import Trace
@@ -39,7 +39,7 @@ def train(run: Run) -> str:
         while recorder.clock < steps and not stop:
             losses = [backward(task, worker, scaler, config, run.device) for worker in workers]
             norms = [finish_gradients(worker, scaler, config.training.clip) for worker in workers]
-            with record_function("optimizer"):
+            with region("optimizer"):
                 committed = scaler.step_all([worker.optimizer for worker in workers])
             scaler.update()
             met = recorder.step(committed, losses, norms)
@@ -75,20 +75,25 @@ def lengths(task: Task, config: Config, device: torch.device) -> tuple[int, int]
 def backward(task: Task, worker: Worker, scaler: GradScaler, config: Config, device: torch.device) -> Tensor:
     """Gradients of one update into `.grad` (scaled); returns the mean loss over its micro-batches, detached."""
     passes = list(enumerate(worker.streams)) * config.training.gradient_accumulation
-    dtype = AUTOCAST.get(config.training.precision)
-    worker.model.train()
+    if not worker.model.training:  # walking over all modules costs 0.1 ms
+        worker.model.train()
     losses = []
     for index, (rank, stream) in enumerate(passes):
         synchronize = contextlib.nullcontext() if index == len(passes) - 1 else worker.model.no_sync()
         with stream.random.active(), worker.as_rank(rank), synchronize:
-            with record_function("data"):
+            with region("data"):
                 batch = next(stream)
-            with record_function("forward"), torch.autocast(device.type, dtype, enabled=dtype is not None):
+            with region("forward"), autocast(config.training.precision, device):
                 loss = task.loss(worker.model, batch)
-            with record_function("backward"):
-                scaler.scale(loss / len(passes)).backward()
+            with region("backward"):
+                scaler.scale(loss / len(passes) if len(passes) > 1 else loss).backward()
         losses.append(loss.detach())
-    return torch.stack(losses).mean()
+    return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+
+def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Where forward passes run; with fp32 nothing, as entering even a disabled autocast costs time."""
+    return torch.autocast(device.type, AUTOCAST[precision]) if precision in AUTOCAST else contextlib.nullcontext()
 
 
 def finish_gradients(worker: Worker, scaler: GradScaler, clip: float | None) -> Tensor | None:

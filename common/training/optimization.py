@@ -19,7 +19,7 @@ def build_optimizer(config: OptimizerChoice, lr: float, module: nn.Module) -> Op
             return optim.DmSGD(groups, lr, momentum=config.momentum, momentum_mixing=config.momentum_mixing)
         case "adam" | "adamw":
             kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
-            return kind(groups, lr, betas=config.betas, eps=config.eps)
+            return kind(groups, lr, betas=config.betas, eps=config.eps, fused=config.fused or None)
         case "accumadam" | "accumadamw":
             kind = optim.AccumAdam if config.name == "accumadam" else optim.AccumAdamW
             return kind(
@@ -28,6 +28,7 @@ def build_optimizer(config: OptimizerChoice, lr: float, module: nn.Module) -> Op
                 betas=config.betas,
                 eps=config.eps,
                 accumulation_steps=config.accumulation_steps,
+                fused=config.fused,
             )
 
 

@@ -36,7 +36,7 @@ class Recorder:
         self._last: dict[str, dict[str, Any]] = {}
         self._best: dict[str, Any] | None = None
         self._skipped = 0
-        self._losses: list[Tensor] = []  # of the window since the last train row, [local workers] each
+        self._losses: list[list[Tensor]] = []  # of the window since the last train row, one of each local worker
         self._norms: list[Tensor] = []
         self._times: list[float] = []
         self._recent = deque[float](maxlen=REMEMBERED_STEPS)
@@ -61,7 +61,7 @@ class Recorder:
         Nothing waits for the device or for other ranks except when a row is due. Raises DivergedError then if a
         loss is not finite and `training.on_nan=stop`.
         """
-        self._losses.append(torch.stack(list(losses)).double())
+        self._losses.append(list(losses))
         self._norms += [norm.double() for norm in norms if norm is not None]
         now = time.perf_counter()
         self._times.append(now - self._since)
@@ -131,7 +131,8 @@ class Recorder:
         self._recent.extend(state["recent_times"])
 
     def _write_train_row(self) -> None:
-        losses = torch.stack(self._losses)  # [steps of the window, local workers]
+        # [steps of the window, local workers]
+        losses = torch.stack([torch.stack(step) for step in self._losses]).double()
         none = torch.full((), math.nan, dtype=torch.float64, device=losses.device)
         norm = torch.stack(self._norms).mean() if self._norms else none
         # Means over the window's steps and this process's workers, then over processes.
@@ -142,7 +143,10 @@ class Recorder:
         if self._norms:
             row["grad_norm"] = norm_value
         row["bytes_sent"] = self._bytes_sent()
-        row["time_step_ms"] = 1000 * sum(self._times) / len(self._times)
+        step_s = sum(self._times) / len(self._times)
+        row["time_step_ms"] = 1000 * step_s
+        speed = self._task.throughput(self._config.training.batch_size / step_s)
+        row |= {f"time_{name}": value for name, value in speed.items()}
         row["time_exposed_comm_ms"] = 1000 * (self._exposed_s() - self._window_exposed) / len(self._times)
         self._write(row)
 

@@ -63,6 +63,10 @@ class Task(ABC):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Validation metrics from the total sums, among them the primary metric and "loss"."""
 
+    def throughput(self, samples_per_s: float) -> dict[str, float]:
+        """Figures of speed for train rows, logged as time_<name>; samples of all workers together."""
+        return {}
+
 
 def load_task(name: str) -> type[Task]:
     """The class `TASK` of module `<name>.task`; the convention by which tasks plug in from outside."""

@@ -12,7 +12,7 @@ from scripts import figures, reproduce, tables
         (reproduce.main, [], "table=...: missing; expected a file in configs/table"),
         (reproduce.main, ["table="], "table=None: expected a valid string"),
         (reproduce.main, ["table=quickstart", "rusn=x"], "rusn: unknown key; did you mean 'runs'?"),
-        (reproduce.main, ["table=quickstart", "launcher=slurm"], "launcher='slurm': expected 'local'"),
+        (reproduce.main, ["table=quickstart", "launcher=ssh"], "launcher='ssh': expected 'local' or 'slurm'"),
         (reproduce.main, ["table=quickstart", "--dry"], "unrecognized arguments: --dry"),
         (tables.main, ["table=quickstart", "quickstart"], "quickstart: unknown key"),
         (tables.main, ["table=quickstart", "runs=[1"], "cannot be read as key=value"),

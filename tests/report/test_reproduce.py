@@ -1,5 +1,11 @@
+import contextlib
+import json
+import os
 import shlex
+import signal
+import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -199,3 +205,26 @@ def test_several_runs_at_a_time_share_the_cores(registered, capsys, monkeypatch)
 def test_jobs_must_be_positive(registered, launched, capsys):
     assert main(["table=small", "jobs=0"]) == 2
     assert "jobs=0" in capsys.readouterr().err
+
+
+def test_an_interruption_ends_runs_in_parallel_and_starts_no_others(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    command = [sys.executable, "-m", "scripts.reproduce", "table=quickstart", "jobs=2", f"runs={runs}"]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    try:
+        end = time.monotonic() + 120
+        while len(list(runs.rglob("metrics.jsonl"))) < 2:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
+        _, errors = process.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 75
+    assert "interrupted; to continue" in errors
+    assert {json.loads(file.read_text())["status"] for file in runs.rglob("summary.json")} <= {
+        "interrupted",
+        "finished",
+    }
+    assert len(list(runs.rglob("config.yaml"))) <= 4  # two at a time, and what had finished meanwhile

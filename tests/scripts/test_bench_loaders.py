@@ -32,7 +32,7 @@ def test_concludes_from_the_slower_setting(slower: float, verdict: str) -> None:
         for pixels, ours in ((176, 1.03), (224, slower))
         for loader, ratio in (("bare", 1.0), ("ffcv", ours), ("torchvision", 0.5))
     ]
-    (sentence,) = bench_loaders.conclude(pd.DataFrame(rows))
+    sentence = bench_loaders.conclude(pd.DataFrame(rows))
     assert f"At 176 and 224 pixels our FFCV loader is 1.03 and {slower} times as fast" in sentence
     assert verdict in sentence
     assert "2.1 and 1.9 times as fast as our torchvision loader" in sentence

@@ -7,6 +7,9 @@ import pytest
 from common.training.compose import CONFIGS, compose_config
 from common.training.config import ConfigError
 
+# Of experiments, by their folder or file; others are of cnn.
+TASKS = {"gpt2": "gpt2"} | dict.fromkeys(("transformer", "table2", "table2_proxy", "figure6"), "transformer")
+
 
 def names(group: str) -> list[str]:
     return sorted(str(f.relative_to(CONFIGS / group).with_suffix("")) for f in (CONFIGS / group).rglob("*.yaml"))
@@ -14,7 +17,8 @@ def names(group: str) -> list[str]:
 
 @pytest.mark.parametrize("experiment", names("experiment"))
 def test_every_experiment_composes(experiment: str) -> None:
-    assert compose_config("cnn", [f"experiment={experiment}"]).name
+    task = TASKS.get(experiment.split("/")[0], "cnn")
+    assert compose_config(task, [f"experiment={experiment}"]).name
 
 
 @pytest.mark.parametrize(

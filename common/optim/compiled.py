@@ -1,0 +1,99 @@
+"""The update of accumulated Adam in one pass over memory, fused by torch.compile (CPU and GPU).
+
+In reads and writes of the model's size: 5 reads (x, g, m, v, a) and 2 writes (x, a); at the end of a window 2
+more (m, v). One kernel is compiled for each dtype, device and kind of step, whatever the shapes: it sees every
+tensor as a vector, so the time to compile does not grow with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from common.optim.functional import update_one
+
+
+@cache
+def fused_kernel(end_of_window: bool, decay: str) -> Callable[..., None]:
+    """The compiled update of vectors [N]: kernel(x, g, m, v, a, scalars), in place on all but g.
+
+    decay: "none", "coupled" or "decoupled"; scalars: see ``scalars_of``.
+    """
+
+    def update(x: Tensor, g: Tensor, m: Tensor, v: Tensor, a: Tensor, scalars: Tensor) -> None:
+        step_size, eps, one_minus_b1, one_minus_b2, b1, b2, inverse_s, decay_factor = scalars.unbind()
+        new_x = x
+        if decay == "decoupled":
+            new_x = x * decay_factor
+        elif decay == "coupled":
+            g = g + decay_factor * x
+        new_a = a + g * inverse_s
+        numerator = m + one_minus_b1 * g
+        denominator = (v + one_minus_b2 * g * g).sqrt() + eps
+        x.copy_(new_x - step_size * numerator / denominator)
+        if end_of_window:
+            m.copy_(b1 * (m + one_minus_b1 * new_a))
+            v.copy_(b2 * (v + one_minus_b2 * new_a * new_a))
+            a.zero_()
+        else:
+            a.copy_(new_a)
+
+    # A code object of its own: dynamo bounds the variants (here dtypes and devices) of each.
+    update.__code__ = update.__code__.replace(co_name=f"update_{decay}_{end_of_window}")
+    return torch.compile(update, dynamic=True, fullgraph=True)
+
+
+def scalars_of(
+    k: int,
+    like: Tensor,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    s: int,
+) -> Tensor:
+    """What changes from step to step, as one tensor [8]: numbers would be compiled in.
+
+    lr (m'/c1) / (sqrt(v'/c2) + eps) = (lr sqrt(c2)/c1) m' / (sqrt(v') + eps sqrt(c2)), as in ``functional.py``.
+    """
+    window = -(-k // s)  # ceil(k / s)
+    c1, sqrt_c2 = 1 - beta1**window, (1 - beta2**window) ** 0.5
+    decay_factor = 1 - lr * weight_decay if decoupled else weight_decay
+    values = [lr * sqrt_c2 / c1, eps * sqrt_c2, 1 - beta1, 1 - beta2, beta1, beta2, 1 / s, decay_factor]
+    # float32 for 16-bit parameters too: there 0.999 would be 1.
+    return torch.tensor(values, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+
+
+def update_compiled(lists: Sequence[Sequence[Tensor]], steps: Sequence[int], **hyper: float) -> None:
+    """One update of (params, grads, exp_avgs, exp_avg_sqs, accumulators), a kernel call for each parameter.
+
+    steps: k of each parameter. RuntimeError where no kernel can be compiled.
+    """
+    kind = "none" if hyper["weight_decay"] == 0 else "decoupled" if hyper["decoupled"] else "coupled"
+    scalars: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+    for *tensors, k in zip(*lists, steps, strict=True):
+        x = tensors[0]
+        if x.numel() < 2:  # the compiler would make kernels of their own for these sizes
+            update_one(*tensors, k, **hyper)
+            continue
+        key = (k, x.dtype, x.device)
+        if key not in scalars:
+            scalars[key] = scalars_of(k, x, **hyper)
+        fused_kernel(k % hyper["s"] == 0, kind)(*as_vectors(tensors), scalars[key])
+        increment_version(x)  # as any write in place does: autograd and the engine look at it
+
+
+def as_vectors(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The same memory as vectors [N]: parameter and state have one dense layout, a gradient may have to be copied."""
+    x, g, *state = tensors
+    if g.stride() != x.stride():
+        g = torch.empty_like(x).copy_(g)
+    # Not views: the compiler would make a kernel for each number of dimensions of what they are views of.
+    return [t.new_empty(0).set_(t.untyped_storage(), t.storage_offset(), (t.numel(),)) for t in (x, g, *state)]

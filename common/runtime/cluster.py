@@ -1,0 +1,66 @@
+"""What the runtime model knows of a cluster and of what is trained on it."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts of equal size; rank i lives on host i // ranks_per_host.
+
+    payload_mb:      parameters of a worker in MB (1e6 bytes), what a message or a gradient holds
+    compute_ms:      mean forward and backward of one step on one worker
+    backward_share:  of compute_ms; gradients become ready evenly during it
+    update_ms:       the optimizer's step
+    jitter:          standard deviation of the logarithm of a step's compute time (lognormal, mean compute_ms)
+    inter_gbps:      what a host can send and receive at the same time, Gbit/s
+    intra_gbps:      what a rank can send to another one of its host, Gbit/s
+    latency_us:      from one host to another, for each message
+    slow_hosts:      {host: factor}: its compute takes so many times as long
+    bucket_mb:       gradients of all-reduce travel in pieces of this size, as soon as they are ready
+    """
+
+    hosts: int
+    ranks_per_host: int = 1
+    payload_mb: float = 100.0
+    compute_ms: float = 100.0
+    backward_share: float = 2 / 3
+    update_ms: float = 0.0
+    jitter: float = 0.0
+    inter_gbps: float = 25.0
+    intra_gbps: float = 200.0
+    latency_us: float = 20.0
+    bucket_mb: float = 25.0
+    slow_hosts: dict[int, float] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for name in ("hosts", "ranks_per_host", "payload_mb", "compute_ms", "inter_gbps", "intra_gbps", "bucket_mb"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)}: expected a number > 0")
+        for name in ("update_ms", "jitter", "latency_us"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}: expected a number >= 0")
+        if not 0 < self.backward_share <= 1:
+            raise ValueError(f"backward_share={self.backward_share}: expected a number in (0, 1]")
+        for host, factor in self.slow_hosts.items():
+            if not 0 <= host < self.hosts or not factor > 0:
+                raise ValueError(f"slow_hosts={{{host}: {factor}}}: expected hosts 0..{self.hosts - 1}, factors > 0")
+
+    @property
+    def ranks(self) -> int:
+        """Workers in all."""
+        return self.hosts * self.ranks_per_host
+
+    @property
+    def buckets(self) -> int:
+        """Pieces of the gradients."""
+        return math.ceil(self.payload_mb / self.bucket_mb)
+
+    def draw_compute_ms(self, steps: int, seed: int) -> np.ndarray:
+        """Compute times [steps, ranks] in ms: what every rank's forward and backward take in every step."""
+        normal = np.random.default_rng(seed).standard_normal((steps, self.ranks))
+        times = self.compute_ms * np.exp(self.jitter * normal - self.jitter**2 / 2)
+        factors = [self.slow_hosts.get(rank // self.ranks_per_host, 1.0) for rank in range(self.ranks)]
+        return times * np.array(factors)

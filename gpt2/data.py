@@ -1,0 +1,100 @@
+"""Windows of tokens for training and evaluation, read from the memory map when they are needed."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gpt2.prefetch import prefetch
+from gpt2.token_files import DataError
+
+Tokens = NDArray[np.uint16]
+
+
+class Windows:
+    """One rank's random training windows, [batch_size, context + 1] int64: inputs, and targets one token later.
+
+    Sample number s of a stream of random numbers decides where window s begins. With shard="global" there is one
+    stream, keyed by the seed, and consecutive samples are dealt to the ranks in local batches: the windows of an
+    update are the same whatever the number of ranks and micro-batches. With "independent" every rank has a stream of
+    its own, keyed by (seed, rank). Either way a batch is a function of (seed, rank, number of the batch), so nothing
+    but that number is needed to go on.
+
+    An epoch is as many windows as there are in the file side by side, though random ones do not cover it.
+    """
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        context: int,
+        vocabulary: int,
+        batch_size: int,
+        rank: int,
+        ranks: int,
+        seed: int,
+        shard: str,
+        device: torch.device,
+    ) -> None:
+        self._tokens, self._context, self._vocabulary = tokens, context, vocabulary
+        self._batch_size, self._device = batch_size, device
+        shared = shard == "global"
+        self._key = seed if shared else seed + ((rank + 1) << 64)  # Philox keys have 128 bits
+        self._stride = batch_size * (ranks if shared else 1)  # samples from one batch of this rank to its next
+        self._first = rank * batch_size if shared else 0
+        self.steps_per_epoch = max(1, len(tokens) // (context * batch_size * ranks))
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
+        """The batches of that epoch from number `start` on."""
+        numbers = range(epoch * self.steps_per_epoch + start, (epoch + 1) * self.steps_per_epoch)
+        yield from prefetch((self.batch(number) for number in numbers), self._device)
+
+    def batch(self, number: int) -> Tensor:
+        """Batch number `number` of the run, on the CPU. Raises DataError for tokens outside the vocabulary."""
+        sample = number * self._stride + self._first
+        return cut(self._tokens, self.starts(sample), self._context, self._vocabulary)
+
+    def starts(self, sample: int) -> NDArray[np.int64]:
+        """Where the windows of samples `sample`, `sample` + 1, ... begin, [batch_size]."""
+        # A step of Philox's counter gives four numbers of 64 bits; each sample has a step to itself.
+        raw = np.random.Philox(key=self._key, counter=sample).random_raw(4 * self._batch_size)[::4]
+        return (raw % np.uint64(len(self._tokens) - self._context)).astype(np.int64)
+
+
+def evaluation_starts(length: int, context: int, windows: int | None) -> list[int]:
+    """Where evaluation windows begin in a split of `length` tokens: always the same, spread evenly.
+
+    windows: how many; None for all of the split side by side, each token predicted once (the last window may be
+        shorter). More than that are never used.
+    """
+    predicted = length - 1
+    side_by_side = -(-predicted // context)
+    if windows is None or windows >= side_by_side:
+        return list(range(0, predicted, context))
+    return [round(i * (predicted - context) / max(1, windows - 1)) for i in range(windows)]
+
+
+def evaluation_batches(
+    tokens: Tokens, starts: list[int], context: int, vocabulary: int, batch_size: int
+) -> Iterator[Tensor]:
+    """The windows at `starts` in batches of up to `batch_size`, on the CPU; a shorter last window comes by itself."""
+    full = [start for start in starts if start + context < len(tokens)]
+    for first in range(0, len(full), batch_size):
+        yield cut(tokens, full[first : first + batch_size], context, vocabulary)
+    for start in starts:
+        if start + context >= len(tokens):
+            yield cut(tokens, [start], len(tokens) - 1 - start, vocabulary)
+
+
+def cut(tokens: Tokens, starts: list[int] | NDArray[np.int64], context: int, vocabulary: int) -> Tensor:
+    """Windows [len(starts), context + 1] int64; DataError if one holds a token outside the vocabulary."""
+    windows = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)
+    largest = windows.max()
+    if largest >= vocabulary:  # on a GPU it would be an assertion without a message
+        row, column = np.argwhere(windows == largest)[0]
+        raise DataError(
+            f"token {largest} at position {starts[row] + column}, expected less than model.vocabulary={vocabulary}: "
+            "the file is damaged"
+        )
+    return torch.from_numpy(windows)

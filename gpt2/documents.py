@@ -1,0 +1,176 @@
+"""Reads documents out of files, in units that are small enough to work on in parallel and in bounded memory."""
+
+import contextlib
+import hashlib
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from gpt2.sources import InputFile, one_line
+from gpt2.token_files import DataError
+
+BLOCK = 4 << 20  # bytes of a unit of JSON lines or text, up to the end of its last line
+ROWS = 64  # rows of a parquet file in memory at a time
+READ_AHEAD = 1 << 20  # bytes of a column in memory at a time; without it pyarrow reads a whole row group
+SEPARATOR = re.compile(rb"^<\|endoftext\|>[ \t]*\r?(?:\n|\Z)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a file: bytes start..stop of lines, or row group number `start` of a parquet file.
+
+    documents: that end in it; a text longer than a unit goes on in the next one
+    ends_file: whether it is the file's last
+    """
+
+    file: InputFile
+    start: int
+    stop: int
+    documents: int
+    ends_file: bool
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What one pass over a file told."""
+
+    sha256: str
+    units: tuple[Unit, ...]
+
+
+def scan(file: InputFile) -> Scanned:
+    """Checksum a file and cut it into units. DataError if it cannot be read."""
+    with explained(file):
+        return _scan_parquet(file) if file.kind == "parquet" else _scan_lines(file)
+
+
+def read(unit: Unit, text_key: str) -> Iterator[tuple[str, bool]]:
+    """The unit's pieces of text, and whether a document ends with each.
+
+    text_key: the column or JSON key that holds the text. Raises DataError naming file and place for anything that
+    is no document.
+    """
+    with explained(unit.file):
+        match unit.file.kind:
+            case "parquet":
+                yield from _read_parquet(unit, text_key)
+            case "jsonl":
+                yield from _read_jsonl(unit, _read_bytes(unit), text_key)
+            case "text":
+                for piece, ends in split_text(_read_bytes(unit), unit.ends_file):
+                    yield piece.decode(errors="replace"), ends
+
+
+@contextlib.contextmanager
+def explained(file: InputFile) -> Iterator[None]:
+    """Turn errors of the disk, and of whatever reads a remote file, into DataError with the file's name."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) or "://" in file.location:
+            raise DataError(f"{file.location}: cannot be read ({one_line(error)})") from error
+        raise
+
+
+def split_text(block: bytes, ends_file: bool) -> list[tuple[bytes, bool]]:
+    """Pieces of plain text, and whether a document ends with each.
+
+    A file is one document; lines that say <|endoftext|> make it several.
+    """
+    *closed, rest = SEPARATOR.split(block)
+    pieces = [(piece, True) for piece in closed]
+    return [*pieces, (rest, ends_file)] if rest else pieces
+
+
+def open_input(file: InputFile) -> BinaryIO:
+    """The file, local or remote."""
+    if "://" not in file.location:
+        return open(file.location, "rb")
+    import fsspec
+
+    return fsspec.open(file.location, "rb").open()
+
+
+def _scan_lines(file: InputFile) -> Scanned:
+    digest, units, start = hashlib.sha256(), [], 0
+    with open_input(file) as stream:
+        while block := stream.read(BLOCK):
+            block += stream.readline()
+            digest.update(block)
+            stop = start + len(block)
+            ends_file = stop >= file.bytes
+            if file.kind == "text":
+                documents = sum(ends for _, ends in split_text(block, ends_file))
+            else:
+                documents = sum(1 for line in block.split(b"\n") if line.strip())
+            units.append(Unit(file, start, stop, documents, ends_file))
+            start = stop
+    if start != file.bytes:
+        raise DataError(f"{file.location}: {start} bytes read, expected {file.bytes}: the file is being written")
+    return Scanned(digest.hexdigest(), tuple(units))
+
+
+def _scan_parquet(file: InputFile) -> Scanned:
+    with open_input(file) as stream:
+        digest = file.sha256 or hashlib.file_digest(stream, "sha256").hexdigest()
+        groups = _open_parquet(file, stream).metadata
+        rows = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
+    last = len(rows) - 1
+    return Scanned(digest, tuple(Unit(file, i, i + 1, count, i == last) for i, count in enumerate(rows)))
+
+
+def _read_parquet(unit: Unit, text_key: str) -> Iterator[tuple[str, bool]]:
+    where = f"{unit.file.location}, row group {unit.start}"
+    with open_input(unit.file) as stream:
+        parquet = _open_parquet(unit.file, stream)
+        if text_key not in parquet.schema_arrow.names:
+            names = ", ".join(parquet.schema_arrow.names)
+            raise DataError(f"{unit.file.location}: no column {text_key!r}; set text_key to one of: {names}")
+        for batch in parquet.iter_batches(ROWS, row_groups=[unit.start], columns=[text_key]):
+            for text in batch.column(0).to_pylist():
+                yield _text(text, text_key, where), True
+
+
+def _open_parquet(file: InputFile, stream: BinaryIO) -> Any:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(stream, buffer_size=READ_AHEAD, pre_buffer=False)
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{file.location}: not a parquet file ({one_line(error)})") from error
+
+
+def _read_jsonl(unit: Unit, block: bytes, text_key: str) -> Iterator[tuple[str, bool]]:
+    offset = unit.start
+    for line in block.split(b"\n"):
+        where = f"{unit.file.location}, byte {offset}"
+        offset += len(line) + 1
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where}: not JSON ({one_line(error)})") from error
+        text = record.get(text_key) if isinstance(record, dict) else None
+        yield _text(text, text_key, where), True
+
+
+def _text(value: object, text_key: str, where: str) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"{where}: {text_key}={type(value).__name__}, expected text; see the key text_key")
+    return value
+
+
+def _read_bytes(unit: Unit) -> bytes:
+    with open_input(unit.file) as stream:
+        stream.seek(unit.start, io.SEEK_SET)
+        block = stream.read(unit.stop - unit.start)
+    if len(block) != unit.stop - unit.start:
+        raise DataError(f"{unit.file.location}: shorter than when it was scanned")
+    return block

@@ -1,0 +1,95 @@
+"""Encodes units of documents, in parallel over processes, each result in a file of its own."""
+
+import functools
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpt2.documents import Unit, read
+from gpt2.token_files import DTYPE, SPLITS
+from gpt2.tokenizer import Tokenizer, load_tokenizer
+
+AHEAD = 4  # units for each process that may be encoded and not yet collected
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A unit to encode.
+
+    validation: the documents of the unit, counted in it from 0, that belong to the validation split
+    vocabulary: identifies the content of the tokenizer's vocabulary file, "" if it has none
+    part:       where the tokens go: <part>.train and <part>.val
+    """
+
+    unit: Unit
+    validation: tuple[int, ...]
+    tokenizer: str
+    vocabulary: str
+    folder: Path
+    text_key: str
+    part: Path
+
+
+def encode(job: Job) -> dict[str, int]:
+    """Write the unit's tokens, each document followed by end-of-text; returns the documents of each split."""
+    tokenizer = _tokenizer(job.tokenizer, job.folder, job.vocabulary)
+    end = np.array([tokenizer.end_of_text], DTYPE)
+    validation, document = set(job.validation), 0
+    files = {split: job.part.with_suffix(f".{split}").open("wb") for split in SPLITS}
+    counts = dict.fromkeys(SPLITS, 0)
+    try:
+        for text, ends in read(job.unit, job.text_key):
+            split = "val" if document in validation else "train"
+            _write(files[split], tokenizer.encode(text))
+            if ends:
+                _write(files[split], end)
+                counts[split] += 1
+                document += 1
+    finally:
+        for file in files.values():
+            file.close()
+    return counts
+
+
+def parallel_map(function: Callable[[Item], Result], items: Iterable[Item], processes: int) -> Iterator[Result]:
+    """function(item) for each item, in order, computed ahead in so many processes; in this one if there is one.
+
+    At most AHEAD results for each process wait to be collected, however many items there are.
+    """
+    if processes == 1:
+        yield from map(function, items)
+        return
+    context = multiprocessing.get_context("forkserver")  # forked from a small server, whatever threads run here
+    # What every process needs, and what the command that started them imports again in each, is loaded once.
+    context.set_forkserver_preload(["gpt2.encode", "common.report.cli", "gpt2.token_writer"])
+    with ProcessPoolExecutor(processes, context) as pool:
+        waiting: deque[Future[Result]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > AHEAD * processes:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+@functools.lru_cache(1)
+def _tokenizer(name: str, folder: Path, vocabulary: str) -> Tokenizer:
+    return load_tokenizer(name, folder)
+
+
+def _write(file: Any, tokens: NDArray[np.uint16]) -> None:
+    file.write(tokens.astype(DTYPE, copy=False).tobytes())

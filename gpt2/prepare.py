@@ -1,0 +1,278 @@
+"""Turns documents into token files for training.
+
+python -m gpt2.prepare output=data/openwebtext source=openwebtext                     download, then encode
+python -m gpt2.prepare output=data/openwebtext source=openwebtext --streaming         keep no copy of the documents
+python -m gpt2.prepare output=data/mine source=FOLDER text_key=text                   .parquet, .jsonl, .txt
+python -m gpt2.prepare output=data/stdlib source=python_stdlib tokenizer=bpe_1024 validation_fraction=0.05
+
+Documents are split as `datasets.Dataset.train_test_split(fraction, seed=seed, shuffle=True)` splits them, so that
+OpenWebText gives the same two sets as public preparations; their order in the files is that of the source.
+Interrupt it at any time: the same command goes on where it was.
+"""
+
+import bisect
+import contextlib
+import fcntl
+import hashlib
+import math
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field, PositiveInt
+from tqdm import tqdm
+
+from common.report.cli import Arguments, Text, UsageError, main_function, parse
+from common.training.atomic import write_atomically
+from gpt2.documents import Scanned, Unit, read, scan
+from gpt2.encode import Job, encode, parallel_map
+from gpt2.sources import InputFile, find_inputs
+from gpt2.token_files import FORMAT, HEADER, SPLITS, DataError, Header, read_header
+from gpt2.token_writer import TokenWriter, unigram_entropy
+from gpt2.tokenizer import VOCABULARY, Tokenizer, load_tokenizer, train_bpe, trained_size
+
+INPUTS = "inputs.sha256"  # in sha256sum's format
+BPE_CHARACTERS = 32_000_000  # of training documents, at most, that a BPE is trained from
+# What public preparations of OpenWebText get (GPT-2's encoding, 0.0005 for validation, seed 2357).
+PUBLIC_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
+
+
+class PrepareArguments(Arguments):
+    """Command line of gpt2.prepare."""
+
+    output: Text = Field(description="the folder to make")
+    source: Text = Field("openwebtext", description="openwebtext, python_stdlib, hub:OWNER/NAME, file, folder or glob")
+    tokenizer: Text = Field("gpt2", description="gpt2, bytes or bpe_N (N tokens, trained from the documents)")
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.0005, description="of the documents")
+    seed: Annotated[int, Field(ge=0)] = Field(2357, description="of the split")
+    text_key: Text = Field("text", description="column or JSON key that holds the text")
+    revision: Text = Field("main", description="branch, tag or commit on the hub")
+    processes: PositiveInt | None = Field(None, description="null: one for each core")
+    streaming: bool = Field(False, description="read the hub's files over the network, keep no copy")
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All units of a source. digest: sha256 of `inputs`, which lists every file's checksum as sha256sum does."""
+
+    units: tuple[Unit, ...]
+    bytes: int
+    inputs: str
+
+    @property
+    def digest(self) -> str:
+        """Identifies the documents."""
+        return hashlib.sha256(self.inputs.encode()).hexdigest()
+
+    @property
+    def first_documents(self) -> list[int]:
+        """The number of the first document of each unit, and in the end the number of all."""
+        return list(accumulate((unit.documents for unit in self.units), initial=0))
+
+    @property
+    def documents(self) -> int:
+        """The number of all documents."""
+        return sum(unit.documents for unit in self.units)
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Prepares what the arguments say; exit code 2 for anything that is wrong with them or the documents."""
+    arguments = parse(PrepareArguments, argv, "gpt2.prepare", "Turns documents into token files for training.")
+    try:
+        header = prepare(arguments)
+    except DataError as error:
+        raise UsageError(str(error)) from error
+    print(describe(header, Path(arguments.output)))
+    return 0
+
+
+def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
+    """Make train.bin, val.bin and header.json in the output folder, or find them there; returns the header.
+
+    Memory does not grow with the corpus (but by 4 bytes for each document while they are split). Raises DataError.
+    """
+    trained_size(arguments.tokenizer)
+    processes = arguments.processes or len(os.sched_getaffinity(0))
+    folder = Path(arguments.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"output={folder}: cannot be made ({error.strerror})") from error
+    with locked(folder):
+        corpus = scan_all(find_inputs(arguments.source, arguments.revision, arguments.streaming), processes, quiet)
+        if (folder / HEADER).exists():
+            return check_same(read_header(folder), corpus, arguments)
+        validation = validation_documents(corpus.documents, arguments.validation_fraction, arguments.seed)
+        parts = folder / "parts"
+        shutil.rmtree(parts, ignore_errors=True)
+        parts.mkdir()
+        tokenizer, vocabulary = choose_tokenizer(arguments, corpus, validation, folder)
+        writer = TokenWriter(folder, fingerprint(arguments, corpus, vocabulary))
+        try:
+            jobs = make_jobs(arguments, corpus, validation, vocabulary, writer.progress.units)
+            with tqdm(
+                total=corpus.documents,
+                initial=sum(writer.progress.documents.values()),
+                unit=" documents",
+                unit_scale=True,
+                disable=True if quiet else None,
+                desc="encoding",
+            ) as bar:
+                for job, documents in zip(jobs, parallel_map(encode, jobs, processes), strict=True):
+                    writer.append(job.part, documents)
+                    bar.update(sum(documents.values()))
+                    bar.set_postfix_str(f"{sum(writer.progress.bytes.values()) / 2e6:,.1f}M tokens")
+            header = make_header(arguments, corpus, tokenizer, writer)
+            write_atomically(folder / INPUTS, corpus.inputs.encode())
+            writer.finish(header)
+        except BaseException:  # interrupted: the next start goes on from here
+            writer.save()
+            writer.close()
+            raise
+        finally:
+            shutil.rmtree(parts, ignore_errors=True)
+    return header
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time prepare a folder; others wait."""
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def scan_all(files: list[InputFile], processes: int, quiet: bool) -> Corpus:
+    """Checksum and cut all files, in parallel."""
+    # A process costs more to start than a few files to read.
+    few = sum(file.bytes for file in files) < 64e6
+    results = parallel_map(scan, files, 1 if few else processes)
+    bar = tqdm(results, total=len(files), unit=" files", disable=True if quiet else None, desc="reading")
+    scanned: list[Scanned] = list(bar)
+    inputs = "".join(f"{result.sha256}  {file.name}\n" for result, file in zip(scanned, files, strict=True))
+    units = tuple(unit for result in scanned for unit in result.units)
+    return Corpus(units, sum(file.bytes for file in files), inputs)
+
+
+def validation_documents(documents: int, fraction: float, seed: int) -> list[int]:
+    """The numbers of the documents for validation, sorted: those that `datasets`' train_test_split takes.
+
+    Raises DataError if nothing would be left for training.
+    """
+    count = math.ceil(fraction * documents)
+    if documents - count < 1:
+        raise DataError(f"the source has {documents} documents: expected at least 2, one of them for validation")
+    order = np.arange(documents, dtype=np.uint32)
+    np.random.default_rng(seed).shuffle(order)
+    return sorted(order[:count].tolist())
+
+
+def choose_tokenizer(
+    arguments: PrepareArguments, corpus: Corpus, validation: list[int], folder: Path
+) -> tuple[Tokenizer, str]:
+    """The tokenizer, trained from the training documents if it is to be, and what identifies its vocabulary."""
+    if trained_size(arguments.tokenizer) is None:
+        return load_tokenizer(arguments.tokenizer, folder), ""
+    tokenizer = train_bpe(arguments.tokenizer, training_texts(arguments, corpus, validation), folder)
+    return tokenizer, hashlib.sha256((folder / VOCABULARY).read_bytes()).hexdigest()
+
+
+def training_texts(arguments: PrepareArguments, corpus: Corpus, validation: list[int]) -> Iterator[str]:
+    """Texts of training documents, from units spread over the whole source, up to BPE_CHARACTERS."""
+    share = BPE_CHARACTERS / max(corpus.bytes, 1)
+    stride = max(1, math.floor(1 / share))
+    forbidden, characters = set(validation), 0
+    for unit, first in list(zip(corpus.units, corpus.first_documents, strict=False))[::stride]:
+        document = first
+        for text, ends in read(unit, arguments.text_key):
+            if document not in forbidden:
+                yield text
+                characters += len(text)
+            document += ends
+            if characters > BPE_CHARACTERS:
+                return
+
+
+def make_jobs(
+    arguments: PrepareArguments, corpus: Corpus, validation: list[int], vocabulary: str, done: int
+) -> list[Job]:
+    """The units that are still to encode."""
+    folder = Path(arguments.output)
+    jobs = []
+    for index, (unit, first) in enumerate(zip(corpus.units, corpus.first_documents, strict=False)):
+        if index >= done:
+            # A text that goes on in the next unit is a document of this one too.
+            low, high = (bisect.bisect_left(validation, n) for n in (first, first + unit.documents + 1))
+            chosen = tuple(number - first for number in validation[low:high])
+            part = folder / "parts" / f"{index:08d}"
+            jobs.append(Job(unit, chosen, arguments.tokenizer, vocabulary, folder, arguments.text_key, part))
+    return jobs
+
+
+def fingerprint(arguments: PrepareArguments, corpus: Corpus, vocabulary: str) -> str:
+    """Identifies what is written: an interrupted preparation goes on only if this is the same."""
+    settings = (arguments.tokenizer, vocabulary, arguments.text_key, arguments.validation_fraction, arguments.seed)
+    return hashlib.sha256(repr((FORMAT, corpus.digest, settings)).encode()).hexdigest()
+
+
+def make_header(arguments: PrepareArguments, corpus: Corpus, tokenizer: Tokenizer, writer: TokenWriter) -> Header:
+    """What header.json says of the files just written."""
+    progress = writer.progress
+    return Header(
+        format=FORMAT,
+        encoding=tokenizer.name,
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_of_text=tokenizer.end_of_text,
+        largest_token=int(writer.counts.nonzero()[0].max()),
+        tokens={split: progress.bytes[split] // 2 for split in SPLITS},
+        documents=dict(progress.documents),
+        unigram_entropy=unigram_entropy(writer.counts),
+        source=arguments.source,
+        split={"fraction": arguments.validation_fraction, "seed": arguments.seed},
+        inputs={"files": len(corpus.inputs.splitlines()), "bytes": corpus.bytes, "sha256": corpus.digest},
+    )
+
+
+def check_same(header: Header, corpus: Corpus, arguments: PrepareArguments) -> Header:
+    """Returns the header of a finished folder; DataError if it was made from something else."""
+    wanted = {
+        "tokenizer": (header.encoding, arguments.tokenizer),
+        "validation_fraction": (header.split["fraction"], arguments.validation_fraction),
+        "seed": (header.split["seed"], arguments.seed),
+        "sha256 of the inputs": (header.inputs["sha256"], corpus.digest),
+    }
+    differences = [f"{key}: {there} there, {now} now" for key, (there, now) in wanted.items() if there != now]
+    if differences:
+        raise DataError(
+            f"output={arguments.output}: holds other data ({'; '.join(differences)}); expected a new folder"
+        )
+    return header
+
+
+def describe(header: Header, folder: Path) -> str:
+    """What was made, in a few lines."""
+    lines = [
+        f"{folder / split}.bin: {header.tokens[split]:,} tokens of {header.documents[split]:,} documents"
+        for split in SPLITS
+    ]
+    lines += [
+        f"encoding {header.encoding}, {header.vocabulary_size:,} tokens; "
+        f"unigram entropy {header.unigram_entropy:.4f} nats"
+    ]
+    public = {"source": "openwebtext", "encoding": "gpt2", "split": {"fraction": 0.0005, "seed": 2357}}
+    if {key: getattr(header, key) for key in public} == public:
+        same = header.tokens == PUBLIC_TOKENS
+        expected = " and ".join(f"{PUBLIC_TOKENS[split]:,} ({split})" for split in SPLITS)
+        lines += [f"public preparations get {expected} tokens: " + ("the same" if same else "NOT the same")]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

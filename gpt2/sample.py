@@ -1,0 +1,112 @@
+"""Writes text with a trained model.
+
+python -m gpt2.sample run=runs/gpt2/proxy/seed_0
+python -m gpt2.sample run=runs/gpt2/proxy/seed_0 prompt="class Stack:" tokens=300 temperature=0.7 top_k=20 seed=3
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
+from torch import Tensor
+from yaml import YAMLError
+
+from common.report.cli import Arguments, Text, UsageError, main_function, one_line, parse
+from common.training.config import ConfigError
+from common.training.worker import load_model
+from gpt2.config import Gpt2
+from gpt2.model import GPT2
+from gpt2.token_files import DataError, read_header
+from gpt2.tokenizer import Tokenizer, load_tokenizer
+
+
+class SampleArguments(Arguments):
+    """Command line of gpt2.sample."""
+
+    run: Text = Field(description="the folder of a run")
+    checkpoint: Literal["best", "last"] = Field("best", description="best or last mean model of all workers")
+    prompt: str = Field("", description="how the text begins; empty: as a new document")
+    tokens: PositiveInt = Field(200, description="how many to add at most")
+    samples: PositiveInt = Field(1, description="how many texts")
+    temperature: Annotated[float, Field(ge=0)] = Field(0.8, description="0 takes the likeliest token every time")
+    top_k: PositiveInt | None = Field(40, description="choose among the likeliest so many; null: among all")
+    seed: NonNegativeInt = Field(0, description="of the random choices")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda")
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Prints the texts, a line of dashes between two."""
+    arguments = parse_arguments(argv)
+    try:
+        model, tokenizer = load(Path(arguments.run), arguments.checkpoint)
+    except (ConfigError, DataError) as error:
+        raise UsageError(str(error)) from error
+    for text in write(model.to(arguments.device), tokenizer, arguments):
+        print(text)
+        if arguments.samples > 1:
+            print("-" * 80)
+    return 0
+
+
+def parse_arguments(argv: Sequence[str]) -> SampleArguments:
+    """The command line; the prompt is taken as it is, whatever YAML would make of it."""
+    prompts = [argument.removeprefix("prompt=") for argument in argv if argument.startswith("prompt=")]
+    others = [argument for argument in argv if not argument.startswith("prompt=")]
+    arguments = parse(SampleArguments, others, "gpt2.sample", "Writes text with a trained model.")
+    return arguments.model_copy(update={"prompt": prompts[-1]}) if prompts else arguments
+
+
+def load(run: Path, checkpoint: str) -> tuple[GPT2, Tokenizer]:
+    """A run's mean model, and the tokenizer of its data. Raises ConfigError or DataError."""
+    try:
+        config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
+        # Only these two: runs made before some other key existed stay readable.
+        shape, folder = Gpt2.model_validate(config["model"]).shape, Path(config["data"]["folder"])
+    except (OSError, YAMLError, OmegaConfBaseException, ValidationError, KeyError, TypeError) as error:
+        raise ConfigError(f"run={run}: expected the config.yaml of a gpt2 run ({one_line(error)})") from error
+    model = GPT2(shape)
+    load_model(model, str(run / "checkpoints" / f"{checkpoint}.pt"))
+    return model.eval(), load_tokenizer(read_header(folder).encoding, folder)
+
+
+def write(model: GPT2, tokenizer: Tokenizer, arguments: SampleArguments) -> Iterator[str]:
+    """Texts, each with the prompt; they end at end-of-text or after `arguments.tokens` tokens."""
+    device = model.tokens.weight.device
+    generator = torch.Generator(device).manual_seed(arguments.seed)
+    # Every document follows the end of another one.
+    start = [tokenizer.end_of_text, *tokenizer.encode(arguments.prompt).tolist()]
+    for _ in range(arguments.samples):
+        tokens = torch.tensor([start], device=device)
+        for _ in range(arguments.tokens):
+            chosen = choose(next_logits(model, tokens, tokenizer.vocabulary_size), arguments, generator)
+            if int(chosen) == tokenizer.end_of_text:
+                break
+            tokens = torch.cat([tokens, chosen.view(1, 1)], dim=1)
+        yield tokenizer.decode(tokens[0, 1:].tolist())
+
+
+@torch.inference_mode()
+def next_logits(model: GPT2, tokens: Tensor, vocabulary: int) -> Tensor:
+    """Logits of the token after tokens [1, T], [vocabulary]: rows that only pad the embedding are left out."""
+    return model(tokens[:, -model.shape.context :])[0, -1, :vocabulary].float()
+
+
+def choose(logits: Tensor, arguments: SampleArguments, generator: torch.Generator) -> Tensor:
+    """A token drawn from logits [vocabulary]; a scalar."""
+    if arguments.temperature == 0:
+        return logits.argmax()
+    if arguments.top_k is not None and arguments.top_k < len(logits):
+        least = logits.topk(arguments.top_k).values[-1]
+        logits = logits.masked_fill(logits < least, -torch.inf)
+    shares = torch.softmax(logits / arguments.temperature, dim=-1)
+    return torch.multinomial(shares, 1, generator=generator)[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Where documents come from: files on this machine, the Hugging Face hub, the Python standard library."""
+
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gpt2.token_files import DataError
+
+OPENWEBTEXT = "Skylion007/openwebtext"  # the parquet copy; the script of the first one no longer loads
+STDLIB = "python_stdlib"
+KINDS: dict[str, Literal["parquet", "jsonl", "text"]] = {
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".txt": "text",
+    ".py": "text",
+}
+# Not the language that people write: tests, tables that are data, what pip installed.
+STDLIB_WITHOUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of documents.
+
+    name:     in the list of inputs; does not depend on where the files lie
+    location: a path, or a URL that fsspec opens (hf://...)
+    sha256:   if it is known without reading the file
+    """
+
+    name: str
+    location: str
+    kind: Literal["parquet", "jsonl", "text"]
+    bytes: int
+    sha256: str | None = None
+
+
+def find_inputs(source: str, revision: str = "main", streaming: bool = False) -> list[InputFile]:
+    """The files of a source, sorted by name: python_stdlib, openwebtext, hub:OWNER/NAME, or a file, folder or glob.
+
+    revision, streaming: of the hub; with streaming nothing is kept on disk. Raises DataError if there are none.
+    """
+    if source == STDLIB:
+        return stdlib_files(Path(sysconfig.get_paths()["stdlib"]))
+    if source == "openwebtext" or source.startswith("hub:"):
+        repository = OPENWEBTEXT if source == "openwebtext" else source.removeprefix("hub:")
+        return hub_files(repository, revision, streaming)
+    return local_files(source)
+
+
+def stdlib_files(folder: Path) -> list[InputFile]:
+    """The Python standard library's sources."""
+    paths = [path.relative_to(folder) for path in folder.rglob("*.py")]
+    kept = sorted(path for path in paths if STDLIB_WITHOUT.isdisjoint(path.parts))
+    if not kept:
+        raise DataError(f"source={STDLIB}: {folder} holds no .py files; expected Python's own sources")
+    return [_local(folder / path, path.as_posix()) for path in kept]
+
+
+def local_files(source: str) -> list[InputFile]:
+    """Files of a known kind: one, all in a folder and below, or all that a glob gives."""
+    path = Path(source)
+    if path.is_file():
+        if path.suffix not in KINDS:
+            raise DataError(f"source={source}: expected a file whose name ends with one of {', '.join(KINDS)}")
+        return [_local(path, path.name)]
+    if path.is_dir():
+        root, found = path, path.rglob("*")
+    else:
+        root = Path(path.anchor)
+        found = root.glob(str(path.relative_to(root)))
+    files = sorted(file for file in found if file.suffix in KINDS and file.is_file())
+    if not files:
+        raise DataError(
+            f"source={source}: no {', '.join(KINDS)} files there; expected openwebtext, {STDLIB}, hub:OWNER/NAME, or "
+            "a file, folder or glob"
+        )
+    common = root if path.is_dir() else Path(*_common_parts(files))
+    return [_local(file, file.relative_to(common).as_posix()) for file in files]
+
+
+def hub_files(repository: str, revision: str, streaming: bool) -> list[InputFile]:
+    """The parquet files of a data set on the hub, at the commit that `revision` means now."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    source = f"{repository} at revision={revision}"
+    try:
+        api = HfApi()
+        commit = api.dataset_info(repository, revision=revision).sha
+        tree = api.list_repo_tree(repository, repo_type="dataset", revision=commit, recursive=True)
+        files = sorted((f for f in tree if f.path.endswith(".parquet")), key=lambda f: f.path)
+        if files and not streaming:
+            folder = snapshot_download(
+                repository, repo_type="dataset", revision=commit, allow_patterns=[f.path for f in files]
+            )
+    except Exception as error:  # the hub's own errors, and those of the HTTP client that its library happens to use
+        raise DataError(
+            f"{source} cannot be reached on the hub ({one_line(error)}); where there is no network give the "
+            "folder that holds the parquet files: source=FOLDER"
+        ) from error
+    if not files:
+        raise DataError(f"{source} holds no parquet files; the hub's own conversion is revision=refs/convert/parquet")
+    if streaming:
+        base = f"hf://datasets/{repository}@{commit}"
+        return [
+            InputFile(f.path, f"{base}/{f.path}", "parquet", f.size, f.lfs.sha256 if f.lfs else None) for f in files
+        ]
+    return [_local(Path(folder) / f.path, f.path) for f in files]
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, without line breaks, cut to a readable length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:200] + " ..."
+
+
+def _local(path: Path, name: str) -> InputFile:
+    return InputFile(name, str(path), KINDS[path.suffix], path.stat().st_size)
+
+
+def _common_parts(files: list[Path]) -> list[str]:
+    parts = []
+    for names in zip(*(file.parent.parts for file in files), strict=False):
+        if len(set(names)) > 1:
+            break
+        parts.append(names[0])
+    return parts

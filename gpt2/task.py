@@ -1,0 +1,149 @@
+"""Language modelling: model, data, loss and metrics for the training loop."""
+
+import math
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from common.training.config import ConfigError
+from common.training.task import Task
+from gpt2.config import Gpt2Config, PythonStdlib, TokenFolder
+from gpt2.data import Windows, evaluation_batches, evaluation_starts
+from gpt2.model import GPT2, flops_per_token, parameter_count
+from gpt2.prefetch import prefetch
+from gpt2.prepare import PrepareArguments, prepare
+from gpt2.sources import STDLIB
+from gpt2.throughput import known_peak_tflops, utilisation
+from gpt2.token_files import HEADER, DataError, Header, check_fits, open_tokens, read_header
+
+EvaluationBatch = tuple[str, Tensor]  # split, windows [B, T + 1]
+
+
+class LanguageModelling(Task):
+    """Predict the next token; evaluated by the mean cross-entropy in nats on windows of both splits."""
+
+    config_class = Gpt2Config
+    sums = ("train_loss", "train_tokens", "val_loss", "val_tokens")
+    primary_metric = "loss"
+    higher_is_better = False
+    late_imports = ("tiktoken",)
+
+    def __init__(self, config: Gpt2Config) -> None:
+        self._config = config
+        self._shape = config.model.shape
+        folder = Path(config.data.folder)
+        try:
+            self._header = ensure_data(config.data)
+            self._tokens = {}
+            for split in ("train", "val"):
+                self._tokens[split] = open_tokens(folder, self._header, split)
+                check_fits(folder, self._header, split, self._shape.context, self._shape.vocabulary)
+        except DataError as error:
+            raise ConfigError(f"data.folder={folder}: {error}") from error
+        self._flops_per_token = flops_per_token(self._shape)
+        if config.logging.progress and os.environ.get("RANK", "0") == "0":
+            print(self.describe(), file=sys.stderr, flush=True)
+
+    def describe(self) -> str:
+        """Size of model and data, and the entropy that a loss is to be compared with."""
+        parameters, header = parameter_count(self._shape), self._header
+        embedded = (self._shape.vocabulary + self._shape.context) * self._shape.width
+        return (
+            f"{self._config.model.name}: {parameters:,} parameters ({parameters - embedded:,} without embeddings), "
+            f"{self._flops_per_token / 1e6:,.1f} MFLOP per token forward and backward\n"
+            f"{self._config.data.folder}: {header.tokens['train']:,} training and {header.tokens['val']:,} validation "
+            f"tokens ({header.encoding}), unigram entropy {header.unigram_entropy:.4f} nats"
+        )
+
+    def build_model(self) -> nn.Module:
+        """A fresh GPT-2."""
+        return GPT2(self._shape)
+
+    def train_data(self, worker: int, workers: int, batch_size: int, device: torch.device) -> Windows:
+        """Random windows of the training split for rank `worker` of `workers`."""
+        return Windows(
+            self._tokens["train"],
+            self._shape.context,
+            self._shape.vocabulary,
+            batch_size,
+            worker,
+            workers,
+            self._config.seed,
+            self._config.data.shard,
+            device,
+        )
+
+    def evaluation_data(
+        self, shard: int, shards: int, batch_size: int, device: torch.device
+    ) -> Iterator[EvaluationBatch]:
+        """This shard's windows of both splits, always the same ones."""
+        context, vocabulary, wanted = self._shape.context, self._shape.vocabulary, self._config.data.evaluation_batches
+        windows = wanted * self._config.evaluation.batch_size if wanted else None
+        for split, tokens in self._tokens.items():
+            starts = evaluation_starts(len(tokens), context, windows)
+            batches = evaluation_batches(tokens, starts[shard::shards], context, vocabulary, batch_size)
+            for batch in prefetch(batches, device):
+                yield split, batch
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """Mean cross-entropy in nats; batch [B, T + 1]."""
+        return model(batch[:, :-1], batch[:, 1:])
+
+    def evaluate(self, model: nn.Module, batch: EvaluationBatch) -> dict[str, Tensor]:
+        """Sums of the cross-entropy and numbers of tokens, of the split that the batch belongs to."""
+        split, windows = batch
+        count = torch.tensor(windows[:, 1:].numel(), device=windows.device)
+        values = dict.fromkeys(self.sums, torch.zeros((), device=windows.device))
+        return values | {f"{split}_loss": self.loss(model, windows) * count, f"{split}_tokens": count}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Loss per token of either split ("loss" is the validation's), perplexity, and the corpus's entropy."""
+        loss = sums["val_loss"] / sums["val_tokens"]
+        return {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),  # a diverged loss must not end the run here
+            "train_loss": sums["train_loss"] / sums["train_tokens"],
+            "unigram_entropy": self._header.unigram_entropy,
+        }
+
+    def throughput(self, samples_per_s: float) -> dict[str, float]:
+        """Tokens per second of all workers, and the model FLOPs utilisation where the device's peak is known."""
+        tokens_per_s = samples_per_s * self._shape.context
+        on_gpu = self._config.training.device != "cpu" and torch.cuda.is_available()
+        peak = self._config.peak_tflops or (known_peak_tflops(torch.cuda.get_device_name()) if on_gpu else None)
+        figures = {"tokens_per_s": tokens_per_s}
+        if peak is not None:
+            devices = self._config.ranks if self._config.workers.kind == "processes" else 1
+            figures["mfu"] = utilisation(tokens_per_s, self._flops_per_token, peak, devices)
+        return figures
+
+
+def ensure_data(data: TokenFolder | PythonStdlib) -> Header:
+    """The header of the prepared data; the embedded corpus is prepared now if it is not there. Raises DataError."""
+    folder = Path(data.folder)
+    if isinstance(data, PythonStdlib):
+        wanted = {
+            "output": data.folder,
+            "source": STDLIB,
+            "tokenizer": data.tokenizer,
+            "validation_fraction": data.validation_fraction,
+            "processes": 1,  # a task may run in a process that must not have children, and it takes seconds
+        }
+        if not (folder / HEADER).exists():
+            return prepare(PrepareArguments.model_validate(wanted), quiet=True)
+        header = read_header(folder)
+        there = (header.source, header.encoding, header.split["fraction"])
+        if there != (STDLIB, data.tokenizer, data.validation_fraction):
+            raise DataError(
+                f"holds {there[0]} with tokenizer {there[1]} and validation fraction {there[2]}, expected {STDLIB}, "
+                f"{data.tokenizer} and {data.validation_fraction}: set data.folder to another folder"
+            )
+        return header
+    return read_header(folder)
+
+
+TASK = LanguageModelling

@@ -1,0 +1,104 @@
+"""The prepared corpus on disk: train.bin and val.bin, token ids as little-endian uint16, and header.json.
+
+header.json is written last and atomically: a folder with it is complete.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+DTYPE = np.dtype("<u2")
+LARGEST_VOCABULARY = 1 << 16
+FORMAT = 1
+HEADER = "header.json"
+SPLITS = ("train", "val")
+
+
+class DataError(ValueError):
+    """Prepared data that is missing, damaged or does not fit; the message names the file and what is expected."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What header.json holds.
+
+    encoding:         name of the tokenizer (gpt2.tokenizer)
+    vocabulary_size:  number of its tokens, end-of-text included
+    end_of_text:      the token that ends every document
+    largest_token:    that occurs in the files
+    tokens:           {split: number of tokens}
+    documents:        {split: number of documents}
+    unigram_entropy:  of all tokens of both splits, in nats: the loss of the best model that ignores context
+    source:           where the documents came from, as given to prepare
+    split:            {"fraction": of the documents for validation, "seed": ...}
+    inputs:           {"files": number, "bytes": ..., "sha256": of inputs.sha256, which lists them all}
+    """
+
+    format: int
+    encoding: str
+    vocabulary_size: int
+    end_of_text: int
+    largest_token: int
+    tokens: dict[str, int]
+    documents: dict[str, int]
+    unigram_entropy: float
+    source: str
+    split: dict[str, Any]
+    inputs: dict[str, Any]
+
+    def to_json(self) -> str:
+        """The content of header.json."""
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+
+def read_header(folder: Path) -> Header:
+    """The header of a prepared folder; DataError if there is none that can be used."""
+    file = folder / HEADER
+    if not file.exists():
+        started = " (a preparation was begun there: run the same command again)" if any(folder.glob("*.bin*")) else ""
+        raise DataError(f"{file} is missing{started}; make the data with: python -m gpt2.prepare output={folder} ...")
+    try:
+        header = Header(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{file} is not a header of prepared data ({error})") from error
+    if header.format != FORMAT:
+        raise DataError(f"{file}: format={header.format}, expected {FORMAT}; prepare the data again")
+    return header
+
+
+def open_tokens(folder: Path, header: Header, split: str) -> NDArray[np.uint16]:
+    """Map train.bin or val.bin [tokens] into memory; nothing is read. DataError if it is not what the header says."""
+    file = folder / f"{split}.bin"
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise DataError(f"{file} is missing ({error.strerror}); prepare the data again") from error
+    expected = header.tokens[split] * DTYPE.itemsize
+    if size != expected:
+        what = "truncated" if size < expected else "longer than it should be"
+        raise DataError(
+            f"{file} is {what}: {size} bytes, but {HEADER} says {header.tokens[split]} tokens, expected {expected}"
+        )
+    if size == 0:
+        raise DataError(f"{file} is empty: the corpus is too small for this split")
+    return np.memmap(file, DTYPE, "r")
+
+
+def check_fits(folder: Path, header: Header, split: str, context: int, vocabulary: int) -> None:
+    """DataError unless a window of context + 1 tokens fits into the split, and every token into the vocabulary."""
+    if header.tokens[split] < context + 1:
+        raise DataError(
+            f"{folder / split}.bin: {header.tokens[split]} tokens, expected at least {context + 1} "
+            f"(model.context={context} and the token after it)"
+        )
+    largest = max(header.largest_token, header.vocabulary_size - 1)
+    if vocabulary <= largest:
+        raise DataError(
+            f"model.vocabulary={vocabulary}: {folder} holds encoding {header.encoding} with "
+            f"{header.vocabulary_size} tokens, the largest in the files is {header.largest_token}; "
+            f"expected at least {largest + 1}"
+        )

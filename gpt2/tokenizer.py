@@ -1,0 +1,192 @@
+"""Tokenizers: GPT-2's own, bytes, and a small BPE trained from the corpus. All end a document with one extra token.
+
+gpt2      tiktoken's GPT-2 encoding, 50,257 tokens; its two vocabulary files are downloaded once
+bytes     256 bytes and end-of-text; needs nothing
+bpe_N     byte-level BPE with N tokens in all, trained from the training documents; needs no network
+"""
+
+import base64
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import tiktoken
+from numpy.typing import NDArray
+from tiktoken.load import load_tiktoken_bpe
+
+from gpt2.token_files import LARGEST_VOCABULARY, DataError
+
+END_OF_TEXT = "<|endoftext|>"
+VOCABULARY = "vocabulary.tiktoken"  # of a trained BPE, beside train.bin: lines "base64(token) rank"
+GPT2_FILES = (  # as in tiktoken_ext.openai_public.gpt2
+    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe",
+    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json",
+)
+# How GPT-2 cuts text into words before merging bytes, in tiktoken's faster form of the released pattern.
+WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. end_of_text is the largest id; `encode` never returns it."""
+
+    name: str
+    vocabulary_size: int
+    end_of_text: int
+
+    def encode(self, text: str) -> NDArray[np.uint16]:
+        """Ids of the text, [tokens]; "<|endoftext|>" in the text is ordinary text."""
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of ids; bytes that are no UTF-8 become U+FFFD."""
+
+
+class Bytes:
+    """UTF-8 bytes as tokens."""
+
+    name = "bytes"
+    vocabulary_size = 257
+    end_of_text = 256
+
+    def encode(self, text: str) -> NDArray[np.uint16]:
+        """Ids of the text, [bytes]."""
+        return np.frombuffer(repaired(text).encode(), np.uint8).astype(np.uint16)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of ids."""
+        pieces = (END_OF_TEXT.encode() if token == self.end_of_text else bytes([token]) for token in tokens)
+        return b"".join(pieces).decode(errors="replace")
+
+
+class Tiktoken:
+    """An encoding of tiktoken whose end-of-text is its last token."""
+
+    def __init__(self, encoding: tiktoken.Encoding) -> None:
+        self.name, self._encoding = encoding.name, encoding
+        self.vocabulary_size, self.end_of_text = encoding.n_vocab, encoding.eot_token
+
+    def encode(self, text: str) -> NDArray[np.uint16]:
+        """Ids of the text, [tokens]."""
+        try:
+            # Into a buffer: the lists of `encode_ordinary` cost more than a tenth of the time.
+            tokens = self._encoding.encode_to_numpy(text, disallowed_special=())
+        except UnicodeEncodeError:
+            tokens = self._encoding.encode_to_numpy(repaired(text), disallowed_special=())
+        return tokens.astype(np.uint16)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of ids."""
+        return self._encoding.decode(list(tokens))
+
+
+def repaired(text: str) -> str:
+    """The text without lone surrogates, as tiktoken does it."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def trained_size(name: str) -> int | None:
+    """N of "bpe_N"; None for the others. DataError for a name that is no tokenizer's."""
+    if name in ("gpt2", "bytes"):
+        return None
+    size = re.fullmatch(r"bpe_(\d+)", name)
+    if size is None:
+        raise DataError(f"tokenizer={name}: expected gpt2, bytes or bpe_N, such as bpe_1024")
+    if not 257 < int(size[1]) <= LARGEST_VOCABULARY:
+        raise DataError(
+            f"tokenizer={name}: expected from 258 (bytes, a merge, end-of-text) to {LARGEST_VOCABULARY} tokens"
+        )
+    return int(size[1])
+
+
+def load_tokenizer(name: str, folder: Path) -> Tokenizer:
+    """The tokenizer of a prepared folder, which holds the vocabulary of a trained one.
+
+    Raises DataError if the name is none, or the vocabulary is missing or cannot be downloaded.
+    """
+    size = trained_size(name)
+    if name == "bytes":
+        return Bytes()
+    if size is None:
+        return load_gpt2()
+    file = folder / VOCABULARY
+    try:
+        ranks = load_tiktoken_bpe(str(file))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: the vocabulary of tokenizer {name} cannot be read ({error})") from error
+    if len(ranks) != size - 1:
+        raise DataError(f"{file}: {len(ranks)} tokens, expected {size - 1} for tokenizer {name}")
+    return from_ranks(name, ranks)
+
+
+def load_gpt2() -> Tokenizer:
+    """tiktoken's GPT-2 encoding; DataError that says where to put its files if they cannot be downloaded."""
+    try:
+        return Tiktoken(tiktoken.get_encoding("gpt2"))
+    except (OSError, ValueError) as error:  # requests' errors are OSErrors; ValueError: a damaged download
+        folder = gpt2_cache()
+        places = "\n".join(f"  {url}\n    as {folder / hashlib.sha1(url.encode()).hexdigest()}" for url in GPT2_FILES)
+        raise DataError(
+            f"tokenizer=gpt2: its vocabulary cannot be downloaded ({type(error).__name__}). Save\n{places}\n"
+            "(set TIKTOKEN_CACHE_DIR to keep them elsewhere), or choose tokenizer=bytes or bpe_N, which need no network"
+        ) from error
+
+
+def gpt2_cache() -> Path:
+    """Where tiktoken looks for downloaded files."""
+    for name in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
+        if os.environ.get(name):
+            return Path(os.environ[name])
+    return Path(tempfile.gettempdir()) / "data-gym-cache"
+
+
+def train_bpe(name: str, texts: Iterable[str], folder: Path) -> Tokenizer:
+    """Train a byte-level BPE named bpe_N from texts, and save its vocabulary in `folder`.
+
+    Raises DataError if the texts do not have so many different tokens.
+    """
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+    size = (trained_size(name) or 0) - 1  # without end-of-text
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORDS), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(texts, trainer)
+    learned = sorted(bpe.get_vocab().items(), key=lambda item: item[1])
+    if len(learned) < size:
+        raise DataError(f"tokenizer={name}: the corpus gives only {len(learned) + 1} tokens; expected at most that")
+    ranks = {as_bytes(token): rank for token, rank in learned}
+    lines = [b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks.items()]
+    (folder / VOCABULARY).write_bytes(b"".join(lines))
+    return from_ranks(name, ranks)
+
+
+def from_ranks(name: str, ranks: Mapping[bytes, int]) -> Tokenizer:
+    """A tokenizer with these tokens, and end-of-text after them."""
+    return Tiktoken(
+        tiktoken.Encoding(name, pat_str=WORDS, mergeable_ranks=dict(ranks), special_tokens={END_OF_TEXT: len(ranks)})
+    )
+
+
+def as_bytes(token: str) -> bytes:
+    """The bytes that a token of a byte-level BPE stands for: every byte is written as a printable character."""
+    return bytes(BYTE_OF[character] for character in token)
+
+
+def byte_of_character() -> dict[str, int]:
+    """GPT-2's table: printable Latin-1 characters stand for themselves, the others for 256, 257, ..."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+BYTE_OF = byte_of_character()

@@ -1,0 +1,271 @@
+"""Runs a program on emulated hosts: network namespaces of this machine with a real rate limit and delay between them.
+
+python -m scripts.emulate hosts=4 ranks_per_host=2 mbit_per_s=200 delay_ms=1 run="-m cnn.train experiment=quickstart"
+
+Every host gets one torchrun with `ranks_per_host` processes, as nodes of a cluster do; `run` is what follows after
+`torchrun`. slow=2@50 gives host 2 another rate. All that it makes is removed at the end, also after a failure or a
+signal; --down removes what a killed one left behind, and nothing else. Needs root, iproute2 (ip, tc) and, where the
+kernel has no sch_netem, iptables and a C compiler for the delay. Packets travel through a bridge between the hosts,
+both directions limited at the host's end, so that a host sends and receives `mbit_per_s` at the same time.
+"""
+
+import contextlib
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from common.report.cli import Arguments, Text, UsageError, main_function, parse
+
+MODULE = "scripts.emulate"
+PREFIX = "gossip-"  # of the namespaces' names: only such are ever removed
+NETWORK = "10.77.0"
+SMALLEST_BURST = 131_072  # bytes: two packets as segmentation offload merges them, or tbf must cut them
+STATISTICS = ("tx_bytes", "rx_bytes")
+
+
+class EmulateArguments(Arguments):
+    """Command line of scripts.emulate."""
+
+    hosts: PositiveInt = Field(4, le=60, description="emulated hosts")
+    ranks_per_host: PositiveInt = Field(1, description="processes on each")
+    mbit_per_s: NonNegativeFloat = Field(1000, description="rate of each host, in both directions; 0: no limit")
+    delay_ms: NonNegativeFloat = Field(0, description="one-way delay of every packet")
+    slow: Text | None = Field(
+        None, pattern=r"^\d+@[\d.]+(,\d+@[\d.]+)*$", description="HOST@MBIT_PER_S,... of single hosts"
+    )
+    limit_s: PositiveFloat = Field(600, description="the program is ended after so long")
+    run: Text | None = Field(None, description="what torchrun gets: -m MODULE ... or FILE ...")
+    down: bool = Field(False, description="remove what an earlier one left behind, run nothing")
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Brings the hosts up, runs the program, removes the hosts; returns the program's worst exit code."""
+    arguments = parse(EmulateArguments, argv, MODULE, "Runs a program on emulated hosts.")
+    check_machine(arguments)
+    if arguments.down:
+        print(f"removed {remove_leftovers()} namespaces")
+        return 0
+    if arguments.run is None:
+        raise UsageError('run=...: missing; expected what torchrun gets, such as run="-m cnn.train seed=1"')
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    with emulated_hosts(arguments) as hosts:
+        before = [host.statistics() for host in hosts]
+        code = run_on(hosts, arguments.ranks_per_host, shlex.split(arguments.run), arguments.limit_s)
+        for host, at_start in zip(hosts, before, strict=True):
+            sent, received = (now - then for now, then in zip(host.statistics(), at_start, strict=True))
+            print(f"host {host.number}: sent {sent / 1e6:.3f} MB, received {received / 1e6:.3f} MB", file=sys.stderr)
+    return code
+
+
+def check_machine(arguments: EmulateArguments) -> None:
+    """UsageError if this machine cannot emulate hosts."""
+    if os.geteuid() != 0:
+        raise UsageError("emulated hosts are network namespaces: run it as root")
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            raise UsageError(f"{program} is not installed (Debian: iproute2)")
+    slowed = [number for number, _ in slow_hosts(arguments) if not 1 <= number <= arguments.hosts]
+    if slowed:
+        raise UsageError(f"slow={arguments.slow}: there is no host {slowed[0]}, expected 1 to {arguments.hosts}")
+
+
+def slow_hosts(arguments: EmulateArguments) -> list[tuple[int, float]]:
+    """(host, Mbit/s) of those that have a rate of their own."""
+    pairs = [pair.split("@") for pair in (arguments.slow or "").split(",") if pair]
+    return [(int(number), float(rate)) for number, rate in pairs]
+
+
+@dataclass
+class Host:
+    """An emulated host; its interface eth0 has the address 10.77.0.<number>."""
+
+    number: int
+    namespace: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """IPv4."""
+        return f"{NETWORK}.{self.number}"
+
+    def command(self, *command: str) -> list[str]:
+        """The command, inside this host."""
+        return ["ip", "netns", "exec", self.namespace, *command]
+
+    def statistics(self) -> tuple[int, int]:
+        """(bytes sent, bytes received) by the interface since it exists, with all headers of the protocols."""
+        # /sys belongs to the namespace that mounted it; /proc/net does not.
+        lines = ip("netns", "exec", self.namespace, "cat", "/proc/net/dev").splitlines()
+        values = next(line for line in lines if line.strip().startswith("eth0:")).split(":")[1].split()
+        return int(values[8]), int(values[0])
+
+
+@contextlib.contextmanager
+def emulated_hosts(arguments: EmulateArguments) -> Iterator[list[Host]]:
+    """Hosts on one bridge; at the end they and all processes in them are gone."""
+    stem = f"{PREFIX}{secrets.token_hex(2)}-"
+    rates = dict.fromkeys(range(1, arguments.hosts + 1), arguments.mbit_per_s) | dict(slow_hosts(arguments))
+    switch = f"{stem}switch"
+    hosts = [Host(number, f"{stem}{number}") for number in rates]
+    with contextlib.ExitStack() as stack:
+        stack.callback(remove, [switch, *(host.namespace for host in hosts)])
+        make_namespace(switch)
+        ip("-n", switch, "link", "add", "bridge", "type", "bridge")
+        ip("-n", switch, "link", "set", "bridge", "up")
+        for host in hosts:
+            connect(host, switch)
+            limit(switch, f"port{host.number}", rates[host.number])  # what it receives
+            limit(host.namespace, "eth0", rates[host.number])  # what it sends
+        if arguments.delay_ms:
+            stack.enter_context(delayed(hosts, arguments.delay_ms, rates))
+        yield hosts
+
+
+def make_namespace(name: str) -> None:
+    """A network namespace with its loopback interface."""
+    ip("netns", "add", name)
+    ip("-n", name, "link", "set", "lo", "up")
+
+
+def connect(host: Host, switch: str) -> None:
+    """A cable from the host's eth0 to a port of the bridge."""
+    make_namespace(host.namespace)
+    port = f"port{host.number}"
+    ip("link", "add", port, "netns", switch, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+    ip("-n", switch, "link", "set", port, "master", "bridge", "up")
+    ip("-n", host.namespace, "addr", "add", f"{host.address}/24", "dev", "eth0")
+    ip("-n", host.namespace, "link", "set", "eth0", "up")
+    # BBR, the default of some kernels, probes for a rate; behind a token bucket it never finds it.
+    call(*host.command("sysctl", "-qw", "net.ipv4.tcp_congestion_control=cubic"), check=False)
+
+
+def limit(namespace: str, device: str, mbit_per_s: float) -> None:
+    """A token bucket: bursts of 4 ms, a queue of 4 MB."""
+    if mbit_per_s:
+        burst = max(SMALLEST_BURST, round(mbit_per_s * 1e6 / 8 * 0.004))
+        bucket = ["tbf", "rate", f"{mbit_per_s}mbit", "burst", str(burst), "limit", "4000000"]
+        ip("netns", "exec", namespace, "tc", "qdisc", "replace", "dev", device, "root", *bucket)
+
+
+@contextlib.contextmanager
+def delayed(hosts: Sequence[Host], delay_ms: float, rates: dict[int, float]) -> Iterator[None]:
+    """Every packet between hosts takes so much longer: by the kernel's netem, else by scripts/delay.c."""
+    first = hosts[0].namespace
+    netem = ["tc", "qdisc", "replace", "dev", "eth0", "root", "netem", "delay", f"{delay_ms}ms", "limit", "20000"]
+    if call("ip", "netns", "exec", first, *netem, check=False).returncode == 0:
+        for host in hosts:
+            rate = ["rate", f"{rates[host.number]}mbit"] if rates[host.number] else []
+            call(*host.command(*netem, *rate))
+        yield
+        return
+    limit(first, "eth0", rates[1])
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or shutil.which("iptables") is None:
+        raise UsageError("delay_ms: this kernel has no sch_netem; expected iptables and a C compiler in its place")
+    with tempfile.TemporaryDirectory() as folder:
+        program = f"{folder}/delay"
+        call(compiler, "-O2", "-o", program, str(Path(__file__).with_name("delay.c")))
+        names = [host.namespace for host in hosts]
+        process = subprocess.Popen([program, str(round(1000 * delay_ms)), *names], stdout=subprocess.PIPE, text=True)
+        try:
+            if process.stdout is None or process.stdout.readline() != "ready\n":
+                raise UsageError("delay_ms: this kernel has neither sch_netem nor NFQUEUE")
+            # Where packets arrive: TCP stops sending while packets that wait where they leave seem not to have left.
+            # Before all that computes: a packet must not wait for a core.
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(process.pid, os.SCHED_FIFO, os.sched_param(10))
+            queue = ["iptables", "-t", "mangle", "-A", "PREROUTING", "-i", "eth0", "-j", "NFQUEUE", "--queue-num", "0"]
+            for host in hosts:
+                call(*host.command(*queue, "--queue-bypass"))
+            yield
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def run_on(hosts: Sequence[Host], ranks_per_host: int, program: Sequence[str], limit_s: float) -> int:
+    """One torchrun on each host; the worst exit code, 124 if the time is over. If one fails, the others are ended."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}"]
+    launcher += [f"--nproc-per-node={ranks_per_host}", f"--master-addr={hosts[0].address}", "--master-port=29500"]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    # Addresses have no names here, and the last launcher finds the first one gone: nothing to complain about.
+    for name, value in {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}.items():
+        environment.setdefault(name, value)
+    processes = [
+        subprocess.Popen(host.command(*launcher, f"--node-rank={index}", *program), env=environment)
+        for index, host in enumerate(hosts)
+    ]
+    end = time.monotonic() + limit_s
+    try:
+        while any(process.poll() is None for process in processes):
+            codes = [process.poll() for process in processes]
+            if any(codes):  # neither None nor 0
+                break
+            if time.monotonic() > end:
+                print(f"error: not finished after limit_s={limit_s:g} s", file=sys.stderr)
+                return 124
+            time.sleep(0.1)
+        deadline = time.monotonic() + 30  # the others find out by themselves, mostly
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return max((abs(process.poll() or 0) for process in processes), default=0)
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(35)
+
+
+def remove(namespaces: Sequence[str]) -> int:
+    """End all processes in these namespaces and delete them, with cables, limits and rules; returns how many."""
+    there = [name for name in namespaces if name.startswith(PREFIX) and name in existing()]
+    for name in there:
+        pids = [int(pid) for pid in call("ip", "netns", "pids", name, check=False).stdout.split()]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        call("ip", "netns", "del", name, check=False)
+    return len(there)
+
+
+def remove_leftovers() -> int:
+    """Remove every namespace of ours, whoever made it."""
+    return remove(existing())
+
+
+def existing() -> list[str]:
+    """Names of all network namespaces."""
+    return [line.split()[0] for line in ip("netns", "list").splitlines() if line]
+
+
+def ip(*arguments: str) -> str:
+    """iproute2's ip; returns its output."""
+    return call("ip", *arguments).stdout
+
+
+def call(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """A system command, with its own words in the error if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if check and done.returncode:
+        raise UsageError(f"{shlex.join(command)}: {' '.join(done.stderr.split())}")
+    return done
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+#!/usr/bin/env bash
+# A real Slurm on this one machine (Debian or Ubuntu), with virtual nodes, for trying jobs without a cluster.
+#
+#   sudo slurm/local/up.sh                        # node1 ... node4; ends by saying what to export
+#   NODES=2 CPUS=8 STATE=/tmp/slurm slurm/local/up.sh
+#
+# NODES   virtual nodes (4)
+# CPUS    that each of them claims to have (4); it may be more than the machine's
+# STATE   the folder that holds all of it: configuration, keys, logs, spool (/run/slurm-local)
+#
+# Debian's packages munge, slurmctld, slurmd and slurm-client are installed if they are missing. Nothing else outside
+# STATE is touched; where a Slurm runs or is configured already, nothing is done. slurm/local/down.sh ends it.
+set -euo pipefail
+NODES=${NODES:-4} CPUS=${CPUS:-4} STATE=${STATE:-/run/slurm-local}
+refuse() { echo "up.sh: $1" >&2; exit 1; }
+
+[ "$(id -u)" = 0 ] || refuse "needs root (sudo slurm/local/up.sh)"
+case $NODES$CPUS in *[!0-9]*) refuse "NODES=$NODES CPUS=$CPUS: expected numbers" ;; esac
+[ ! -e "$STATE/pids" ] || refuse "$STATE/pids exists: this Slurm is up already; slurm/local/down.sh ends it"
+# The kernel cuts names to 15 characters; slurmctld and slurmd are shorter.
+for daemon in slurmctld slurmd; do
+    ! pgrep -x "$daemon" >/dev/null || refuse "a $daemon runs on this machine already: use that Slurm"
+done
+[ ! -e /etc/slurm/slurm.conf ] || refuse "/etc/slurm/slurm.conf exists: this machine belongs to a cluster already"
+
+missing=()
+for package in munge:munged slurmctld:slurmctld slurmd:slurmd slurm-client:sbatch; do
+    command -v "${package#*:}" >/dev/null || missing+=("${package%:*}")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+    command -v apt-get >/dev/null || refuse "missing: ${missing[*]}; install them (no apt-get here)"
+    echo "installing ${missing[*]}"
+    apt-get -qq update
+    DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
+    # Packages start their services where systemd runs; ours are separate.
+    if [ -d /run/systemd/system ]; then systemctl stop slurmctld slurmd munge 2>/dev/null || true; fi
+fi
+
+munge=$STATE/munge host=$(hostname)
+install -d -m 755 "$STATE" "$STATE/log" "$STATE/controller"
+: >"$STATE/pids"
+
+start() { # start NAME COMMAND...: a daemon in a session of its own, remembered by its process id
+    local name=$1
+    shift
+    setsid "$@" </dev/null >>"$STATE/log/$name.out" 2>&1 &
+    echo "$name $!" >>"$STATE/pids"
+}
+
+# munge: a key and a socket of its own. It insists on folders that belong to it.
+install -d -o munge -g munge -m 755 "$munge"
+install -d -o munge -g munge -m 700 "$munge/private"
+if [ ! -s "$munge/private/key" ]; then
+    head -c 1024 /dev/urandom | install -o munge -g munge -m 400 /dev/stdin "$munge/private/key"
+fi
+start munged setpriv --reuid=munge --regid=munge --clear-groups munged --foreground \
+    --key-file="$munge/private/key" --socket="$munge/socket" --pid-file="$munge/pid" \
+    --log-file="$munge/private/log" --seed-file="$munge/private/seed"
+
+memory=$(awk '/MemTotal/ {print int($2 / 1024)}' /proc/meminfo)
+export SLURM_CONF=$STATE/slurm.conf
+{
+    # cred_expire is also how long a job that was requeued waits: 120 s by default.
+    cat <<CONF
+ClusterName=local
+SlurmctldHost=$host(127.0.0.1)
+SlurmctldPort=16817
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket=$munge/socket,cred_expire=10
+CredType=cred/munge
+StateSaveLocation=$STATE/controller
+SlurmdSpoolDir=$STATE/spool-%n
+SlurmctldPidFile=$STATE/slurmctld.pid
+SlurmdPidFile=$STATE/slurmd-%n.pid
+SlurmctldLogFile=$STATE/log/slurmctld.log
+SlurmdLogFile=$STATE/log/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0
+EnforcePartLimits=ALL
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+JobRequeue=1
+ReturnToService=2
+KillWait=30
+MinJobAge=86400
+SlurmctldTimeout=30
+SlurmdTimeout=15
+MailProg=/bin/true
+CONF
+    for number in $(seq "$NODES"); do
+        echo "NodeName=node$number NodeHostname=$host NodeAddr=127.0.0.1 Port=$((17000 + number))" \
+            "CPUs=$CPUS RealMemory=$memory State=UNKNOWN"
+    done
+    # Jobs in `spot` give way to those in `main`: they are requeued.
+    echo "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=10"
+    echo "PartitionName=spot Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=0"
+} >"$SLURM_CONF"
+
+for _ in $(seq 100); do [ -S "$munge/socket" ] && break; sleep 0.1; done
+start slurmctld slurmctld -D -f "$SLURM_CONF"
+for number in $(seq "$NODES"); do
+    start "slurmd-node$number" slurmd -D -f "$SLURM_CONF" -N "node$number"
+done
+for _ in $(seq 150); do
+    idle=$(timeout 5 sinfo -h -p main -t idle -o %D 2>/dev/null | awk '{s += $1} END {print s + 0}') || true
+    if [ "${idle:-0}" = "$NODES" ]; then
+        echo "$NODES nodes are idle. In every shell that uses them:"
+        echo "export SLURM_CONF=$SLURM_CONF"
+        exit 0
+    fi
+    sleep 0.3
+done
+tail -n 5 "$STATE"/log/*.out >&2 || true
+refuse "only ${idle:-0} of $NODES nodes became idle; logs: $STATE/log; slurm/local/down.sh removes all of it"

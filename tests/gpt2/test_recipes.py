@@ -1,0 +1,184 @@
+"""Recipes and tables: everything composes without data, and the values are those that the paper publishes."""
+
+from functools import cache
+from math import ceil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from common.optim import decay_groups
+from common.report.registry import Row, Table, load_table
+from common.training.compose import CONFIGS, compose_config
+from common.training.optimization import build_optimizer, build_schedule
+from gpt2.config import Gpt2Config
+from gpt2.model import GPT2, flops_per_token, parameter_count
+from gpt2.prepare import PUBLIC_TOKENS, PrepareArguments
+
+TABLES = {name: load_table(name) for name in ("gpt2", "gpt2_proxy")}
+ROWS = [(table, row) for table in TABLES.values() for row in table.rows]
+(ACCUM_AER,) = (row for row in TABLES["gpt2_proxy"].rows if row.name == "accumadam_aer")
+RECIPES = ["allreduce", "dadam_aer", "accumadam_aer"]
+
+
+def composed(table: Table, row: Row) -> Gpt2Config:
+    return compose(*table.cell(row, table.seeds[0], Path("runs")).overrides)
+
+
+@cache
+def compose(*overrides: str) -> Gpt2Config:
+    return compose_config("gpt2", list(overrides))
+
+
+# -- the paper's runs
+
+
+def test_every_experiment_is_tested_here() -> None:
+    assert {path.stem for path in (CONFIGS / "experiment/gpt2").glob("*.yaml")} == {*RECIPES, "base", "proxy"}
+
+
+@pytest.mark.parametrize("experiment", [*RECIPES, "base"])
+def test_every_recipe_has_what_the_paper_says_of_all(experiment: str) -> None:
+    config = compose(f"experiment=gpt2/{experiment}")
+    model, training = config.model, config.training
+    assert (model.layers, model.heads, model.width) == (12, 12, 768)
+    assert (model.vocabulary, model.context, model.bias, model.dropout) == (50304, 1024, False, 0.0)
+    assert (config.workers.kind, config.n, config.workers.per_host) == ("processes", 16, 4)
+    assert (training.batch_size, training.steps, training.epochs, training.clip) == (480, 600_000, None, 1.0)
+    assert training.compile
+    assert training.precision in ("bf16", "fp16")  # "AMP": which one is not published
+    assert (config.schedule.name, config.schedule.unit, config.schedule.warmup) == ("cosine", "steps", 2000)
+    assert (config.lr, config.lr * config.schedule.final_fraction) == (6e-4, pytest.approx(6e-5))
+    assert config.optimizer.weight_decay == 0.1
+    assert (config.evaluation.every, config.data.evaluation_batches) == (1000, 200)
+    assert config.evaluation.keep_average  # as in the published code
+    assert (config.seed, config.data.name) == (42, "openwebtext")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "method", "topology", "optimizer", "betas", "s"),
+    [
+        ("allreduce", "allreduce", "complete", "adamw", (0.9, 0.95), None),
+        ("dadam_aer", "decentralized", "aer", "adamw", (0.9, 0.95), None),  # betas: a stand-in
+        ("accumadam_aer", "decentralized", "aer", "accumadamw", (0.9, 0.98), 8),
+    ],
+)
+def test_methods(
+    experiment: str, method: str, topology: str, optimizer: str, betas: tuple[float, float], s: int | None
+) -> None:
+    config = compose(f"experiment=gpt2/{experiment}")
+    assert (config.parallel.method, config.topology.name, config.optimizer.name) == (method, topology, optimizer)
+    assert config.optimizer.betas == betas
+    assert getattr(config.optimizer, "accumulation_steps", None) == s
+    assert config.build_topology().world_size == 16
+
+
+def test_recipes_differ_in_method_topology_and_optimizer_only() -> None:
+    free = {"name", "run_dir", "parallel", "topology", "optimizer"}
+    shared = [compose(f"experiment=gpt2/{name}").model_dump(exclude=free) for name in RECIPES]
+    assert all(values == shared[0] for values in shared)
+
+
+def test_learning_rate_of_a_run() -> None:
+    config = compose("experiment=gpt2/accumadam_aer")
+    model = GPT2(compose("model=gpt2_proxy").model.shape)
+    optimizer = build_optimizer(config.optimizer, config.lr, model)
+    schedule = build_schedule(config.schedule, optimizer, config.training.steps, steps_per_epoch=1)
+    rate = schedule.lr_lambdas[0]
+    assert rate(999) * 6e-4 == pytest.approx(3e-4, rel=2e-3)
+    assert rate(2000) * 6e-4 == pytest.approx(6e-4)
+    assert rate(301_000) * 6e-4 == pytest.approx((6e-4 + 6e-5) / 2)  # half of the cosine
+    assert rate(599_999) * 6e-4 == pytest.approx(6e-5, rel=1e-4)
+
+
+def test_matrices_decay_and_nothing_else() -> None:
+    config = compose("experiment=gpt2/allreduce")
+    with torch.device("meta"):
+        model = GPT2(config.model.shape)
+    decayed, rest = decay_groups(model, config.optimizer.weight_decay)
+    assert (decayed["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
+    assert sum(p.numel() for p in rest["params"]) == (2 * 12 + 1) * 768  # the norms
+    assert sum(p.numel() for p in decayed["params"]) == 12 * 12 * 768**2 + (50304 + 1024) * 768
+
+
+def test_size_and_arithmetic_of_the_papers_model() -> None:
+    shape = compose("experiment=gpt2/base").model.shape
+    without_table = 12 * 12 * 768**2 + 50304 * 768 + 25 * 768
+    assert parameter_count(shape) == without_table + 1024 * 768 == 124_373_760
+    assert flops_per_token(shape) == 6 * without_table + 12 * 12 * 768 * 1024
+
+
+def test_data_of_the_paper() -> None:
+    arguments = PrepareArguments(output="data/openwebtext")
+    assert (arguments.source, arguments.tokenizer) == ("openwebtext", "gpt2")
+    assert (arguments.validation_fraction, arguments.seed) == (0.0005, 2357)
+    assert PUBLIC_TOKENS == {"train": 9_035_582_198, "val": 4_434_897}
+
+
+# -- tables
+
+
+@pytest.mark.parametrize(("table", "row"), ROWS, ids=lambda value: value.name)
+def test_every_row_composes_to_what_its_labels_say(table: Table, row: Row) -> None:
+    config = composed(table, row)
+    method = {"AllReduce": "adamw", "DAdam": "adamw", "AccumAdam": "accumadamw"}
+    assert config.optimizer.name == method[row.method]
+    assert config.parallel.method == ("allreduce" if row.method == "AllReduce" else "decentralized")
+    assert config.topology.name == row.topology
+    assert (config.n, config.workers.per_host) == (16, 4)
+    assert config.seed == table.seeds[0]
+    assert config.build_topology().world_size == 16
+    assert config.training.batch_size % config.n == 0
+
+
+def test_rows_and_columns() -> None:
+    labels = [(row.method, row.topology) for row in TABLES["gpt2"].rows]
+    assert labels == [("AllReduce", "complete"), ("DAdam", "aer"), ("AccumAdam", "aer")]
+    assert list(TABLES["gpt2"].seeds) == [42]
+    proxy = TABLES["gpt2_proxy"]
+    topologies = ("aer", "complete", "one_peer_exponential")
+    gossip = [(method, topology) for method in ("DAdam", "AccumAdam") for topology in topologies]
+    assert [(row.method, row.topology) for row in proxy.rows] == [("AllReduce", "complete"), *gossip]
+    assert len(proxy.seeds) == 3
+    assert ",".join(proxy.columns) == (
+        "method,topology,workers,seeds,validation_loss_mean,validation_loss_2sigma,train_loss_mean,unigram_entropy,"
+        "consensus_distance_mean"
+    )
+
+
+def test_rows_of_the_proxy_differ_in_method_topology_and_optimizer_only() -> None:
+    table, free = TABLES["gpt2_proxy"], {"name", "run_dir", "parallel", "topology", "optimizer"}
+    configs = [composed(table, row) for row in table.rows]
+    assert all(config.model_dump(exclude=free) == configs[0].model_dump(exclude=free) for config in configs)
+    shared = {(config.lr, config.optimizer.betas, config.optimizer.weight_decay) for config in configs}
+    assert len(shared) == 1
+    for config, row in zip(configs, table.rows, strict=True):
+        if row.method == "AccumAdam":
+            assert config.optimizer.accumulation_steps == 8
+
+
+def test_the_proxy_has_the_recipes_structure() -> None:
+    recipe, proxy = compose("experiment=gpt2/accumadam_aer"), composed(TABLES["gpt2_proxy"], ACCUM_AER)
+    assert proxy.optimizer.model_dump(exclude={"lr"}) == recipe.optimizer.model_dump(exclude={"lr"})
+    assert (proxy.parallel, proxy.topology) == (recipe.parallel, recipe.topology)
+    assert (proxy.n, proxy.workers.per_host) == (recipe.n, recipe.workers.per_host)
+    assert proxy.schedule.model_dump(exclude={"warmup"}) == recipe.schedule.model_dump(exclude={"warmup"})
+    assert proxy.training.clip == recipe.training.clip
+    shape = proxy.model.shape
+    assert 1e6 < parameter_count(shape) < 3e6
+    assert (shape.bias, shape.dropout) == (False, 0.0)
+    assert not proxy.evaluation.keep_average
+    assert "evaluation.keep_average=false" in TABLES["gpt2_proxy"].note
+    assert "evaluation.keep_average=true" in TABLES["gpt2"].note
+
+
+@pytest.mark.parametrize("name", ["gpt2_small", "gpt2_medium", "gpt2_large", "gpt2_xl", "gpt2_proxy"])
+def test_every_model_has_a_padded_vocabulary_and_the_recipes_form(name: str) -> None:
+    shape = compose(f"model={name}").model.shape
+    tokens = 1024 if name == "gpt2_proxy" else 50_257
+    assert shape.vocabulary == 64 * ceil(tokens / 64)
+    assert (shape.context, shape.bias, shape.dropout) == (128 if name == "gpt2_proxy" else 1024, False, 0.0)
+    assert shape.width % shape.heads == 0
+    assert shape.width // shape.heads == (40 if name == "gpt2_proxy" else 64)
+    assert np.iinfo(np.uint16).max >= shape.vocabulary - 1

@@ -1,0 +1,146 @@
+"""Tokenizers: round trips, a trained BPE, and what is said when GPT-2's vocabulary cannot be had."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import requests
+import tiktoken
+
+from gpt2.token_files import DataError
+from gpt2.tokenizer import BYTE_OF, VOCABULARY, WORDS, Bytes, load_tokenizer, train_bpe
+
+TEXTS = [
+    "def f(x):\n    return x + 1  # naïve\n",
+    "the cat's hat, the cat's mat: 1234 5678\n\n\n  \t  end  ",
+    "日本語 🎉 <|endoftext|> \x00\x7f",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bpe")
+    return train_bpe("bpe_300", TEXTS * 20, folder), folder
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_survives_and_never_gives_end_of_text(text, bpe):
+    for tokenizer in (Bytes(), bpe[0]):
+        tokens = tokenizer.encode(text)
+        assert tokens.dtype == np.uint16
+        assert tokenizer.decode(tokens.tolist()) == text
+        assert tokenizer.end_of_text == tokenizer.vocabulary_size - 1
+        assert not (tokens >= tokenizer.end_of_text).any()
+        assert tokenizer.decode([*tokens.tolist(), tokenizer.end_of_text]) == text + "<|endoftext|>"
+
+
+def test_lone_surrogates_are_replaced(bpe):
+    for tokenizer in (Bytes(), bpe[0]):
+        assert tokenizer.decode(tokenizer.encode("a\ud800b").tolist()) == "a\ufffdb"
+
+
+def test_bpe_has_the_size_asked_for_compresses_and_is_the_same_when_loaded(bpe, tmp_path):
+    tokenizer, folder = bpe
+    assert (tokenizer.name, tokenizer.vocabulary_size, tokenizer.end_of_text) == ("bpe_300", 300, 299)
+    assert len(tokenizer.encode(TEXTS[0])) < 0.8 * len(TEXTS[0].encode())
+    loaded = load_tokenizer("bpe_300", folder)
+    assert all(np.array_equal(loaded.encode(text), tokenizer.encode(text)) for text in TEXTS)
+    again = train_bpe("bpe_300", TEXTS * 20, tmp_path)
+    assert (tmp_path / VOCABULARY).read_bytes() == (folder / VOCABULARY).read_bytes()
+    assert np.array_equal(again.encode(TEXTS[1]), tokenizer.encode(TEXTS[1]))
+
+
+def test_encoding_is_tiktokens_own(bpe):
+    encoding = bpe[0]._encoding
+    for text in TEXTS:
+        assert bpe[0].encode(text).tolist() == encoding.encode_ordinary(text)
+
+
+def test_byte_table_is_gpt2s():
+    """tiktoken reads it off GPT-2's files in the same way."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    assert set(BYTE_OF) == set(ByteLevel.alphabet())
+    assert sorted(BYTE_OF.values()) == list(range(256))
+    assert (BYTE_OF["Ġ"], BYTE_OF["Ċ"], BYTE_OF["a"]) == (ord(" "), ord("\n"), ord("a"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gpt3", "tokenizer=gpt3: expected gpt2, bytes or bpe_N"),
+        ("bpe_257", "from 258 .* to 65536 tokens"),
+        ("bpe_70000", "from 258 .* to 65536 tokens"),
+        ("bpe_300", "vocabulary of tokenizer bpe_300 cannot be read"),
+    ],
+)
+def test_wrong_names_and_missing_vocabularies(name, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        load_tokenizer(name, tmp_path)
+
+
+def test_a_vocabulary_of_another_size_is_refused(bpe, tmp_path):
+    lines = (bpe[1] / VOCABULARY).read_bytes().splitlines(keepends=True)
+    (tmp_path / VOCABULARY).write_bytes(b"".join(lines[:-1]))
+    with pytest.raises(DataError, match="298 tokens, expected 299 for tokenizer bpe_300"):
+        load_tokenizer("bpe_300", tmp_path)
+
+
+def test_a_corpus_too_small_for_the_vocabulary(tmp_path):
+    with pytest.raises(DataError, match=r"tokenizer=bpe_5000: the corpus gives only \d+ tokens"):
+        train_bpe("bpe_5000", ["aaaa bbbb"] * 3, tmp_path)
+
+
+@pytest.fixture
+def without_gpt2(monkeypatch, tmp_path):
+    """tiktoken as after its start, with an empty cache and no network."""
+
+    def refuse(url):
+        raise requests.exceptions.ConnectionError(f"no route to {url}")
+
+    monkeypatch.setattr(requests, "get", refuse)
+    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_without_network_the_error_says_where_to_put_the_two_files(without_gpt2):
+    with pytest.raises(DataError) as caught:
+        load_tokenizer("gpt2", without_gpt2)
+    message = str(caught.value)
+    base = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
+    for file in ("vocab.bpe", "encoder.json"):
+        digest = hashlib.sha1(f"{base}/{file}".encode()).hexdigest()
+        assert f"{base}/{file}\n    as {without_gpt2}/{digest}" in message
+    assert "tokenizer=bytes or bpe_N" in message
+
+
+def test_files_that_are_put_there_are_used(without_gpt2, monkeypatch):
+    """A GPT-2 in small in the two files' own format, its checksums in place of the real ones."""
+    character_of = {byte: character for character, byte in BYTE_OF.items()}
+    alphabet = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
+    alphabet += [b for b in range(256) if b not in alphabet]
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the")]
+    names = [character_of[b] for b in alphabet] + ["".join(merge) for merge in merges]
+    files = {
+        "vocab.bpe": "\n".join(["#version: 0.2", *map(" ".join, merges), ""]),
+        "encoder.json": json.dumps({name: i for i, name in enumerate([*names, "<|endoftext|>"])}),
+    }
+    base = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
+    for name, content in files.items():
+        (without_gpt2 / hashlib.sha1(f"{base}/{name}".encode()).hexdigest()).write_text(content)
+    monkeypatch.setattr(tiktoken.load, "check_hash", lambda data, expected: True)
+    import tiktoken_ext.openai_public as public
+
+    def small():
+        # As in public.gpt2, but for the number of tokens.
+        ranks = public.data_gym_to_mergeable_bpe_ranks(f"{base}/vocab.bpe", f"{base}/encoder.json", "", "")
+        special = {"<|endoftext|>": len(ranks)}
+        return {"name": "gpt2", "pat_str": WORDS, "mergeable_ranks": ranks, "special_tokens": special}
+
+    monkeypatch.setattr(tiktoken.registry, "ENCODING_CONSTRUCTORS", {"gpt2": small})
+    tokenizer = load_tokenizer("gpt2", without_gpt2)
+    assert (tokenizer.vocabulary_size, tokenizer.end_of_text) == (260, 259)
+    assert tokenizer.encode("the the").tolist() == [257, 258]

@@ -1,0 +1,175 @@
+"""Whole runs: processes against the simulator, resuming, what is saved, what the keys do."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from common.training.compose import compose_config
+from common.training.launch import launch
+from gpt2.model import GPT2
+from gpt2.task import TASK
+from gpt2.token_writer import unigram_entropy
+from tests.gpt2.corpora import TINY, pattern, write_tokens
+
+METHODS = {
+    "allreduce": ["parallel=allreduce", "optimizer=adamw"],
+    "dadam": ["topology=aer", "optimizer=adamw"],
+    "accumadam": ["topology=aer", "optimizer=accumadamw", "optimizer.accumulation_steps=3"],
+}
+RUN = [
+    "data=tokens",
+    "data.evaluation_batches=4",
+    *TINY,
+    "workers.count=4",
+    "workers.per_host=2",
+    "optimizer.lr=0.01",
+    "optimizer.weight_decay=0.1",
+    "schedule.warmup=2",
+    "training.steps=12",
+    "training.batch_size=16",
+    "training.threads=1",
+    "training.device=cpu",
+    "evaluation.every=6",
+    "evaluation.batch_size=8",
+    "logging.every=3",
+    "logging.progress=false",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    tokens = {"train": pattern(6000), "val": pattern(700, seed=1)}
+    counts = np.bincount(np.concatenate([*tokens.values()]))
+    write_tokens(folder, **tokens, unigram_entropy=unigram_entropy(counts))
+    return folder
+
+
+def train(data: Path, run: Path, *overrides: str) -> list[dict[str, Any]]:
+    """metrics.jsonl of a run without wall-clock figures."""
+    assert launch("gpt2", [*RUN, f"data.folder={data}", f"run_dir={run}", *overrides]) == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
+
+
+def load(file: Path) -> Any:
+    return torch.load(file, weights_only=True)
+
+
+def newest(run: Path) -> Any:
+    """What the newest checkpoint of a simulation holds."""
+    return load(max((run / "checkpoints").glob("step_*")) / "rank_0.pt")
+
+
+def test_processes_and_simulation_agree(folder: Path, tmp_path: Path) -> None:
+    real = train(folder, tmp_path / "processes", *METHODS["accumadam"], "model.dropout=0.1")
+    simulated = train(folder, tmp_path / "simulated", *METHODS["accumadam"], "model.dropout=0.1", "workers=simulated")
+    assert [(row["step"], row["split"]) for row in real] == [
+        (3, "train"), (6, "train"), (6, "validation"), (9, "train"), (12, "train"), (12, "validation")
+    ]  # fmt: skip
+    for one, other in zip(real, simulated, strict=True):
+        assert one.keys() == other.keys()
+        assert one["bytes_sent"] == other["bytes_sent"]
+        for name in one.keys() & {"loss", "train_loss", "perplexity", "grad_norm", "consensus_distance"}:
+            assert one[name] == pytest.approx(other[name], rel=1e-3), name
+    evaluated = {"loss", "perplexity", "train_loss", "unigram_entropy", "consensus_distance"}
+    assert real[-1].keys() == evaluated | {"step", "split", "epoch", "bytes_sent"}
+    assert real[-1]["consensus_distance"] > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns_what_letters_alone_do_not_tell(method: str, folder: Path, tmp_path: Path) -> None:
+    longer = ["training.steps=120", "evaluation.every=120", "logging.every=60", "model.width=32"]
+    rows = train(folder, tmp_path / "run", *METHODS[method], *longer, "workers=simulated")
+    assert rows[-1]["unigram_entropy"] == pytest.approx(math.log(32), abs=0.01)
+    assert rows[-1]["loss"] < 0.6 * rows[-1]["unigram_entropy"]
+    assert rows[-1]["train_loss"] < 0.6 * rows[-1]["unigram_entropy"]
+
+
+def test_a_resumed_run_ends_as_if_it_had_not_stopped(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    # Step 5 lies within a window of the accumulation, within an epoch of 11 steps, and between two train rows.
+    arguments = [*METHODS["accumadam"], "workers=simulated", "model.dropout=0.1", "training.steps=14"]
+    arguments += ["training.batch_size=64", "training.checkpoint_every=5", "training.checkpoints_kept=3"]
+    whole, expected = train(folder, run, *arguments), newest(run)
+    assert whole[-1]["epoch"] > 1
+    for step in (14, 10):
+        shutil.rmtree(run / "checkpoints" / f"step_{step:08d}")
+    (run / "summary.json").unlink()
+    assert train(folder, run, *arguments, "resume=true") == whole
+    for one, other in zip(newest(run)["workers"], expected["workers"], strict=True):
+        assert all(torch.equal(one["model"][name], tensor) for name, tensor in other["model"].items())
+        assert one["streams"][0]["drawn"] == other["streams"][0]["drawn"] == 14
+
+
+def test_global_windows_give_the_same_training_for_any_number_of_workers(folder: Path, tmp_path: Path) -> None:
+    def losses(workers: int, shard: str) -> list[float]:
+        arguments = [*METHODS["allreduce"], "workers=simulated", f"workers.count={workers}", f"data.shard={shard}"]
+        rows = train(folder, tmp_path / f"{shard}_{workers}", *arguments, "workers.per_host=1", "logging.every=1")
+        return [row["loss"] for row in rows]
+
+    assert losses(1, "global") == pytest.approx(losses(4, "global"), rel=1e-4)
+    assert losses(1, "independent") != pytest.approx(losses(4, "independent"), rel=1e-4)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_whether_the_average_persists_is_a_key_and_in_the_record(keep: bool, folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    rows = train(folder, run, *METHODS["dadam"], "workers=simulated", f"evaluation.keep_average={str(keep).lower()}")
+    assert OmegaConf.load(run / "config.yaml").evaluation.keep_average is keep
+    first, *others = (worker["model"] for worker in newest(run)["workers"])
+    equal = [torch.equal(first[name], other[name]) for other in others for name in first]
+    assert all(equal) == keep
+    assert rows[-1]["consensus_distance"] > 0  # before the average was taken
+
+
+def test_best_and_last_are_mean_models(tmp_path: Path) -> None:
+    run, data = tmp_path / "run", tmp_path / "data"
+    write_tokens(data, pattern(6000), -pattern(700) % 32)  # what is learned of the one is wrong of the other
+    longer = ["training.steps=60", "evaluation.every=10", "model.width=32"]
+    rows = train(data, run, *METHODS["dadam"], "workers=simulated", *longer)
+    evaluations = [row for row in rows if row["split"] == "validation"]
+    assert min(row["loss"] for row in evaluations) < evaluations[-1]["loss"]
+    states = [worker["model"] for worker in newest(run)["workers"]]
+    last, best = load(run / "checkpoints" / "last.pt"), load(run / "checkpoints" / "best.pt")
+    for name, tensor in last.items():
+        mean = torch.stack([state[name] for state in states]).double().mean(0)
+        assert torch.allclose(tensor.double(), mean, atol=1e-6)
+    config = compose_config("gpt2", [*RUN, f"data.folder={data}", *longer])
+    task = TASK(config)
+    for state, loss in ((best, min(row["loss"] for row in evaluations)), (last, evaluations[-1]["loss"])):
+        model = GPT2(config.model.shape).eval()
+        model.load_state_dict(state)
+        with torch.no_grad():
+            batches = [batch for split, batch in task.evaluation_data(0, 1, 8, torch.device("cpu")) if split == "val"]
+            values = [model(batch[:, :-1], batch[:, 1:]).item() for batch in batches]
+        assert sum(values) / len(values) == pytest.approx(loss, rel=1e-5)
+
+
+def test_reduced_precision_is_close_to_full(folder: Path, tmp_path: Path) -> None:
+    arguments = [*METHODS["accumadam"], "workers=simulated", "training.clip=1.0", "training.steps=30"]
+    losses = {}
+    for precision in ("fp32", "bf16", "fp16"):
+        rows = train(folder, tmp_path / precision, *arguments, f"training.precision={precision}")
+        losses[precision] = [row["loss"] for row in rows if row["split"] == "train"]
+    assert losses["fp32"][-1] < 0.9 * losses["fp32"][0]
+    for precision in ("bf16", "fp16"):
+        assert losses[precision] == pytest.approx(losses["fp32"], rel=0.01)
+        assert losses[precision] != losses["fp32"]
+
+
+def test_a_run_on_data_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*RUN, f"data.folder={tmp_path}/none", f"run_dir={tmp_path}/run", "workers=simulated"]
+    assert launch("gpt2", arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: data.folder={tmp_path}/none: ")
+    assert "make the data with: python -m gpt2.prepare" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()

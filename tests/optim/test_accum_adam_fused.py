@@ -1,0 +1,86 @@
+"""The compiled kernel against the definition, on all layouts of parameters."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.optim import AccumAdam, AccumAdamW
+from common.optim.compiled import fused_kernel
+from tests.optim.accum_reference import accum_adam_reference
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("cls", [AccumAdam, AccumAdamW])
+def test_equals_the_definition(cls, weight_decay: float) -> None:
+    rng = np.random.default_rng(0)
+    start, grads = rng.standard_normal(7), [rng.standard_normal(7) for _ in range(7)]
+    options = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": weight_decay}
+    expected = accum_adam_reference(start, grads, **options, s=3, decoupled=cls.decoupled_weight_decay)
+    param = nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = cls([param], **options, accumulation_steps=3, fused=True)
+    for grad, want in zip(grads, expected, strict=True):
+        param.grad = torch.from_numpy(grad)
+        optimizer.step()
+        np.testing.assert_allclose(param.detach().numpy(), want, rtol=1e-12)
+
+
+def test_equals_the_foreach_version_on_a_model_with_every_layout() -> None:
+    """float32, bfloat16; scalars, empty tensors, channels_last weights with gradients of another layout, views."""
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
+
+    starts = [randn(4, 3, 3, 3).to(memory_format=torch.channels_last), randn(5, 4).t(), randn(), randn(0, 3)]
+    starts += [randn(17), randn(33).bfloat16()]
+    models = [[nn.Parameter(start.clone()) for start in starts] for _ in range(2)]
+    optimizers = [
+        AccumAdamW(model, lr=0.01, weight_decay=0.1, accumulation_steps=2, fused=fused)
+        for model, fused in zip(models, (False, True), strict=True)
+    ]
+    for step in range(5):
+        for index, start in enumerate(starts):
+            grad = randn(*start.shape).to(start.dtype)
+            for model in models:
+                model[index].grad = None if step == 2 and index == 4 else grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for plain, fused in zip(*models, strict=True):
+        assert fused.stride() == plain.stride()
+        tolerance = 1e-2 if plain.dtype == torch.bfloat16 else 1e-6
+        torch.testing.assert_close(fused, plain, rtol=tolerance, atol=tolerance)
+
+
+def test_one_kernel_for_all_shapes() -> None:
+    """Compile time must not grow with the number of tensors, nor with the steps and the learning rate."""
+    torch._dynamo.reset()
+    fused_kernel.cache_clear()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    params = [nn.Parameter(torch.ones(size)) for size in (3, 8, 64, 100, 1000)]
+    optimizer = AccumAdam(params, accumulation_steps=4, fused=True)
+    for step in range(3):
+        optimizer.param_groups[0]["lr"] = 0.1 / (step + 1)
+        for param in params:
+            param.grad = torch.ones_like(param)
+        optimizer.step()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_the_write_is_seen_by_the_version_counter() -> None:
+    """The engine finds writes to parameters in flight by it, autograd those to what backward needs."""
+    param = nn.Parameter(torch.ones(4))
+    optimizer = AccumAdam([param], fused=True)
+    loss = (param * param).sum()
+    before = param._version
+    param.grad = torch.ones(4)
+    optimizer.step()
+    assert param._version > before
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_fused_and_foreach_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="fused=True: expected False with foreach=True"):
+        AccumAdam([nn.Parameter(torch.ones(2))], foreach=True, fused=True)

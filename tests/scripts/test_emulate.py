@@ -1,0 +1,125 @@
+"""Emulated hosts: bytes and rates are real, and nothing is left behind."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from common.report.registry import ROOT
+from scripts import emulate
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0
+    or shutil.which("tc") is None
+    or subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode != 0,
+    reason="network namespaces need root and iproute2",
+)
+
+# Rank 0 sends 2 MB to rank 1, once; prints the seconds that it took.
+SEND = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(500_000)
+dist.barrier()
+start = time.perf_counter()
+dist.send(x, 1) if dist.get_rank() == 0 else dist.recv(x, 0)
+dist.barrier()
+if dist.get_rank() == 0:
+    print("seconds", time.perf_counter() - start, flush=True)
+"""
+
+
+def run(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scripts.emulate", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def nothing_left():
+    before = emulate.existing()
+    yield
+    assert emulate.existing() == before
+
+
+@needs_namespaces
+@pytest.mark.parametrize("slow", [None, "2@20"])
+def test_bytes_and_rate_are_real(tmp_path: Path, nothing_left, slow: str | None) -> None:
+    program = tmp_path / "send.py"
+    program.write_text(SEND)
+    done = run("hosts=2", "mbit_per_s=80", f"run={program}", *([f"slow={slow}"] if slow else []))
+    assert done.returncode == 0, done.stderr
+    sent = [line for line in done.stderr.splitlines() if line.startswith("host ")]
+    megabytes = float(sent[0].split("sent ")[1].split()[0])
+    assert 2.0 < megabytes < 2.0 * 1.06  # headers, handshakes
+    seconds = float(done.stdout.split("seconds ")[1])
+    rate = 20e6 if slow else 80e6
+    assert seconds > (2e6 - 2 * emulate.SMALLEST_BURST) * 8 / rate  # no faster than the slower end's token bucket
+
+
+@needs_namespaces
+def test_a_failing_program_fails_and_everything_is_removed(tmp_path: Path, nothing_left) -> None:
+    program = tmp_path / "fail.py"
+    program.write_text("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(300)\n")
+    done = run("hosts=2", f"run={program}", timeout=100)
+    assert done.returncode != 0
+
+
+@needs_namespaces
+def test_a_signal_ends_the_program_and_removes_everything(tmp_path: Path, nothing_left) -> None:
+    program = tmp_path / "wait.py"
+    program.write_text(f"import time\nopen('{tmp_path}/started', 'w')\ntime.sleep(300)\n")
+    command = [sys.executable, "-m", "scripts.emulate", "hosts=2", f"run={program}"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 100
+    while not (tmp_path / "started").exists():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(90) != 0
+    left = subprocess.run(["pgrep", "-f", str(program)], capture_output=True, text=True, check=False)
+    assert left.stdout == ""
+
+
+@needs_namespaces
+def test_down_removes_only_what_is_ours() -> None:
+    for name in ("gossip-test-1", "somebody-elses"):
+        subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        assert run("--down").returncode == 0
+        assert "gossip-test-1" not in emulate.existing()
+        assert "somebody-elses" in emulate.existing()
+    finally:
+        subprocess.run(["ip", "netns", "del", "somebody-elses"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run=x.py", "slow=5@10"], "slow=5@10: there is no host 5, expected 1 to 4"),
+        ([], "run=...: missing"),
+        (["hosts=100", "run=x.py"], "hosts=100"),
+        (["slow=fast", "run=x.py"], "slow='fast'"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    assert emulate.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_without_root_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert emulate.main(["run=x.py"]) == 2
+    assert "run it as root" in capsys.readouterr().err
