@@ -52,6 +52,7 @@ class AccumAdam(Optimizer):
     """
 
     decoupled_weight_decay = False
+    carrier: Callable[[], None] | None = None  # carries out the update in place of `step`; see `piecewise.py`
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class AccumAdam(Optimizer):
                 self._state_of(param)
 
     def hyperparameters(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments of ``accum_adam_update`` for one of ``param_groups`` as it is now."""
+        """Return the hyperparameters of ``accum_adam_update`` for one of ``param_groups`` as it is now."""
         return {
             "lr": group["lr"],
             "betas": group["betas"],
@@ -103,8 +104,6 @@ class AccumAdam(Optimizer):
             "weight_decay": group["weight_decay"],
             "decoupled": self.decoupled_weight_decay,
             "accumulation_steps": group["accumulation_steps"],
-            "foreach": group["foreach"] is not False,
-            "fused": group["fused"],
         }
 
     @torch.no_grad()
@@ -114,22 +113,29 @@ class AccumAdam(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        if self.carrier is not None:
+            self.carrier()
+            return loss
         for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            grads = [dense_grad(type(self).__name__, param) for param in params]
-            states = [self._state_of(param) for param in params]
-            for state in states:
-                state["step"] += 1
-            accum_adam_update(
-                params,
-                grads,
-                [state["exp_avg"] for state in states],
-                [state["exp_avg_sq"] for state in states],
-                [state["accumulator"] for state in states],
-                [int(state["step"]) for state in states],
-                **self.hyperparameters(group),
-            )
+            lists, steps = self.begin_update(group)
+            kernels = {"foreach": group["foreach"] is not False, "fused": group["fused"]}
+            accum_adam_update(*lists, steps, **self.hyperparameters(group), **kernels)
         return loss
+
+    def begin_update(self, group: dict[str, Any]) -> tuple[list[list[Tensor]], list[int]]:
+        """Count an update of every parameter of the group that has a gradient.
+
+        Returns the lists of parameters, gradients, moments and accumulators that ``accum_adam_update`` takes, and
+        the counts.
+        """
+        params = [param for param in group["params"] if param.grad is not None]
+        grads = [dense_grad(type(self).__name__, param) for param in params]
+        states = [self._state_of(param) for param in params]
+        for state in states:
+            state["step"] += 1
+        return [params, grads, *([s[name] for s in states] for name in STATE_KEYS[1:])], [
+            int(s["step"]) for s in states
+        ]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle or a state dict; refuse the state of another optimizer."""

@@ -1,8 +1,9 @@
 """The update of accumulated Adam in one pass over memory, fused by torch.compile (CPU and GPU).
 
 In reads and writes of the model's size: 5 reads (x, g, m, v, a) and 2 writes (x, a); at the end of a window 2
-more (m, v). One kernel is compiled for each dtype, device and kind of step, whatever the shapes: it sees every
-tensor as a vector, so the time to compile does not grow with the model.
+more (m, v); 1 more where what arrived from peers is merged in the same pass. One kernel is compiled for each dtype,
+device and kind of step, whatever the shapes: it sees every tensor as a vector, so the time to compile does not grow
+with the model.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ from common.optim.functional import update_one
 
 
 @cache
-def fused_kernel(end_of_window: bool, decay: str) -> Callable[..., None]:
-    """The compiled update of vectors [N]: kernel(x, g, m, v, a, scalars), in place on all but g.
+def fused_kernel(end_of_window: bool, decay: str, merges: bool = False) -> Callable[..., None]:
+    """The compiled update of vectors [N]: kernel(x, g, m, v, a, scalars, *merged), in place on x, m, v, a.
 
-    decay: "none", "coupled" or "decoupled"; scalars: see ``scalars_of``.
+    decay:   "none", "coupled" or "decoupled"; scalars: see ``scalars_of``
+    merges:  first x <- weights[0] x + weights[1] r, with merged = (r, weights)
     """
 
-    def update(x: Tensor, g: Tensor, m: Tensor, v: Tensor, a: Tensor, scalars: Tensor) -> None:
+    def update(x: Tensor, g: Tensor, m: Tensor, v: Tensor, a: Tensor, scalars: Tensor, *merged: Tensor) -> None:
         step_size, eps, one_minus_b1, one_minus_b2, b1, b2, inverse_s, decay_factor = scalars.unbind()
         new_x = x
-        if decay == "decoupled":
-            new_x = x * decay_factor
-        elif decay == "coupled":
-            g = g + decay_factor * x
+        if merges:
+            received, weights = merged
+            new_x = weights[0] * x + weights[1] * received
+        if decay == "coupled":
+            g = g + decay_factor * new_x
+        elif decay == "decoupled":
+            new_x = new_x * decay_factor
         new_a = a + g * inverse_s
         numerator = m + one_minus_b1 * g
         denominator = (v + one_minus_b2 * g * g).sqrt() + eps
@@ -43,7 +48,7 @@ def fused_kernel(end_of_window: bool, decay: str) -> Callable[..., None]:
             a.copy_(new_a)
 
     # A code object of its own: dynamo bounds the variants (here dtypes and devices) of each.
-    update.__code__ = update.__code__.replace(co_name=f"update_{decay}_{end_of_window}")
+    update.__code__ = update.__code__.replace(co_name=f"update_{decay}_{end_of_window}_{merges}")
     return torch.compile(update, dynamic=True, fullgraph=True)
 
 
@@ -71,23 +76,54 @@ def scalars_of(
     return torch.tensor(values, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
 
 
+class FusedUpdate:
+    """One update with these hyperparameters (keywords as of ``update_one``), a kernel call for each vector."""
+
+    def __init__(self, **hyper: float) -> None:
+        self._hyper = hyper
+        self._decay = "none" if hyper["weight_decay"] == 0 else "decoupled" if hyper["decoupled"] else "coupled"
+        self._scalars: dict[tuple, Tensor] = {}
+
+    def __call__(self, vectors: Sequence[Tensor], k: int, merged: tuple[Tensor, float, float] | None = None) -> None:
+        """Update x, m, v, a of ``vectors`` (x, g, m, v, a) [N] in place, for the k-th time.
+
+        merged: (r [N], own, weight): first x <- own x + weight r. RuntimeError where no kernel can be compiled.
+        """
+        x = vectors[0]
+        if x.numel() < 2:  # the compiler would make kernels of their own for these sizes
+            if merged is not None:
+                merge_(x, *merged)
+            update_one(*vectors, k, **self._hyper)
+            return
+        key = (k, x.dtype, x.device)
+        if key not in self._scalars:
+            self._scalars[key] = scalars_of(k, x, **self._hyper)
+        arguments = () if merged is None else (merged[0], self._weights(x, *merged[1:]))
+        end_of_window = k % self._hyper["s"] == 0
+        fused_kernel(end_of_window, self._decay, merged is not None)(*vectors, self._scalars[key], *arguments)
+
+    def _weights(self, like: Tensor, own: float, weight: float) -> Tensor:
+        key = (own, weight, like.dtype, like.device)
+        if key not in self._scalars:
+            dtype = torch.promote_types(like.dtype, torch.float32)
+            self._scalars[key] = torch.tensor([own, weight], dtype=dtype, device=like.device)
+        return self._scalars[key]
+
+
+def merge_(x: Tensor, received: Tensor, own: float, weight: float) -> None:
+    """x <- own x + weight received, in place."""
+    x.copy_(own * x + weight * received)
+
+
 def update_compiled(lists: Sequence[Sequence[Tensor]], steps: Sequence[int], **hyper: float) -> None:
     """One update of (params, grads, exp_avgs, exp_avg_sqs, accumulators), a kernel call for each parameter.
 
     steps: k of each parameter. RuntimeError where no kernel can be compiled.
     """
-    kind = "none" if hyper["weight_decay"] == 0 else "decoupled" if hyper["decoupled"] else "coupled"
-    scalars: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+    update = FusedUpdate(**hyper)
     for *tensors, k in zip(*lists, steps, strict=True):
-        x = tensors[0]
-        if x.numel() < 2:  # the compiler would make kernels of their own for these sizes
-            update_one(*tensors, k, **hyper)
-            continue
-        key = (k, x.dtype, x.device)
-        if key not in scalars:
-            scalars[key] = scalars_of(k, x, **hyper)
-        fused_kernel(k % hyper["s"] == 0, kind)(*as_vectors(tensors), scalars[key])
-        increment_version(x)  # as any write in place does: autograd and the engine look at it
+        update(as_vectors(tensors), k)
+        increment_version(tensors[0])  # as any write in place does: autograd and the engine look at it
 
 
 def as_vectors(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -95,5 +131,12 @@ def as_vectors(tensors: Sequence[Tensor]) -> list[Tensor]:
     x, g, *state = tensors
     if g.stride() != x.stride():
         g = torch.empty_like(x).copy_(g)
-    # Not views: the compiler would make a kernel for each number of dimensions of what they are views of.
-    return [t.new_empty(0).set_(t.untyped_storage(), t.storage_offset(), (t.numel(),)) for t in (x, g, *state)]
+    return [span(t, 0, t.numel()) for t in (x, g, *state)]
+
+
+def span(dense: Tensor, start: int, stop: int) -> Tensor:
+    """Elements start..stop of the memory of a dense tensor, as a vector.
+
+    Not a view: the compiler would make a kernel for each number of dimensions of what it is a view of.
+    """
+    return dense.new_empty(0).set_(dense.untyped_storage(), dense.storage_offset() + start, (stop - start,))

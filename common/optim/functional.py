@@ -55,15 +55,14 @@ def accum_adam_update(
             "accum_adam_update: expected lists of equal length, got "
             f"{[len(entries) for entries in lists]} tensors and {len(steps)} steps"
         )
-    hyper = {
-        "lr": lr,
-        "beta1": betas[0],
-        "beta2": betas[1],
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "decoupled": decoupled,
-        "s": accumulation_steps,
-    }
+    hyper = recurrence_arguments(
+        lr=lr,
+        betas=betas,
+        eps=eps,
+        weight_decay=weight_decay,
+        decoupled=decoupled,
+        accumulation_steps=accumulation_steps,
+    )
     if fused:
         from common.optim.compiled import update_compiled  # brings the compiler, which takes seconds to import
 
@@ -74,6 +73,27 @@ def accum_adam_update(
     else:
         for *tensors, k in zip(*lists, steps, strict=True):
             update_one(*tensors, k, **hyper)
+
+
+def recurrence_arguments(
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    accumulation_steps: int,
+) -> dict[str, float]:
+    """The same hyperparameters under the names of the recurrence, as ``update_one`` takes them."""
+    return {
+        "lr": lr,
+        "beta1": betas[0],
+        "beta2": betas[1],
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "decoupled": decoupled,
+        "s": accumulation_steps,
+    }
 
 
 def update_one(

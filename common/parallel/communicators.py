@@ -1,14 +1,12 @@
 """The process groups that gossip needs: few, made once, in the same order on every rank."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from common.parallel.collectives import is_distributed
 from common.parallel.consistency import check_equal_on_all_ranks
-from common.topology import Round, Topology
-from common.topology.cost import Transport
 
 
 class Communicators:
@@ -39,7 +37,7 @@ class Communicators:
         self.worker, self.place = divmod(self.rank, ranks_per_worker)
         self.backend = dist.get_backend() if self.distributed else "none"
         self._timeout = timeout
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
         self.inner = self.rail = None
         if self.distributed:
             workers, places = range(self.workers), range(ranks_per_worker)
@@ -55,29 +53,22 @@ class Communicators:
         """The rank of that worker which has this rank's place."""
         return worker * self.ranks_per_worker + self.place
 
-    def open_subgroups(self, topology: Topology, transport: Callable[[Round], Transport]) -> None:
-        """Make a process group for every group of workers whose rounds travel by all-reduce. Collective.
+    def open_groups(self, purpose: str, wanted: Iterable[tuple[int, ...]]) -> None:
+        """Make a process group for each of these groups of workers, unless it is there. Collective.
 
-        Random schedules get none: their groups are not known beforehand, they use send/recv.
+        Groups of different purposes never share one: their collectives come in different orders.
         """
-        if not self.distributed or topology.period is None:
+        if not self.distributed:
             return
-        wanted = {
-            members
-            for t in range(topology.period)
-            if transport(topology.round(t)) is Transport.SUBGROUP
-            for members in topology.round(t).groups
-            if len(members) > 1
-        }
         for members in sorted(wanted):
             for place in range(self.ranks_per_worker):
-                ranks = self._ranks(members, place)
-                if ranks not in self._groups:
-                    self._groups[ranks] = dist.new_group(ranks, timeout=self._timeout)
+                key = (purpose, self._ranks(members, place))
+                if key not in self._groups:
+                    self._groups[key] = dist.new_group(key[1], timeout=self._timeout)
 
-    def subgroup(self, members: tuple[int, ...]) -> dist.ProcessGroup | None:
+    def group(self, purpose: str, members: tuple[int, ...]) -> dist.ProcessGroup | None:
         """The process group of these workers at this rank's place; None if it was not opened."""
-        return self._groups.get(self._ranks(members, self.place))
+        return self._groups.get((purpose, self._ranks(members, self.place)))
 
     def _ranks(self, workers: range | tuple[int, ...], place: int) -> tuple[int, ...]:
         return tuple(worker * self.ranks_per_worker + place for worker in workers)

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from common.parallel.arguments import check_order, check_sizes, check_transport, resolve_topology
 from common.parallel.averaging import average_buffers_, consensus_distance
+from common.parallel.bucketwise import BucketwiseStep, updates_in_pieces
 from common.parallel.collectives import broadcast_from_first, mean_over_ranks_
 from common.parallel.communicators import Communicators
 from common.parallel.consistency import check_equal_on_all_ranks
@@ -42,10 +43,13 @@ class DecentralizedDataParallel(DataParallel):
     order:            "awc" or "atc", see above
     ranks_per_worker: ranks that share one replica: gradients are averaged among them (DDP), gossip runs between
                       workers (arXiv 2110.13363 treats a server of 8 GPUs as one node)
-    ranks_per_host:   for topologies that know hosts (aer), in workers; only used with a name
+    ranks_per_host:   workers on each host, for topologies that know hosts (aer) and for how rounds travel; only used
+                      with a name, a Topology says it by itself
     bucket_mb:        MiB per message; 1-2 suit slow links
     transport:        "auto", "send_recv" or "subgroup" (where a round averages in groups)
-    message_dtype:    dtype of messages between peers; None: the parameters' own. Not of all-reduces in a group
+    message_dtype:    dtype of messages between peers; None: the parameters' own. Not of averages in groups and hosts
+    phases:           "aligned", or "staggered": half of the buckets run the rounds in another order, so that with AER
+                      every host sends half of its bytes in each step instead of all in every second one
     timeout_s:        seconds to wait for a peer before an error names it
 
     All ranks must construct it, with the same arguments and a module of the same structure; a difference raises
@@ -63,6 +67,7 @@ class DecentralizedDataParallel(DataParallel):
         bucket_mb: float = 2.0,
         transport: str = "auto",
         message_dtype: torch.dtype | None = None,
+        phases: str = "aligned",
         find_unused_parameters: bool = False,
         timeout_s: float = 300.0,
     ) -> None:
@@ -81,6 +86,7 @@ class DecentralizedDataParallel(DataParallel):
             "bucket_mb": bucket_mb,
             "transport": transport,
             "message_dtype": str(message_dtype),
+            "phases": phases,
             "find_unused_parameters": find_unused_parameters,
         }
         check_equal_on_all_ranks(facts, communicators.world, self.bare_module)
@@ -93,10 +99,12 @@ class DecentralizedDataParallel(DataParallel):
             bucket_mb=bucket_mb,
             transport=transport,
             message_dtype=message_dtype,
+            phases=phases,
             timeout=timeout,
         )
         self.counters = self.mixer.counters
         self._momentum: list[MomentumVectors] = []
+        self._bucketwise: BucketwiseStep | None = None
         # Kept out of the module tree: its parameters are the module's own.
         self.__dict__["_inner"] = None
         if communicators.inner is not None:
@@ -105,19 +113,32 @@ class DecentralizedDataParallel(DataParallel):
             )
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
-        """Hook into `optimizer.step()`. DmSGD with momentum mixing has its momentum placed in flat vectors too."""
+        """Hook into `optimizer.step()`.
+
+        DmSGD with momentum mixing has its momentum placed in flat vectors too. Alone and with order "awc", a fused
+        AccumAdam(W) steps bucket by bucket: merging costs it no pass over memory, and messages leave earlier.
+        """
         mixes = mixes_momentum(optimizer, self.order, self.world_size)
         super().attach(optimizer)
         if mixes:
             self._momentum.append(MomentumVectors(optimizer, self._vectors))
+        self._give_back_step()
+        alone = len(self._optimizers) == 1 and self.world_size > 1
+        if alone and self.order == "awc" and updates_in_pieces(optimizer):
+            self._bucketwise = BucketwiseStep(optimizer, self.mixer)
         return optimizer
+
+    def _give_back_step(self) -> None:
+        if self._bucketwise is not None:
+            self._bucketwise.close()
+            self._bucketwise = None
 
     def _before_forward(self) -> None:
         if self.order == "awc":
             self.mixer.launch()  # the first round, and the one after an average: later ones follow each step
 
     def _before_update(self) -> None:
-        if self.order == "awc":
+        if self.order == "awc" and self._bucketwise is None:  # which merges in the step
             self.mixer.merge()
 
     def _after_update(self) -> None:
@@ -150,6 +171,8 @@ class DecentralizedDataParallel(DataParallel):
     def close(self) -> None:
         """Drain and detach from the optimizers; the bare module and they stay usable. Collective."""
         super().close()
+        self._give_back_step()
+        self.mixer.close()
         for momentum in self._momentum:
             momentum.close()
         self._momentum.clear()

@@ -6,38 +6,21 @@ needs no message, a resumed run launches the same round again.
 """
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import torch
 from torch import Tensor
 
+from common.parallel.buckets import Bucket, plan_buckets
 from common.parallel.communicators import Communicators
 from common.parallel.counters import CommunicationCounters
-from common.parallel.flat import FlatVector, cut
+from common.parallel.flat import FlatVector
+from common.parallel.network import Network
 from common.parallel.regions import region
-from common.parallel.transport import Exchange, SendRecv, Subgroup, post
-from common.topology import Round, Topology
-from common.topology.cost import Transport, bytes_sent, messages_sent, transport_of
-
-
-@dataclass
-class Bucket:
-    """A slice of one flat vector with a schedule and a clock of its own.
-
-    clock counts the rounds that this bucket merged; round `clock` of `topology` comes next.
-    """
-
-    vector: int
-    span: slice
-    topology: Topology
-    clock: int = 0
-
-    @property
-    def round(self) -> Round:
-        """The round that comes next."""
-        return self.topology.round(self.clock)
+from common.parallel.routes import Routes
+from common.parallel.transport import Exchange, Incoming
+from common.topology import Topology, bytes_sent, in_phases, messages_sent
 
 
 class Mixer:
@@ -47,7 +30,8 @@ class Mixer:
     topology:      schedule over workers
     bucket_mb:     size of a bucket in MiB
     transport:     "auto", or force "send_recv" or "subgroup" wherever the round allows it
-    message_dtype: dtype of messages between peers, None for the parameters' own; all-reduces keep their precision
+    message_dtype: dtype of messages between peers, None for the parameters' own; averages in groups keep theirs
+    phases:        "aligned" or "staggered", see `plan_buckets`
     timeout:       how long to wait for a peer
     """
 
@@ -60,22 +44,18 @@ class Mixer:
         bucket_mb: float,
         transport: str,
         message_dtype: torch.dtype | None,
+        phases: str,
         timeout: timedelta,
     ) -> None:
         self.vectors = list(vectors)
-        self.buckets = [
-            Bucket(index, span, topology)
-            for index, vector in enumerate(vectors)
-            for span in cut(vector.numel, vector.data.element_size(), bucket_mb * 2**20)
-        ]
+        self.buckets = plan_buckets([vector.data for vector in vectors], topology, bucket_mb, phases)
         self.counters = CommunicationCounters()
         self._communicators = communicators
-        self._transport = transport
-        self._message_dtype = message_dtype
+        self._routes = Routes(in_phases(topology, phases), communicators, transport, message_dtype)
+        self._network = Network(communicators.backend, timeout)
         self._timeout = timeout
         self._in_flight: list[Exchange | None] | None = None
         self._launched_at = 0.0
-        communicators.open_subgroups(topology, self._kind)
 
     @property
     def clock(self) -> int:
@@ -101,14 +81,9 @@ class Mixer:
         with region("gossip::launch"):
             for vector in self.vectors:
                 vector.check(f"gossip launch of step {self.clock}")
-            self._in_flight = [
-                self._exchange(bucket, self.vectors[bucket.vector].data[bucket.span]) for bucket in self.buckets
-            ]
+            self._in_flight = [self._exchange(bucket) for bucket in self.buckets]
             self._post(self._in_flight)
-            if any(exchange is not None for exchange in self._in_flight):  # not in idle rounds, nor for n = 1
-                for vector in self.vectors:
-                    vector.protect()
-            self._launched_at = time.perf_counter()
+            self._protect()
 
     def merge(self) -> None:
         """Finish the round in flight (launching it first if need be): x_i <- sum_j W_ij x_j, in place.
@@ -127,10 +102,43 @@ class Mixer:
         for bucket in self.buckets:
             bucket.clock += 1
 
+    def advance(self, update: Callable[[Bucket, Incoming | None], None]) -> None:
+        """Merge the round in flight, update and launch the next round, bucket by bucket: the first one travels while
+        the last one is updated. As `merge`, an update and `launch` otherwise.
+
+        update(bucket, incoming): changes the bucket's part of the flat vector. If `incoming` is given, it has to merge
+        that first; if not, merging is done.
+        """
+        self.launch()
+        with region("gossip::advance"):
+            for vector in self.vectors:
+                vector.check(f"gossip merge of step {self.clock}")
+            arrived, launched = self._in_flight or [], []
+            self._forget()
+            for index, bucket in enumerate(self.buckets):
+                exchange, arrived[index] = arrived[index], None
+                incoming = None
+                if exchange is not None:
+                    self._wait(index, exchange)
+                    incoming = exchange.incoming()
+                    if incoming is None:
+                        exchange.merge()
+                    self._count(bucket, exchange)
+                update(bucket, incoming)
+                del incoming, exchange  # their memory serves the next launch
+                bucket.clock += 1
+                launched.append(self._exchange(bucket))
+                self._post(launched[-1:])
+            self.counters.rounds += 1
+            self._in_flight = launched
+            self._protect()
+
     def mix_now(self, vectors: Sequence[Tensor]) -> None:
         """Mix further vectors of the same layout with the matrices of the coming round, blocking; no clock ticks."""
         begin = time.perf_counter()
-        exchanges = [self._exchange(bucket, vectors[bucket.vector][bucket.span]) for bucket in self.buckets]
+        exchanges = [
+            self._routes.exchange(bucket.round, vectors[bucket.vector][bucket.span]) for bucket in self.buckets
+        ]
         self._post(exchanges)
         self._finish(exchanges)
         self.counters.launch_to_merge_s += time.perf_counter() - begin
@@ -146,6 +154,16 @@ class Mixer:
         self.wait()
         self._forget()
 
+    def close(self) -> None:
+        """End what carries exchanges on. Nothing may be in flight."""
+        self._network.close()
+
+    def _protect(self) -> None:
+        if any(exchange is not None for exchange in self._in_flight or ()):  # not in idle rounds, nor for n = 1
+            for vector in self.vectors:
+                vector.protect()
+        self._launched_at = time.perf_counter()
+
     def _finish(self, exchanges: Sequence[Exchange | None]) -> None:
         for index, exchange in enumerate(exchanges):
             if exchange is not None:
@@ -160,40 +178,19 @@ class Mixer:
         for vector in self.vectors:
             vector.release()
 
-    def _exchange(self, bucket: Bucket, chunk: Tensor) -> Exchange | None:
-        round_, communicators = bucket.round, self._communicators
-        worker = communicators.worker
-        kind = self._kind(round_)
-        if kind is Transport.IDLE:
-            return None
-        if kind is Transport.SUBGROUP:
-            members = next(group for group in round_.groups or () if worker in group)
-            group = communicators.subgroup(members)
-            if len(members) == 1:
-                return None
-            if group is not None:
-                return Subgroup(chunk, members, worker, group)
-        return SendRecv(chunk, round_, worker, communicators.to_rank, communicators.rail, self._message_dtype)
-
-    def _kind(self, round_: Round) -> Transport:
-        kind = transport_of(round_)
-        if kind is Transport.IDLE or self._transport == "auto":
-            return kind
-        if self._transport == "subgroup" and round_.groups is not None:
-            return Transport.SUBGROUP
-        return Transport.SEND_RECV
+    def _exchange(self, bucket: Bucket) -> Exchange | None:
+        return self._routes.exchange(bucket.round, self.vectors[bucket.vector].data[bucket.span])
 
     def _post(self, exchanges: Sequence[Exchange | None]) -> None:
-        post([exchange for exchange in exchanges if exchange is not None], self._communicators.backend)
+        self._network.post([exchange for exchange in exchanges if exchange is not None])
 
-    def _count(self, bucket: Bucket, exchange: Exchange | None) -> None:
+    def _count(self, bucket: Bucket, exchange: Exchange) -> None:
         # When a message is done, not when it is launched: so a resumed run, which launches the round in flight
         # again, counts as an uninterrupted one does.
-        if exchange is not None:
-            kind = Transport.SUBGROUP if isinstance(exchange, Subgroup) else Transport.SEND_RECV
-            worker = self._communicators.worker
-            self.counters.bytes_sent += bytes_sent(bucket.round, worker, exchange.message_bytes, kind)
-            self.counters.messages += messages_sent(bucket.round, worker, kind)
+        how = (bucket.round, self._communicators.worker)
+        kind, size = exchange.kind, self._routes.ranks_per_host
+        self.counters.bytes_sent += bytes_sent(*how, exchange.message_bytes, kind, size)
+        self.counters.messages += messages_sent(*how, kind, size)
 
     def _wait(self, index: int, exchange: Exchange) -> None:
         begin = time.perf_counter()

@@ -1,35 +1,53 @@
 """How one bucket of a round travels: send/recv between peers, or an all-reduce inside a group.
 
-An exchange is one bucket of one round: `post` hands it to the network, `wait` blocks until it arrived, `merge`
-combines what arrived with the bucket in one pass, x_i <- sum_j W_ij x_j. Sends read the bucket in place.
+An exchange is one bucket of one round: `network.py` posts it, `wait` blocks until it arrived, `merge` combines what
+arrived with the bucket in one pass, x_i <- sum_j W_ij x_j. Sends read the bucket in place.
 
 Two facts shape the order of calls. gloo's send waits for the peer's "ready" message, which queues behind that
 peer's own payload on the same connection: so every receive of a step is posted before any send. NCCL wants the
 receives and sends that depend on each other in one batch, in the same order on every rank.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from common.parallel.collectives import sum_dtype
-from common.topology import Round
+from common.topology import Round, Transport
+
+
+class Incoming(NamedTuple):
+    """What arrived for a chunk x, where merging it is x <- own x + weight * tensor; tensor [numel of the chunk]."""
+
+    tensor: Tensor
+    own: float
+    weight: float
 
 
 class Exchange(ABC):
     """One bucket of one round, from the point of view of one rank.
 
-    chunk:  this rank's part of the flat vector, 1-D; read until `wait` returns, written by `merge`
-    peers:  the workers it exchanges messages with
+    chunk:   this rank's part of the flat vector, 1-D; read until `wait` returns, written by `merge`
+    peers:   the workers it exchanges messages with
+    kind:    how it travels
+    stages:  what follows once the first messages arrived: `network.py` runs them one after another, while the model
+             computes. Each gets the time it may wait
     """
+
+    kind: Transport
+    stages: Sequence[Callable[[timedelta], None]] = ()
 
     def __init__(self, chunk: Tensor, peers: Sequence[int]) -> None:
         self.chunk = chunk
         self.peers = tuple(peers)
+        self.staged = threading.Event()  # set when the last stage is over
+        self.stream: torch.cuda.Stream | None = None  # on which the stages were put
         self._works: list[dist.Work] = []
         self._failure: RuntimeError | None = None
 
@@ -40,6 +58,10 @@ class Exchange(ABC):
     @abstractmethod
     def start(self) -> list[dist.P2POp]:
         """Sends to be posted after the receives; collectives are launched here."""
+
+    def incoming(self) -> Incoming | None:
+        """What arrived, for those who merge it in a pass of their own; None where it takes more than one tensor."""
+        return None
 
     @abstractmethod
     def merge(self) -> None:
@@ -52,23 +74,41 @@ class Exchange(ABC):
 
     def post(self, ops: Sequence[dist.P2POp]) -> None:
         """Hand messages to the network. A failure (the peer is gone) is kept for `wait`, which reports all of them."""
+        self.attach_works(self._hand_over(ops))
+
+    def _hand_over(self, ops: Sequence[dist.P2POp]) -> list[dist.Work]:
         try:
-            self.attach_works(dist.batch_isend_irecv(list(ops)))
+            return dist.batch_isend_irecv(list(ops)) if ops else []
         except RuntimeError as error:
-            self._failure = error
+            self._failure = self._failure or error
+            return []
+
+    def run_stage(self, index: int, timeout: timedelta) -> None:
+        """Run one of `stages`; none after a failure, which is kept for `wait`."""
+        if self._failure is None:
+            try:
+                self.stages[index](timeout)
+            except RuntimeError as error:
+                self._failure = error
 
     def wait(self, timeout: timedelta) -> None:
         """Block until every message of this bucket arrived and its sends are done.
 
         On CUDA only the stream waits and the host runs ahead: there the process group's own timeout ends the run.
         """
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+        elif self.stages:
+            self.staged.wait()  # each stage gives up by itself
         if self._failure is not None:
             raise self._failure
         while self._works:
-            work = self._works[-1]
-            # With a timeout NCCL would block the host until the messages arrived.
-            work.wait() if self.chunk.is_cuda else work.wait(timeout)
+            self._wait_for(self._works[-1], timeout)
             self._works.pop()
+
+    def _wait_for(self, work: dist.Work, timeout: timedelta) -> None:
+        # With a timeout NCCL would block the host until the messages arrived.
+        work.wait() if self.chunk.is_cuda else work.wait(timeout)
 
     def attach_works(self, works: Sequence[dist.Work]) -> None:
         """Remember what `wait` has to wait for."""
@@ -81,6 +121,8 @@ class SendRecv(Exchange):
     message_dtype: dtype on the wire. If it differs from the chunk's, what is added is w_ij (q(x_j) - q(x_i)) with
     the rounded values q, so that mixing with a doubly stochastic matrix still conserves the mean.
     """
+
+    kind = Transport.SEND_RECV
 
     def __init__(
         self,
@@ -115,6 +157,13 @@ class SendRecv(Exchange):
     def _op(self, kind: Callable, tensor: Tensor, peer: int) -> dist.P2POp:
         return dist.P2POp(kind, tensor, self._to_rank(peer), group=self._group)
 
+    def incoming(self) -> Incoming | None:
+        """Of a single peer, in the parameters' dtype."""
+        if self._message is not self.chunk or len(self._in) != 1:
+            return None
+        ((peer, weight),) = self._in.items()
+        return Incoming(self._received[peer], self._self_weight, weight)
+
     def merge(self) -> None:
         """One lerp for one peer; one pass more for each further peer."""
         chunk = self.chunk
@@ -144,6 +193,8 @@ class Subgroup(Exchange):
     rounding of a sum would move the mean.
     """
 
+    kind = Transport.SUBGROUP
+
     def __init__(
         self,
         chunk: Tensor,
@@ -169,22 +220,10 @@ class Subgroup(Exchange):
         self.attach_works([dist.all_reduce(self._sum, group=self._group, async_op=True)])
         return []
 
+    def incoming(self) -> Incoming:
+        """The sum."""
+        return Incoming(self._sum, 0.0, 1 / self._size)
+
     def merge(self) -> None:
         """x_i <- sum / group size, in one pass."""
         torch.mul(self._sum, 1 / self._size, out=self.chunk)
-
-
-def post(exchanges: Sequence[Exchange], backend: str) -> None:
-    """Hand all exchanges of a step to the network: receives first, then sends, in the same order on all ranks."""
-    if backend == "gloo":
-        pending = [(exchange, op) for exchange in exchanges for op in exchange.receives()]
-        for exchange, op in pending:
-            exchange.post([op])
-        for exchange in exchanges:
-            for op in exchange.start():
-                exchange.post([op])
-    else:
-        for exchange in exchanges:
-            ops = exchange.receives() + exchange.start()
-            if ops:
-                exchange.post(ops)

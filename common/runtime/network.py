@@ -39,7 +39,7 @@ def round_ms(cluster: Cluster, round_: Round) -> np.ndarray:
     own = np.zeros(cluster.ranks)
     if transport_of(round_) is Transport.IDLE:
         return own
-    leaving = bytes_leaving_hosts(round_, cluster.ranks_per_host, cluster.payload_mb)
+    leaving = bytes_leaving_hosts(round_, cluster.ranks_per_host, cluster.payload_mb, transport_of(round_))
     per_host = [mb_ms(leaving.get(host, 0.0), cluster.inter_gbps) for host in range(cluster.hosts)]
     for rank in range(cluster.ranks):
         partners = {rank, *round_.in_peers(rank), *round_.out_peers(rank)}

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from common.parallel.collectives import sum_dtype
 from common.parallel.counters import CommunicationCounters
-from common.topology import Topology
-from common.topology.cost import Transport, bytes_sent, messages_sent, transport_of
+from common.topology import Round, Transport, bytes_sent, messages_sent, transport_of
 
 
 def mix_(stacked: Tensor, matrix: np.ndarray) -> None:
@@ -39,17 +38,16 @@ def average_gradients_(replicas: Sequence[Sequence[nn.Parameter]]) -> None:
 
 
 def count_gossip(
-    counters: Sequence[CommunicationCounters], topology: Topology, t: int, vectors: Sequence[Tensor]
+    counters: Sequence[CommunicationCounters], round_: Round, ranks_per_host: int, chunks: Sequence[Tensor]
 ) -> None:
-    """Add to each worker's counters what round t of the topology would have sent to mix its `vectors`."""
-    round_ = topology.round(t)
-    reduced = transport_of(round_) is Transport.SUBGROUP  # travels in the dtype of the sum
-    payloads = [v.numel() * (sum_dtype(v.dtype) if reduced else v.dtype).itemsize for v in vectors]
+    """Add to each worker's counters what this round would have sent to mix its `chunks`, one message for each."""
+    kind = transport_of(round_, ranks_per_host)
+    widened = kind in (Transport.SUBGROUP, Transport.HIERARCHICAL)  # travels in the dtype of the sum
+    payloads = [c.numel() * (sum_dtype(c.dtype) if widened else c.dtype).itemsize for c in chunks]
     for worker, counter in enumerate(counters):
-        counter.rounds += 1
         for payload in payloads:
-            counter.bytes_sent += bytes_sent(round_, worker, payload)
-            counter.messages += messages_sent(round_, worker)
+            counter.bytes_sent += bytes_sent(round_, worker, payload, kind, ranks_per_host)
+            counter.messages += messages_sent(round_, worker, kind, ranks_per_host)
 
 
 def count_allreduce(counters: Sequence[CommunicationCounters], ranks: int, gradient_bytes: int) -> None:

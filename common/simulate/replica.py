@@ -6,6 +6,7 @@ done, X <- W(t) X, for all workers at once.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from common.optim import DmSGD
 from common.parallel.arguments import check_order, resolve_topology
+from common.parallel.buckets import plan_buckets
 from common.parallel.collectives import sum_dtype
 from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.flat import ALIGNMENT_BYTES, FlatVector, flatten
@@ -30,10 +32,14 @@ def simulate(
     ranks_per_host: int = 1,
     order: str = "awc",
     ranks_per_worker: int = 1,
+    *,
+    bucket_mb: float = 2.0,
+    phases: str = "aligned",
 ) -> list["SimulatedReplica"]:
     """N virtual workers that start from copies of `module` (which is left alone).
 
-    method: "decentralized" or "allreduce"; topology and order as in DecentralizedDataParallel.
+    method: "decentralized" or "allreduce"; topology, order and phases as in DecentralizedDataParallel.
+    bucket_mb: only matters with phases="staggered", where buckets mix differently
     ranks_per_worker: only matters for the bytes that an all-reduce over all ranks would send.
     In each step call forward and backward on every replica, then `synchronize_gradients()` on every replica (before
     clipping), then `optimizer.step()` on every replica.
@@ -46,8 +52,10 @@ def simulate(
         raise ValueError(f"method={method!r}: expected 'decentralized' or 'allreduce'")
     check_order(order)
     topology = resolve_topology(topology, world_size, ranks_per_host)
-    cohort = Cohort([copy.deepcopy(module) for _ in range(world_size)], method, topology, order, ranks_per_worker)
-    return cohort.replicas
+    modules = [copy.deepcopy(module) for _ in range(world_size)]
+    if phases == "aligned":
+        bucket_mb = math.inf  # buckets that all mix alike need not be told apart
+    return Cohort(modules, method, topology, order, ranks_per_worker, bucket_mb, phases).replicas
 
 
 class SimulatedReplica(DataParallel):
@@ -107,13 +115,21 @@ class Cohort:
     """All simulated workers: one matrix [N, P] for each dtype, rows are the workers' flat vectors."""
 
     def __init__(
-        self, modules: Sequence[nn.Module], method: str, topology: Topology, order: str, ranks_per_worker: int
+        self,
+        modules: Sequence[nn.Module],
+        method: str,
+        topology: Topology,
+        order: str,
+        ranks_per_worker: int,
+        bucket_mb: float,
+        phases: str,
     ) -> None:
         self.method, self.topology, self.order = method, topology, order
         self.ranks_per_worker = ranks_per_worker
         self.world_size = len(modules)
         self.modules = list(modules)
         self.stacked, self.vectors = stack(modules)
+        self.buckets = plan_buckets([vector.data for vector in self.vectors[0]], topology, bucket_mb, phases)
         self.buffers = [averageable_buffers(module) for module in modules]
         self.momentum: dict[int, list[MomentumVectors]] = {}  # by worker, its optimizers in order
         self.clock = 0
@@ -199,16 +215,16 @@ class Cohort:
         return self.method == "decentralized"
 
     def _mix(self, matrices: Sequence[Tensor]) -> None:
-        weights = self.topology.matrix(self.clock)
-        for matrix in matrices:
-            mix_(matrix, weights)
+        for bucket in self.buckets:
+            mix_(matrices[bucket.vector][:, bucket.span], bucket.topology.matrix(self.clock))
 
     def _mix_momentum(self, momenta: Sequence[MomentumVectors]) -> None:
         """m_i <- sum_j w_ij m_j, then every worker descends; momenta[i] is worker i's."""
-        for rows in zip(*(momentum.flat() for momentum in momenta), strict=True):
-            matrix = torch.stack(rows)
-            self._mix([matrix])
-            for row, mixed in zip(rows, matrix, strict=True):
+        rows = list(zip(*(momentum.flat() for momentum in momenta), strict=True))  # [vectors][workers]
+        matrices = [torch.stack(workers) for workers in rows]
+        self._mix(matrices)
+        for workers, matrix in zip(rows, matrices, strict=True):
+            for row, mixed in zip(workers, matrix, strict=True):
                 row.copy_(mixed)
         for momentum in momenta:
             momentum.descend()
@@ -221,8 +237,12 @@ class Cohort:
             count_allreduce(counters, ranks, sum(p.numel() * p.element_size() for p in trained))
         else:
             optimizers = len(self.momentum.get(0, ()))  # whose momentum travels too
-            vectors = [vector.data for vector in self.vectors[0]]
-            count_gossip(counters, self.topology, self.clock, vectors * (1 + optimizers))
+            for bucket in self.buckets:
+                chunk = self.vectors[0][bucket.vector].data[bucket.span]
+                round_ = bucket.topology.round(self.clock)
+                count_gossip(counters, round_, self.topology.ranks_per_host, [chunk] * (1 + optimizers))
+            for counter in counters:
+                counter.rounds += 1
 
 
 def stack(modules: Sequence[nn.Module]) -> tuple[list[Tensor], list[list[FlatVector]]]:

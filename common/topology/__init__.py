@@ -15,12 +15,14 @@ from common.topology.analysis import (
     spectral_gap,
 )
 from common.topology.cost import Transport, bytes_leaving_host, bytes_sent, messages_sent, transport_of
+from common.topology.phases import PHASES, in_phases
 from common.topology.registry import NAMES, build
 from common.topology.round import Round
 from common.topology.topology import Topology
 
 __all__ = [
     "NAMES",
+    "PHASES",
     "Round",
     "Topology",
     "Transport",
@@ -28,6 +30,7 @@ __all__ = [
     "bytes_leaving_host",
     "bytes_sent",
     "contraction",
+    "in_phases",
     "is_connected",
     "messages_sent",
     "period_contraction",

@@ -21,6 +21,13 @@ def integer(what: str, value: object, minimum: int) -> int:
     return number
 
 
+def flag(what: str, value: object) -> bool:
+    """Return `value`; raises ValueError naming `what` when it is no bool."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{what}: expected true or false, got {value!r}")
+    return value
+
+
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the closest known word, or nothing when none is close."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)

@@ -15,49 +15,67 @@ class Transport(StrEnum):
     IDLE = "idle"
     SEND_RECV = "send_recv"  # each rank sends its vector to every rank that takes from it
     SUBGROUP = "subgroup"  # an all-reduce in every group
+    HIERARCHICAL = "hierarchical"  # shards are summed inside each host, travel between hosts, and are gathered inside
 
 
-def transport_of(round_: Round) -> Transport:
-    """Return the transport that a round gets by default.
+def transport_of(round_: Round, ranks_per_host: int = 1) -> Transport:
+    """Return the transport that a round gets by default; rank i lives on host i // ranks_per_host.
 
-    All-reduce pays where a uniform group has more than two ranks; a pair sends the same bytes either way, and
-    point-to-point messages need no further communicator.
+    Where every host averages inside before it talks to others (`Round.between_hosts`), shards cross once for each
+    host instead of once for each rank. Else all-reduce pays where a uniform group has more than two ranks; a pair
+    sends the same bytes either way, and point-to-point messages need no further communicator.
     """
     if round_.is_idle:
         return Transport.IDLE
+    if _between(round_, ranks_per_host) is not None:
+        return Transport.HIERARCHICAL
     if round_.groups is not None and max(map(len, round_.groups)) > 2:
         return Transport.SUBGROUP
     return Transport.SEND_RECV
 
 
-def bytes_sent(round_: Round, rank: int, payload_bytes: float, transport: Transport | str | None = None) -> float:
+def bytes_sent(
+    round_: Round,
+    rank: int,
+    payload_bytes: float,
+    transport: Transport | str | None = None,
+    ranks_per_host: int = 1,
+) -> float:
     """Return the bytes that `rank` hands to the network in this round.
 
     SEND_RECV: the payload once per rank that takes from it. SUBGROUP: a ring all-reduce, 2(g-1)/g payloads in
-    a group of g. `transport` replaces the default one.
+    a group of g. HIERARCHICAL with L ranks per host: 2(L-1)/L payloads inside, and in the round of the hosts what
+    the host would send of one L-th. `transport` replaces the default one.
 
     Raises ValueError when the round cannot be carried out by `transport`.
     """
-    match _resolve(round_, transport):
+    match _resolve(round_, transport, ranks_per_host):
         case Transport.SEND_RECV:
             return float(len(round_.out_peers(rank)) * payload_bytes)
         case Transport.SUBGROUP:
             g = len(_group_of(round_, rank))
             return 2 * (g - 1) / g * payload_bytes
+        case Transport.HIERARCHICAL:
+            share = payload_bytes / ranks_per_host
+            between = bytes_sent(round_.between_hosts(ranks_per_host), rank // ranks_per_host, share)
+            return 2 * (ranks_per_host - 1) * share + between
         case _:
             return 0.0
 
 
-def messages_sent(round_: Round, rank: int, transport: Transport | str | None = None) -> int:
+def messages_sent(round_: Round, rank: int, transport: Transport | str | None = None, ranks_per_host: int = 1) -> int:
     """Return the messages that `rank` sends in this round; a ring all-reduce takes 2(g-1) of payload/g each.
 
     Raises ValueError when the round cannot be carried out by `transport`.
     """
-    match _resolve(round_, transport):
+    match _resolve(round_, transport, ranks_per_host):
         case Transport.SEND_RECV:
             return len(round_.out_peers(rank))
         case Transport.SUBGROUP:
             return 2 * (len(_group_of(round_, rank)) - 1)
+        case Transport.HIERARCHICAL:
+            between = messages_sent(round_.between_hosts(ranks_per_host), rank // ranks_per_host)
+            return 2 * (ranks_per_host - 1) + between
         case _:
             return 0
 
@@ -76,7 +94,6 @@ def bytes_leaving_host(
 
     Raises ValueError when the round cannot be carried out by `transport`.
     """
-
     return bytes_leaving_hosts(round_, ranks_per_host, payload_bytes, transport).get(host, 0.0)
 
 
@@ -91,7 +108,7 @@ def bytes_leaving_hosts(
         if host != target // ranks_per_host:
             total[host] = total.get(host, 0.0) + amount
 
-    match _resolve(round_, transport):
+    match _resolve(round_, transport, ranks_per_host):
         case Transport.SEND_RECV:
             for i in range(round_.world_size):
                 for j in round_.out_peers(i):
@@ -100,19 +117,34 @@ def bytes_leaving_hosts(
             for group in round_.groups:
                 for i, j in zip(group, group[1:] + group[:1], strict=True):
                     add(i, j, 2 * (len(group) - 1) / len(group) * payload_bytes)
+        case Transport.HIERARCHICAL:
+            hosts = round_.between_hosts(ranks_per_host)
+            sent = {host: bytes_sent(hosts, host, payload_bytes) for host in range(hosts.world_size)}
+            total = {host: amount for host, amount in sent.items() if amount}
     return total
 
 
-def _resolve(round_: Round, transport: Transport | str | None) -> Transport:
+def _between(round_: Round, ranks_per_host: int) -> Round | None:
+    """The round of the hosts, where it takes several ranks a host and lets hosts talk."""
+    hosts = round_.between_hosts(ranks_per_host) if ranks_per_host > 1 else None
+    return None if hosts is None or hosts.is_idle else hosts
+
+
+def _resolve(round_: Round, transport: Transport | str | None, ranks_per_host: int) -> Transport:
     if transport is None or round_.is_idle:
-        return transport_of(round_)
+        return transport_of(round_, ranks_per_host)
     chosen = Transport(transport)
     if chosen is Transport.IDLE:
-        raise ValueError("transport='idle': expected send_recv or subgroup for a round that mixes")
+        raise ValueError("transport='idle': expected send_recv, subgroup or hierarchical for a round that mixes")
     if chosen is Transport.SUBGROUP and round_.groups is None:
         raise ValueError(
             "transport='subgroup': expected a round of disjoint groups that average uniformly, "
             "got other weights; use send_recv"
+        )
+    if chosen is Transport.HIERARCHICAL and _between(round_, ranks_per_host) is None:
+        raise ValueError(
+            f"transport='hierarchical': expected a round in which hosts of {ranks_per_host} > 1 ranks average inside "
+            "before they talk to each other, got other weights; use send_recv"
         )
     return chosen
 

@@ -67,6 +67,8 @@ def build(name: str, world_size: int, ranks_per_host: int = 1, **options: Any) -
 
     Options, beside those of the family (see `common.topology.families`):
         idle_rounds: rounds without communication (local steps) after each round; default 0.
+        between_hosts: every host averages over its ranks, then hosts mix as the topology of so many ranks does; one
+            message leaves a host for each that one rank of it would send. Default False.
 
     Raises ValueError for an unknown name or option, a value out of range, or a world size that the family
     does not exist for; the message says which ones it exists for and what to use instead.
@@ -78,21 +80,28 @@ def build(name: str, world_size: int, ranks_per_host: int = 1, **options: Any) -
     ranks_per_host = checks.integer(f"topology {name!r}: ranks_per_host", ranks_per_host, minimum=1)
     family = _FAMILIES[name]
     idle_rounds = checks.integer(f"topology {name!r}: idle_rounds", options.pop("idle_rounds", 0), minimum=0)
+    between_hosts = checks.flag(f"topology {name!r}: between_hosts", options.pop("between_hosts", False))
     chosen = _chosen(name, family.options, options)
     if n == 1:
         schedule: Schedule = (Round.idle(1),)
+    elif between_hosts:
+        hosts = _hosts_of(name, n, ranks_per_host)
+        mixing = family.schedule(hosts, **chosen) if hosts > 1 else (Round.idle(1),)
+        schedule = _with_idle(_between_hosts(mixing, ranks_per_host), idle_rounds)
     else:
-        hosts = (ranks_per_host,) if family.uses_hosts else ()
-        schedule = _with_idle(family.schedule(n, *hosts, **chosen), idle_rounds)
+        per_host = (ranks_per_host,) if family.uses_hosts else ()
+        schedule = _with_idle(family.schedule(n, *per_host, **chosen), idle_rounds)
     shown = {key: value for key, value in chosen.items() if value is not None}
     if idle_rounds:
         shown["idle_rounds"] = idle_rounds
+    if between_hosts:
+        shown["between_hosts"] = True
     return Topology(name, n, ranks_per_host, shown, schedule=schedule)
 
 
 def _chosen(name: str, defaults: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     """Return the options with defaults filled in; raise ValueError for unknown or missing ones."""
-    allowed = (*defaults, "idle_rounds")
+    allowed = (*defaults, "idle_rounds", "between_hosts")
     for key in options:
         if key not in allowed:
             hint = checks.did_you_mean(key, allowed)
@@ -104,6 +113,42 @@ def _chosen(name: str, defaults: dict[str, Any], options: dict[str, Any]) -> dic
         if value is REQUIRED:
             raise ValueError(f"topology {name!r}: {key}: expected a value for this option, got none")
     return chosen
+
+
+def _hosts_of(name: str, n: int, ranks_per_host: int) -> int:
+    """The number of hosts; ValueError where between_hosts=True makes no sense."""
+    if _FAMILIES[name].uses_hosts:
+        raise ValueError(f"topology {name!r}: between_hosts: expected False, this topology knows hosts by itself")
+    if n % ranks_per_host:
+        raise ValueError(
+            f"topology {name!r}: between_hosts: expected hosts of one size, got world_size={n}, "
+            f"ranks_per_host={ranks_per_host}"
+        )
+    return n // ranks_per_host
+
+
+def _between_hosts(schedule: Schedule, ranks_per_host: int) -> Schedule:
+    if not isinstance(schedule, tuple):
+        return _RandomBetweenHosts(schedule, ranks_per_host)
+    return tuple(round_.on_hosts(ranks_per_host) for round_ in schedule)
+
+
+@dataclass(frozen=True)
+class _RandomBetweenHosts:
+    """A random schedule of hosts that average inside first."""
+
+    schedule: RandomSchedule
+    ranks_per_host: int
+
+    @property
+    def world_size(self) -> int:
+        return self.schedule.world_size * self.ranks_per_host
+
+    def __call__(self, t: int) -> Round:
+        return self.schedule(t).on_hosts(self.ranks_per_host)
+
+    def contraction(self) -> float:
+        return self.schedule.contraction()  # disagreement inside a host is gone at once
 
 
 @dataclass(frozen=True)

@@ -133,6 +133,38 @@ class Round:
         # Every rank is in one of these groups, so they are disjoint if together they count n ranks.
         return tuple(found) if sum(map(len, found)) == self.world_size else None
 
+    def between_hosts(self, ranks_per_host: int) -> "Round | None":
+        """Return the round M of hosts if W = M (x) J/L: every host first averages over its L = `ranks_per_host` ranks.
+
+        None where W is not such (rank i lives on host i // L).
+        """
+        if ranks_per_host not in self._between:
+            self._between[ranks_per_host] = self._find_between(ranks_per_host)
+        return self._between[ranks_per_host]
+
+    def on_hosts(self, ranks_per_host: int) -> "Round":
+        """Return W (x) J/L: what these ranks do, hosts of L = `ranks_per_host` ranks do, after averaging inside."""
+        size = ranks_per_host
+        rows = [{j * size + k: w / size for j, w in row.items() for k in range(size)} for row in self.weights]
+        return Round(tuple(row for row in rows for _ in range(size)))
+
+    @cached_property
+    def _between(self) -> "dict[int, Round | None]":
+        return {}
+
+    def _find_between(self, size: int) -> "Round | None":
+        if self.world_size % size:
+            return None
+        rows = []
+        for first in range(0, self.world_size, size):
+            row = self.weights[first]
+            if any(dict(self.weights[i]) != dict(row) for i in range(first + 1, first + size)):
+                return None
+            if any(row.get(j // size * size + k) != weight for j, weight in row.items() for k in range(size)):
+                return None
+            rows.append({j // size: size * weight for j, weight in row.items()})
+        return Round(tuple(rows))
+
     @cached_property
     def is_idle(self) -> bool:
         """Whether nobody communicates (W = I)."""

@@ -74,7 +74,8 @@ def _summary(topology: Topology) -> str:
 
 def _rounds(topology: Topology, count: int) -> str:
     ranks = range(topology.world_size)
-    hosts = range(-(-topology.world_size // topology.ranks_per_host))
+    size = topology.ranks_per_host
+    hosts = range(-(-topology.world_size // size))
     rows = []
     P = np.eye(topology.world_size)
     for t in range(count):
@@ -84,10 +85,10 @@ def _rounds(topology: Topology, count: int) -> str:
             (
                 t,
                 structure(round_),
-                cost.transport_of(round_).value,
+                cost.transport_of(round_, size).value,
                 peers(round_, 0),
-                f"{max(cost.bytes_sent(round_, i, 1.0) for i in ranks):.2f}",
-                f"{max(cost.bytes_leaving_host(round_, h, topology.ranks_per_host, 1.0) for h in hosts):.2f}",
+                f"{max(cost.bytes_sent(round_, i, 1.0, ranks_per_host=size) for i in ranks):.2f}",
+                f"{max(cost.bytes_leaving_host(round_, h, size, 1.0) for h in hosts):.2f}",
                 _factor(analysis.contraction(round_.matrix())),
                 _factor(analysis.contraction(P)),
             )

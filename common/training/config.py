@@ -57,6 +57,7 @@ class Decentralized(Strict):
     bucket_mb: PositiveFloat
     transport: Literal["auto", "send_recv", "subgroup"]
     message_dtype: Literal["float16", "bfloat16"] | None
+    phases: Literal["aligned", "staggered"] = "aligned"
     find_unused_parameters: bool
     timeout_s: PositiveFloat
 

@@ -109,10 +109,17 @@ def parallelize(module: torch.nn.Module, config: Config) -> list[DataParallel]:
     parallel = config.parallel
     topology = config.build_topology()
     if config.workers.kind == "simulated":
-        order = parallel.order if parallel.method == "decentralized" else "awc"
+        gossip = parallel.method == "decentralized"
         return list(
             simulate(
-                module, config.n, parallel.method, topology, order=order, ranks_per_worker=parallel.ranks_per_worker
+                module,
+                config.n,
+                parallel.method,
+                topology,
+                order=parallel.order if gossip else "awc",
+                ranks_per_worker=parallel.ranks_per_worker,
+                bucket_mb=parallel.bucket_mb,
+                phases=parallel.phases if gossip else "aligned",
             )
         )
     if parallel.method == "allreduce":
@@ -133,6 +140,7 @@ def parallelize(module: torch.nn.Module, config: Config) -> list[DataParallel]:
             bucket_mb=parallel.bucket_mb,
             transport=parallel.transport,
             message_dtype=getattr(torch, parallel.message_dtype) if parallel.message_dtype else None,
+            phases=parallel.phases,
             find_unused_parameters=parallel.find_unused_parameters,
             timeout_s=parallel.timeout_s,
         )

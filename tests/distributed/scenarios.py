@@ -24,12 +24,14 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.003, weight_decay=0.1),
     "accumadam": lambda p: AccumAdam(p, lr=0.003, weight_decay=0.01, accumulation_steps=3),
     "accumadamw": lambda p: AccumAdamW(p, lr=0.003, weight_decay=0.1, accumulation_steps=4),
+    "fused_accumadamw": lambda p: AccumAdamW(p, lr=0.003, weight_decay=0.1, accumulation_steps=4, fused=True),
     "dmsgd": lambda p: DmSGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
     "dmsgd_local": lambda p: DmSGD(p, lr=0.05, momentum=0.9, weight_decay=0.01, momentum_mixing=False),
     "fused_sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, fused=True),
     "fused_adam": lambda p: torch.optim.Adam(p, lr=0.003, fused=True),
     "still": lambda p: torch.optim.SGD(p, lr=0.0),
 }
+BUCKET_MB = 0.001  # small, so that every vector is cut
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Scenario:
     ranks_per_host: int = 1
     ranks_per_worker: int = 1
     order: str = "awc"
+    phases: str = "aligned"
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self, seed: int = 7) -> nn.Module:
@@ -135,7 +138,7 @@ class Training:
 
 
 def wrap(module: nn.Module, scenario: Scenario) -> DataParallel:
-    """The module in its parallel form on this rank. Small buckets, so that every vector is cut."""
+    """The module in its parallel form on this rank."""
     if scenario.method == "allreduce":
         return AllReduceDataParallel(module, **{"timeout_s": 30} | scenario.options)
     return DecentralizedDataParallel(
@@ -144,7 +147,8 @@ def wrap(module: nn.Module, scenario: Scenario) -> DataParallel:
         scenario.order,
         scenario.ranks_per_worker,
         ranks_per_host=scenario.ranks_per_host,
-        **{"bucket_mb": 0.001, "timeout_s": 30} | scenario.options,
+        phases=scenario.phases,
+        **{"bucket_mb": BUCKET_MB, "timeout_s": 30} | scenario.options,
     )
 
 
@@ -156,7 +160,14 @@ def real(rank: int, scenario: Scenario) -> Training:
 def simulated(n: int, scenario: Scenario) -> Training:
     """The scenario on n simulated workers."""
     replicas = simulate(
-        scenario.build(), n, scenario.method, scenario.topology, scenario.ranks_per_host, scenario.order
+        scenario.build(),
+        n,
+        scenario.method,
+        scenario.topology,
+        scenario.ranks_per_host,
+        scenario.order,
+        bucket_mb=BUCKET_MB,
+        phases=scenario.phases,
     )
     k = scenario.ranks_per_worker
     return Training(scenario, replicas, [range(worker * k, (worker + 1) * k) for worker in range(n)])

@@ -22,8 +22,15 @@ EXPECTED: list[tuple[Scenario, float, int]] = [
     (replace(BASE, topology="one_peer_exponential"), STEPS * S, STEPS * BUCKETS),
     # Every rank crosses to another host in one of two rounds, and is alone in the other.
     (replace(BASE, topology="aer"), STEPS / 2 * S, STEPS // 2 * BUCKETS),
-    # Two hosts of two: a pair inside, then an all-reduce of four, 2 (4 - 1) / 4 S each in 2 (4 - 1) messages.
-    (replace(BASE, topology="aer", ranks_per_host=2), STEPS / 2 * (S + 1.5 * S), STEPS // 2 * (1 + 6) * BUCKETS),
+    # Two hosts of two: a pair inside, then half of S to the other rank, to the other host, and back inside.
+    (replace(BASE, topology="aer", ranks_per_host=2), STEPS / 2 * (S + 1.5 * S), STEPS // 2 * (1 + 3) * BUCKETS),
+    # By all-reduces of two and of four: 2 (g - 1) / g S each in 2 (g - 1) messages.
+    (
+        replace(BASE, topology="aer", ranks_per_host=2, options=BASE.options | {"transport": "subgroup"}),
+        STEPS / 2 * (S + 1.5 * S),
+        STEPS // 2 * (2 + 6) * BUCKETS,
+    ),
+    (replace(BASE, topology="complete", ranks_per_host=2), STEPS * 1.5 * S, STEPS * 3 * BUCKETS),
     (replace(BASE, topology="complete"), STEPS * 1.5 * S, STEPS * 6 * BUCKETS),
     (
         replace(BASE, topology="complete", options=BASE.options | {"transport": "send_recv"}),

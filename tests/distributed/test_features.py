@@ -8,9 +8,11 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from common.optim import cosine_with_warmup
+from common.topology import build
 from tests.distributed import models
 from tests.distributed.comparison import ATOL, RTOL, assert_equal_to_simulator, assert_same
 from tests.distributed.processes import run_processes
@@ -59,8 +61,49 @@ def test_dmsgd_with_features(optimizer: str) -> None:
 
 @pytest.mark.parametrize("n", [4, 8])
 def test_hosts_of_two_ranks(n: int) -> None:
+    """Every host averages inside, shards travel between hosts: by send and receive, or by all-reduce ("complete")."""
     aer = replace(BASE, topology="aer", ranks_per_host=2)
-    assert_equal_to_simulator(n, [aer, replace(aer, order="atc"), replace(aer, optimizer="accumadamw")])
+    complete = replace(BASE, topology="complete", ranks_per_host=n // 4 * 2)
+    tiny = replace(aer, options={"bucket_mb": 0.00006})  # 16 elements
+    between = replace(BASE, topology=build("one_peer_exponential", n, 2, between_hosts=True))
+    optimizer = replace(aer, optimizer="accumadamw", model=models.Tied)
+    assert_equal_to_simulator(n, [aer, replace(aer, order="atc"), optimizer, tiny, complete, between])
+
+
+def test_hosts_of_three_ranks() -> None:
+    """Pieces of a bucket are of different sizes, the last may be empty."""
+    aer = replace(BASE, topology="aer", ranks_per_host=3)
+    assert_equal_to_simulator(
+        6, [aer, replace(aer, topology=build("ring", 6, 3, between_hosts=True), options={"bucket_mb": 0.02})]
+    )
+
+
+def test_steps_bucket_by_bucket() -> None:
+    """Fused AccumAdam merges, updates and launches each bucket by itself: with every transport, parameters that get
+    no gradient, mixed layouts, and beside a second optimizer (where it steps as others do)."""
+    base = replace(BASE, optimizer="fused_accumadamw")
+    variants = [
+        replace(base, model=models.Tied),
+        replace(base, topology="ring", model=models.Tied),  # two peers: merged before the update
+        replace(base, topology="complete"),
+        replace(base, topology="aer", ranks_per_host=2, phases="staggered"),
+        replace(base, topology="aer"),  # idle rounds
+        replace(base, model=models.Unused),
+        replace(base, model=models.conv_bn, inputs=(3, 6, 6), accumulate=2, clip=0.1),
+        replace(base, options={"message_dtype": torch.float32}),
+        replace(base, optimizer="fused_accumadamw+momentum"),
+        replace(base, order="atc"),
+    ]
+    assert_equal_to_simulator(4, variants)
+
+
+@pytest.mark.parametrize(("n", "ranks_per_host"), [(4, 1), (4, 2), (8, 2)])
+def test_staggered_phases(n: int, ranks_per_host: int) -> None:
+    """Odd buckets run the rounds of AER in another order, here and in the simulator; every host sends evenly."""
+    aer = replace(BASE, topology="aer", ranks_per_host=ranks_per_host, phases="staggered")
+    assert_equal_to_simulator(
+        n, [aer, replace(aer, model=models.Tied, optimizer="accumadamw"), replace(aer, order="atc")]
+    )
 
 
 def test_frozen_parameters_are_those_of_rank_0_bit_for_bit() -> None:

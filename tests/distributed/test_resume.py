@@ -19,6 +19,7 @@ SCENARIOS = [
     replace(BASE, topology="aer", order="atc", optimizer="dmsgd"),
     replace(BASE, topology="one_peer_exponential", order="atc", optimizer="dmsgd"),
     replace(BASE, topology="random_matching", optimizer="momentum+adam"),
+    replace(BASE, topology="aer", ranks_per_host=2, phases="staggered", optimizer="fused_accumadamw"),
 ]
 # DDP lays out its buckets anew after its first backward, and with that the order in which a ring sums: only of two
 # ranks a sum is the same bits in any order.

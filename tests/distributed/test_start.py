@@ -76,8 +76,8 @@ GROUPS = {  # beside the one of all ranks for control, and the one for messages 
     "random_matching": 2,
     "base_k": 2,
     "ring": 2,
-    "complete": 3,
-    "aer": 2 + 4 + 4,  # an all-reduce in each of 4 hosts and in each of 4 pairs of hosts
+    "complete": 2 + 2,  # shards are all-reduced between 4 hosts of two ranks, by each rank of a host
+    "aer": 2,  # shards travel between pairs
 }
 
 

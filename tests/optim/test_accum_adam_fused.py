@@ -7,6 +7,7 @@ from torch import nn
 
 from common.optim import AccumAdam, AccumAdamW
 from common.optim.compiled import fused_kernel
+from common.optim.piecewise import PiecewiseUpdate
 from tests.optim.accum_reference import accum_adam_reference
 
 
@@ -66,6 +67,28 @@ def test_one_kernel_for_all_shapes() -> None:
             param.grad = torch.ones_like(param)
         optimizer.step()
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_pieces_with_merging_equal_the_definition() -> None:
+    """x <- own x + weight r first, then the update; elements without a gradient are merged only."""
+    rng = np.random.default_rng(1)
+    start, grad, received = (rng.standard_normal((5, 4)) for _ in range(3))
+    options = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+    merged = 0.25 * start + 0.5 * received
+    (expected,) = accum_adam_reference(merged, [grad], **options, s=1, decoupled=True)
+    param, frozen = nn.Parameter(torch.from_numpy(start.copy())), nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = AccumAdamW([param, frozen], **options, accumulation_steps=1, fused=True)
+    param.grad = torch.from_numpy(grad)
+    version = param._version
+    update, flat = PiecewiseUpdate(optimizer), torch.from_numpy(received).reshape(-1)
+    for begin, end in ((0, 7), (7, 8), (8, 20)):
+        for p in (param, frozen):
+            update.piece(p, begin, end, (flat[begin:end], 0.25, 0.5))
+    np.testing.assert_allclose(param.detach().numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(frozen.detach().numpy(), merged, rtol=1e-12)
+    assert param._version > version
+    assert int(optimizer.state[param]["step"]) == 1
+    assert frozen not in optimizer.state
 
 
 def test_the_write_is_seen_by_the_version_counter() -> None:

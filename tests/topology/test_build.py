@@ -31,9 +31,13 @@ def test_names_in_order():
         (("ring", True), {}, r"world_size: expected an integer >= 1, got True"),
         (("ring", "4"), {}, r"world_size: expected an integer >= 1, got '4'"),
         (("ring", 4, 0), {}, r"ranks_per_host: expected an integer >= 1, got 0"),
-        (("ring", 4), {"seed": 1}, r"topology 'ring': options: expected names among idle_rounds; got 'seed'"),
-        (("base_k", 4), {"K": 1}, r"expected names among k, idle_rounds; got 'K'"),
-        (("torus", 4), {"row": 1}, r"among rows, cols, idle_rounds; got 'row'; did you mean 'rows'\?"),
+        (
+            ("ring", 4),
+            {"seed": 1},
+            r"topology 'ring': options: expected names among idle_rounds, between_hosts; got 'seed'",
+        ),
+        (("base_k", 4), {"K": 1}, r"expected names among k, idle_rounds, between_hosts; got 'K'"),
+        (("torus", 4), {"row": 1}, r"among rows, cols, idle_rounds, between_hosts; got 'row'; did you mean 'rows'\?"),
         (("ring", 4), {"idle_rounds": -1}, r"idle_rounds: expected an integer >= 0, got -1"),
         (("base_k", 4), {"k": 0}, r"topology 'base_k': k: expected an integer >= 1, got 0"),
         (("random_matching", 4), {"seed": "x"}, r"seed: expected an integer >= 0, got 'x'"),
@@ -142,3 +146,35 @@ def test_import_brings_neither_torch_nor_matplotlib():
     code = "import sys, common.topology; print({'torch', 'matplotlib', 'tabulate'} & set(sys.modules))"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert printed.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("name", ["one_peer_exponential", "ring", "random_matching", "complete"])
+def test_between_hosts_is_the_kronecker_product(name):
+    topology = build(name, 12, 3, between_hosts=True)
+    hosts = build(name, 4)
+    assert topology.options["between_hosts"] is True
+    for t in range(5):
+        expected = np.kron(hosts.matrix(t), np.full((3, 3), 1 / 3))
+        np.testing.assert_allclose(topology.matrix(t), expected, rtol=1e-12)
+        np.testing.assert_allclose(topology.round(t).between_hosts(3).matrix(), hosts.matrix(t), rtol=1e-12)
+    assert topology.spectral_gap() == pytest.approx(hosts.spectral_gap())
+
+
+def test_between_hosts_goes_with_idle_rounds_and_one_host():
+    topology = build("ring", 4, 2, between_hosts=True, idle_rounds=1)
+    assert [topology.round(t).is_idle for t in range(4)] == [False, True] * 2
+    np.testing.assert_array_equal(build("ring", 4, 4, between_hosts=True).matrix(0), np.full((4, 4), 0.25))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("ring", 6, 4, True), "between_hosts: expected hosts of one size, got world_size=6, ranks_per_host=4"),
+        (("aer", 8, 2, True), "'aer': between_hosts: expected False, this topology knows hosts by itself"),
+        (("ring", 8, 2, "yes"), "between_hosts: expected true or false, got 'yes'"),
+    ],
+)
+def test_between_hosts_is_checked(arguments, message):
+    name, n, ranks_per_host, value = arguments
+    with pytest.raises(ValueError, match=message):
+        build(name, n, ranks_per_host, between_hosts=value)

@@ -43,8 +43,8 @@ def test_table_of_aer(capsys):
     main(["aer", "--world-size", "8", "--ranks-per-host", "2", "--rounds", "2"])
     rows = rows_of(capsys.readouterr().out)
     assert rows == [
-        ["0", "1 group of 4, 2 pairs", "subgroup", "<-> 1", "1.50", "1.50", "1.0000", "1.0000"],
-        ["1", "1 group of 4, 2 pairs", "subgroup", "<-> 1-3", "1.50", "1.50", "1.0000", "1.0000"],
+        ["0", "1 group of 4, 2 pairs", "hierarchical", "<-> 1", "1.50", "1.00", "1.0000", "1.0000"],
+        ["1", "1 group of 4, 2 pairs", "hierarchical", "<-> 1-3", "1.50", "1.00", "1.0000", "1.0000"],
     ]
 
 
@@ -87,7 +87,7 @@ def test_file_options_from_the_command_line(capsys, tmp_path):
         (["ring"], "the following arguments are required: --world-size"),
         (["ring", "--world-size", "4", "--rounds", "0"], "--rounds: expected an integer >= 1, got 0"),
         (["ring", "--world-size", "4", "--option", "k"], "expected KEY=VALUE, got 'k'"),
-        (["ring", "--world-size", "4", "--option", "k=1"], "expected names among idle_rounds; got 'k'"),
+        (["ring", "--world-size", "4", "--option", "k=1"], "expected names among idle_rounds, between_hosts; got 'k'"),
         (["base_k", "--world-size", "4", "--option", "k=two"], "k: expected an integer >= 1, got 'two'"),
         (["file", "--world-size", "4", "--option", "path=/no/such"], "expected a readable edge list"),
         (["ring", "--world-size", "4", "--plot", "x.unknown"], "not supported"),

@@ -61,19 +61,54 @@ def test_bytes_leaving_a_host_by_blocks_of_the_matrix(name, ranks_per_host):
 
 def test_an_all_reduce_leaves_each_host_along_one_edge_of_its_ring():
     flat = cached("complete", 8).round(0)
-    assert [bytes_leaving_host(flat, host, 2, S) for host in range(4)] == [2 * 7 / 8 * S] * 4
+    assert [bytes_leaving_host(flat, host, 2, S, "subgroup") for host in range(4)] == [2 * 7 / 8 * S] * 4
     assert bytes_leaving_host(flat, 0, 8, S) == 0
     # Hosts 2 and 3 talk across in the first round, 0 and 1 average inside.
     round_ = build("aer", 8, 2).round(0)
-    assert [bytes_leaving_host(round_, host, 2, S) for host in range(4)] == [0, 0, 1.5 * S, 1.5 * S]
-    assert [bytes_sent(round_, rank, S) for rank in range(8)] == [S] * 4 + [1.5 * S] * 4
+    assert [bytes_leaving_host(round_, host, 2, S, "subgroup") for host in range(4)] == [0, 0, 1.5 * S, 1.5 * S]
+    assert [bytes_sent(round_, rank, S, "subgroup") for rank in range(8)] == [S] * 4 + [1.5 * S] * 4
     interleaved = Round.from_groups([(0, 2, 4, 6)], 8)  # every edge of the ring leaves its host
     assert [bytes_leaving_host(interleaved, host, 4, S) for host in range(2)] == [1.5 * S] * 2
 
 
+def test_hosts_that_average_inside_send_each_coordinate_once():
+    aer = build("aer", 8, 2).round(0)
+    assert transport_of(aer, 2) is Transport.HIERARCHICAL
+    assert [bytes_leaving_host(aer, host, 2, S) for host in range(4)] == [0, 0, S, S]
+    # Half of S to the other rank of the host and half back; ranks of hosts 2 and 3 send their half across.
+    assert [bytes_sent(aer, rank, S, None, 2) for rank in range(8)] == [S] * 4 + [1.5 * S] * 4
+    assert [messages_sent(aer, rank, None, 2) for rank in range(8)] == [2] * 4 + [3] * 4
+    complete = cached("complete", 8).round(0)
+    assert transport_of(complete, 2) is Transport.HIERARCHICAL
+    assert [bytes_leaving_host(complete, host, 2, S) for host in range(4)] == [2 * 3 / 4 * S] * 4
+    assert transport_of(complete, 8) is Transport.SUBGROUP  # one host
+    assert transport_of(complete, 3) is Transport.SUBGROUP  # the last host has fewer ranks
+
+
+HOSTS = {
+    "pairs and singles": Round.from_groups([(0, 2), (1,)], 3),
+    "directed": cached("one_peer_exponential", 3).round(0),
+    "own weight": Round(({0: 0.5, 1: 0.25, 2: 0.25}, {0: 0.25, 1: 0.75}, {0: 0.25, 2: 0.75})),
+}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", HOSTS)
+def test_the_round_of_the_hosts_by_kronecker_product(name, size):
+    hosts = HOSTS[name]
+    W = np.kron(hosts.matrix(), np.full((size, size), 1 / size))
+    round_ = Round.from_matrix(W)
+    np.testing.assert_allclose(round_.between_hosts(size).matrix(), hosts.matrix(), rtol=1e-12)
+    assert transport_of(round_, size) is Transport.HIERARCHICAL
+    leaving = [bytes_leaving_host(round_, host, size, S) for host in range(3)]
+    assert leaving == [len(hosts.out_peers(host)) * S for host in range(3)]
+    W[0, 0], W[0, 1], W[1, 0], W[1, 1] = W[0, 0] + 0.01, W[0, 1] - 0.01, W[1, 0] - 0.01, W[1, 1] + 0.01
+    assert Round.from_matrix(W).between_hosts(size) is None
+
+
 def test_idle_costs_nothing():
     idle = Round.idle(3)
-    for transport in (None, *Transport):
+    for transport in (None, *Transport):  # whichever is asked for
         assert bytes_sent(idle, 1, S, transport) == messages_sent(idle, 1, transport) == 0
         assert bytes_leaving_host(idle, 0, 1, S, transport) == 0
 
@@ -90,7 +125,9 @@ def test_impossible_transports_are_refused():
     directed = cached("one_peer_exponential", 5).round(0)
     with pytest.raises(ValueError, match="expected a round of disjoint groups"):
         bytes_sent(directed, 0, S, "subgroup")
-    with pytest.raises(ValueError, match="expected send_recv or subgroup for a round that mixes"):
+    with pytest.raises(ValueError, match="expected send_recv, subgroup or hierarchical for a round"):
         messages_sent(directed, 0, "idle")
+    with pytest.raises(ValueError, match="expected a round in which hosts of 2 > 1 ranks average inside"):
+        bytes_leaving_host(directed, 0, 2, S, "hierarchical")
     with pytest.raises(ValueError, match="carrier_pigeon"):
         bytes_leaving_host(directed, 0, 1, S, "carrier_pigeon")

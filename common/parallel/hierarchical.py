@@ -1,0 +1,167 @@
+"""A round in which every host averages inside before hosts talk: W = M (x) J/L for H hosts of L ranks each.
+
+The bucket is cut into L pieces; rank l of a host owns piece l.
+
+    scatter   every rank sends piece l to rank l of its host, which averages what it gets
+    rails     rank l exchanges its averaged piece with rank l of the hosts that M names, and combines: M (x) piece
+    gather    every rank sends its piece to the others of its host
+
+So one payload leaves a host for each host that takes from it, where every rank would send its own. All receives go
+ahead of the sends they depend on; pieces travel in the dtype of the sum.
+"""
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.parallel.collectives import sum_dtype
+from common.parallel.transport import Exchange, Incoming
+from common.topology import Round, Transport
+
+
+class Tag(IntEnum):
+    """Messages of one kind arrive in the order in which they were sent; of different kinds in any order."""
+
+    SCATTER = 1
+    RAIL = 2
+    GATHER = 3
+
+
+class Hierarchical(Exchange):
+    """One bucket of such a round.
+
+    hosts:          M
+    worker:         this rank's number among all workers, on host worker // ranks_per_host
+    to_rank, group: rank of a worker, and the group in which point-to-point messages travel
+    rail:           the group of the workers that M averages uniformly, if an all-reduce pays there
+    ahead:          whether receives may be posted long before their sends (gloo)
+    """
+
+    kind = Transport.HIERARCHICAL
+
+    def __init__(
+        self,
+        chunk: Tensor,
+        hosts: Round,
+        worker: int,
+        ranks_per_host: int,
+        to_rank: Callable[[int], int],
+        group: dist.ProcessGroup | None,
+        rail: dist.ProcessGroup | None,
+        *,
+        ahead: bool,
+    ) -> None:
+        host, self._place = divmod(worker, ranks_per_host)
+        first = host * ranks_per_host
+        self._local = {place: first + place for place in range(ranks_per_host) if place != self._place}
+        self._in = {h * ranks_per_host + self._place: weight for h, weight in hosts.in_peers(host).items()}
+        self._out = [h * ranks_per_host + self._place for h in hosts.out_peers(host)]
+        super().__init__(chunk, sorted({*self._local.values(), *self._in, *self._out}))
+        self._own_weight = hosts.self_weight(host)
+        self._to_rank, self._group, self._rail, self._ahead = to_rank, group, rail, ahead
+        self._source = chunk.to(sum_dtype(chunk.dtype))
+        self._numel = chunk.numel()
+        self._size = -(-self._numel // ranks_per_host)
+        # What arrives from the others of the host lies where their averaged pieces will come to lie.
+        self._result = self._source.new_empty(self._size * ranks_per_host)
+        self._mean = self._piece(self._result, self._place)
+        self._from_rails: dict[int, Tensor] = {}
+        self._scattered: list[dist.Work] = []
+        self._railed: list[dist.Work] = []
+        self.stages = (self._sum_and_send, self._combine_and_gather)
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of the whole bucket in the dtype of the sum."""
+        return self._source.nbytes
+
+    def receives(self) -> list[dist.P2POp]:
+        """The others' parts of this rank's piece; the messages of the rails too, if ahead."""
+        scattered = [self._op(dist.irecv, self._landing(p), worker, Tag.SCATTER) for p, worker in self._local.items()]
+        return sized(scattered + (self._rail_receives() if self._ahead else []))
+
+    def start(self) -> list[dist.P2POp]:
+        """This rank's parts of the others' pieces."""
+        pieces = {worker: self._piece(self._source, place) for place, worker in self._local.items()}
+        return sized([self._op(dist.isend, piece, worker, Tag.SCATTER) for worker, piece in pieces.items()])
+
+    def post(self, ops: Sequence[dist.P2POp]) -> None:
+        """As every exchange does; what a stage waits for is kept for it."""
+        works = self._hand_over(ops)
+        if any(op.tag == Tag.SCATTER and op.op is dist.irecv for op in ops):
+            self._scattered += works
+        elif any(op.tag == Tag.RAIL for op in ops):
+            self._railed += works
+        else:
+            self.attach_works(works)
+
+    def incoming(self) -> Incoming:
+        """The averaged bucket."""
+        return Incoming(self._result[: self._numel], 0.0, 1.0)
+
+    def merge(self) -> None:
+        """x_i <- the averaged bucket."""
+        self.chunk.copy_(self._result[: self._numel])
+
+    # -- stages
+
+    def _sum_and_send(self, timeout: timedelta) -> None:
+        for work in self._scattered:
+            self._wait_for(work, timeout)
+        mean = self._mean
+        mean.copy_(self._piece(self._source, self._place))
+        for place in self._local:
+            mean.add_(self._landing(place))
+        mean.div_(len(self._local) + 1)
+        if self._ahead:
+            self._post_each(self._gather_receives())
+        if self._rail is not None:
+            self._railed.append(dist.all_reduce(mean, group=self._rail, async_op=True))
+        else:
+            receives = [] if self._ahead else self._rail_receives()
+            self._post_each(receives + [self._op(dist.isend, mean, worker, Tag.RAIL) for worker in self._out])
+
+    def _combine_and_gather(self, timeout: timedelta) -> None:
+        for work in self._railed:  # sends too: what they read is written next
+            self._wait_for(work, timeout)
+        mean = self._mean
+        mean.mul_(self._own_weight)
+        for worker, received in self._from_rails.items():
+            mean.add_(received, alpha=self._in[worker])
+        self._from_rails.clear()
+        receives = [] if self._ahead else self._gather_receives()
+        self._post_each(receives + [self._op(dist.isend, mean, worker, Tag.GATHER) for worker in self._local.values()])
+
+    # -- messages
+
+    def _piece(self, vector: Tensor, place: int) -> Tensor:
+        return vector[min(place * self._size, self._numel) : min((place + 1) * self._size, self._numel)]
+
+    def _landing(self, place: int) -> Tensor:
+        return self._result[place * self._size : (place + 1) * self._size][: self._mean.numel()]
+
+    def _rail_receives(self) -> list[dist.P2POp]:
+        if self._rail is not None:
+            return []
+        self._from_rails = {worker: torch.empty_like(self._mean) for worker in self._in}
+        return [self._op(dist.irecv, tensor, worker, Tag.RAIL) for worker, tensor in self._from_rails.items()]
+
+    def _gather_receives(self) -> list[dist.P2POp]:
+        pieces = {worker: self._piece(self._result, place) for place, worker in self._local.items()}
+        return [self._op(dist.irecv, piece, worker, Tag.GATHER) for worker, piece in pieces.items()]
+
+    def _op(self, kind: Callable, tensor: Tensor, worker: int, tag: Tag) -> dist.P2POp:
+        return dist.P2POp(kind, tensor, self._to_rank(worker), group=self._group, tag=int(tag))
+
+    def _post_each(self, ops: list[dist.P2POp]) -> None:
+        for batch in [[op] for op in sized(ops)] if self._ahead else [sized(ops)]:
+            self.post(batch)
+
+
+def sized(ops: list[dist.P2POp]) -> list[dist.P2POp]:
+    """Those with something in them: the last pieces of a small bucket may be empty."""
+    return [op for op in ops if op.tensor.numel()]

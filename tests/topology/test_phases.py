@@ -1,0 +1,43 @@
+"""Staggered schedules: another order of the same rounds, which mixes as well and sends evenly."""
+
+import numpy as np
+import pytest
+
+from common.topology import Round, Topology, build, bytes_leaving_host, in_phases
+
+
+@pytest.mark.parametrize("ranks_per_host", [1, 2, 4])
+@pytest.mark.parametrize("hosts", [2, 4, 8, 16])
+def test_every_host_talks_across_once_in_each_step_of_staggered_aer(hosts, ranks_per_host):
+    topology = build("aer", hosts * ranks_per_host, ranks_per_host)
+    aligned, staggered = in_phases(topology, "staggered")
+    assert aligned is topology
+    for t in range(topology.period):
+        for host in range(hosts):
+            sent = [bytes_leaving_host(phase.round(t), host, ranks_per_host, 0.5) for phase in (aligned, staggered)]
+            assert sorted(sent) == [0, 0.5], (t, host)  # half of the parameters each, one of them at a time
+    cycle = np.linalg.multi_dot([*(staggered.matrix(t) for t in reversed(range(topology.period)))])
+    np.testing.assert_allclose(cycle, 1 / topology.world_size, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["one_peer_exponential", "ring", "complete"])
+def test_a_period_mixes_as_before(name):
+    topology = build(name, 6)
+    _, staggered = in_phases(topology, "staggered")
+    assert staggered.period == topology.period
+    assert staggered.fingerprint() != topology.fingerprint()  # all ranks must agree on it
+    product = {
+        phase.name: np.linalg.multi_dot([np.eye(6), np.eye(6), *(phase.matrix(t) for t in range(phase.period))])
+        for phase in (topology, staggered)
+    }
+    np.testing.assert_allclose(product[staggered.name], product[name], atol=1e-12)
+
+
+def test_what_cannot_be_staggered_is_refused():
+    with pytest.raises(ValueError, match=r"phases='staggered': topology 'random_matching' is random"):
+        in_phases(build("random_matching", 4), "staggered")
+    path = Topology("path", 3, schedule=(Round.from_groups([(0, 1)], 3), Round.from_groups([(1, 2)], 3)))
+    with pytest.raises(ValueError, match="rounds 0 and 1 of topology 'path' do not commute"):
+        in_phases(path, "staggered")
+    with pytest.raises(ValueError, match="phases='diagonal': expected one of aligned, staggered"):
+        in_phases(path, "diagonal")
