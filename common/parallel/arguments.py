@@ -1,6 +1,6 @@
 """Checks of arguments that real and simulated workers share."""
 
-from common.topology import Topology, build
+from common.topology import Topology, build, push_sum
 
 
 def check_order(order: str) -> None:
@@ -23,18 +23,22 @@ def check_sizes(bucket_mb: float, timeout_s: float) -> None:
         raise ValueError(f"timeout_s={timeout_s}: expected seconds > 0")
 
 
-def resolve_topology(topology: str | Topology, workers: int, ranks_per_host: int = 1) -> Topology:
-    """The topology itself, or the one of that name over `workers`.
+def resolve_topology(
+    topology: str | Topology, workers: int, ranks_per_host: int = 1, with_push_sum: bool = False
+) -> Topology:
+    """The topology itself, or the one of that name over `workers`; with push-sum, what it makes of it.
 
-    Raises ValueError if it is for another number of workers, or does not keep the mean.
+    Raises ValueError if it is for another number of workers, or does not keep the mean and there is no push-sum.
     """
     if isinstance(topology, str):
         topology = build(topology, workers, ranks_per_host)
     if topology.world_size != workers:
         raise ValueError(f"topology {topology.name} is for {topology.world_size} workers, but there are {workers}")
+    if with_push_sum:
+        return push_sum(topology)
     if not topology.doubly_stochastic:
         raise ValueError(
             f"topology {topology.name}: expected doubly stochastic mixing matrices, got rows that do not sum to 1; "
-            "that needs push-sum, without which parameters drift away"
+            "without push_sum=True parameters would drift away"
         )
     return topology

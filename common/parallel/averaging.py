@@ -33,8 +33,13 @@ def average_buffers_(buffers: Sequence[Tensor], n: int, group: dist.ProcessGroup
             buffer.copy_(mean.view(buffer.shape))
 
 
-def consensus_distance(vectors: Sequence[Tensor], n: int, group: dist.ProcessGroup | None) -> float:
-    """sqrt(mean_i ||x_i - x_bar||^2) with x_i the concatenation of this rank's vectors. Collective."""
+def consensus_distance(
+    vectors: Sequence[Tensor], n: int, group: dist.ProcessGroup | None, weight: float = 1.0
+) -> float:
+    """sqrt(mean_i ||x_i - x_bar||^2) with x_i the concatenation of this rank's vectors. Collective.
+
+    weight: of this rank's x_i in the mean x_bar; all weights sum to n
+    """
     if n == 1:
         return 0.0
     device = vectors[0].device if vectors else torch.device("cpu")
@@ -42,7 +47,7 @@ def consensus_distance(vectors: Sequence[Tensor], n: int, group: dist.ProcessGro
     for vector in vectors:
         for chunk in vector.split(CHUNK):
             own = chunk.double()
-            mean = own.clone()
+            mean = own * weight
             mean_over_ranks_([mean], n, group)
             square += (own - mean).square().sum()
     dist.all_reduce(square, group=group)

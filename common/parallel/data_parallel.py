@@ -2,7 +2,7 @@
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -93,6 +93,25 @@ class DataParallel(nn.Module, ABC):
 
     def drain(self) -> None:
         """Make sure that no message is in flight, so that parameters may be written. Collective."""
+
+    def communication_state(self) -> list[Tensor]:
+        """What the next rounds depend on besides parameters and clock; belongs into a checkpoint of this rank."""
+        return []
+
+    def load_communication_state(self, state: Sequence[Tensor]) -> None:
+        """Continue from `communication_state()`. Collective: drains first.
+
+        Raises ValueError when it is that of another way to communicate.
+        """
+        self.drain()
+        own = self.communication_state()
+        if [tensor.shape for tensor in own] != [tensor.shape for tensor in state]:
+            raise ValueError(
+                f"communication state: expected {len(own)} tensors of sizes {[t.numel() for t in own]}, got "
+                f"{[t.numel() for t in state]}: was message_dtype another one?"
+            )
+        for tensor, saved in zip(own, state, strict=True):
+            tensor.copy_(saved)
 
     def close(self) -> None:
         """Drain and detach from the optimizers; the bare module stays usable. Collective."""

@@ -24,6 +24,7 @@ from common.parallel.communicators import Communicators
 from common.parallel.consistency import check_equal_on_all_ranks
 from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.ddp import average_gradients_with_ddp
+from common.parallel.debiasing import Debiasing
 from common.parallel.flat import flatten
 from common.parallel.mixer import Mixer
 from common.parallel.momentum import MomentumVectors, mixes_momentum
@@ -47,9 +48,13 @@ class DecentralizedDataParallel(DataParallel):
                       with a name, a Topology says it by itself
     bucket_mb:        MiB per message; 1-2 suit slow links
     transport:        "auto", "send_recv" or "subgroup" (where a round averages in groups)
-    message_dtype:    dtype of messages between peers; None: the parameters' own. Not of averages in groups and hosts
+    message_dtype:    dtype of messages between peers; None: the parameters' own; torch.int8: 8 bits with error feedback
+                      (one more vector of the parameters' size). Not of all-reduces, nor inside hosts that talk to
+                      others
     phases:           "aligned", or "staggered": half of the buckets run the rounds in another order, so that with AER
                       every host sends half of its bytes in each step instead of all in every second one
+    push_sum:         stochastic gradient push (SGP): also for topologies that do not keep the mean (directed graphs
+                      whose ranks take more or less than they give); the same as without it where they do
     timeout_s:        seconds to wait for a peer before an error names it
 
     All ranks must construct it, with the same arguments and a module of the same structure; a difference raises
@@ -68,6 +73,7 @@ class DecentralizedDataParallel(DataParallel):
         transport: str = "auto",
         message_dtype: torch.dtype | None = None,
         phases: str = "aligned",
+        push_sum: bool = False,
         find_unused_parameters: bool = False,
         timeout_s: float = 300.0,
     ) -> None:
@@ -77,7 +83,7 @@ class DecentralizedDataParallel(DataParallel):
         timeout = timedelta(seconds=timeout_s)
         communicators = Communicators(ranks_per_worker, timeout)
         super().__init__(module, communicators.worker, communicators.workers)
-        self.topology = resolve_topology(topology, communicators.workers, ranks_per_host)
+        self.topology = resolve_topology(topology, communicators.workers, ranks_per_host, push_sum)
         self.order = order
         self._communicators = communicators
         facts = {
@@ -103,6 +109,10 @@ class DecentralizedDataParallel(DataParallel):
             timeout=timeout,
         )
         self.counters = self.mixer.counters
+        self._debiasing: Debiasing | None = None
+        if not self.topology.doubly_stochastic:
+            vectors = [vector.data for vector in self._vectors]
+            self._debiasing = Debiasing(self.topology, communicators.worker, vectors)
         self._momentum: list[MomentumVectors] = []
         self._bucketwise: BucketwiseStep | None = None
         # Kept out of the module tree: its parameters are the module's own.
@@ -118,13 +128,17 @@ class DecentralizedDataParallel(DataParallel):
         DmSGD with momentum mixing has its momentum placed in flat vectors too. Alone and with order "awc", a fused
         AccumAdam(W) steps bucket by bucket: merging costs it no pass over memory, and messages leave earlier.
         """
-        mixes = mixes_momentum(optimizer, self.order, self.world_size)
+        mixes = mixes_momentum(optimizer, self.order, self.topology)
+        if mixes and self.mixer.errors:
+            raise ValueError(
+                "DmSGD(momentum_mixing=True): expected messages of 16 bits or more, got message_dtype=int8"
+            )
         super().attach(optimizer)
         if mixes:
             self._momentum.append(MomentumVectors(optimizer, self._vectors))
         self._give_back_step()
         alone = len(self._optimizers) == 1 and self.world_size > 1
-        if alone and self.order == "awc" and updates_in_pieces(optimizer):
+        if alone and self._debiasing is None and self.order == "awc" and updates_in_pieces(optimizer):
             self._bucketwise = BucketwiseStep(optimizer, self.mixer)
         return optimizer
 
@@ -140,8 +154,12 @@ class DecentralizedDataParallel(DataParallel):
     def _before_update(self) -> None:
         if self.order == "awc" and self._bucketwise is None:  # which merges in the step
             self.mixer.merge()
+        if self._debiasing is not None:
+            self._debiasing.remember()
 
     def _after_update(self) -> None:
+        if self._debiasing is not None:
+            self._debiasing.scale(self.mixer.clock)  # of the rounds merged so far
         if self.order == "atc":
             for momentum in self._momentum:
                 self.mixer.mix_now(momentum.flat())  # m_i <- sum_j w_ij (beta m_j + g_j)
@@ -177,6 +195,10 @@ class DecentralizedDataParallel(DataParallel):
             momentum.close()
         self._momentum.clear()
 
+    def communication_state(self) -> list[Tensor]:
+        """What messages of 8 bits have left out so far."""
+        return self.mixer.errors
+
     def load_clock(self, clock: int) -> None:
         """Continue with round `clock` of the schedule. Collective."""
         super().load_clock(clock)
@@ -191,7 +213,10 @@ class DecentralizedDataParallel(DataParallel):
         """sqrt(mean_i ||x_i - x_bar||^2), equal on all ranks. Collective."""
         communicators = self._communicators
         vectors = [vector.data for vector in self._vectors]
-        return consensus_distance(vectors, communicators.world_size, communicators.world)
+        return consensus_distance(vectors, communicators.world_size, communicators.world, self._weight())
+
+    def _weight(self) -> float:
+        return 1.0 if self._debiasing is None else self._debiasing.weight(self.clock)
 
     def _mean_state(self) -> list[Tensor]:
         return [vector.data for vector in self._vectors] + averageable_buffers(self.bare_module)
@@ -199,5 +224,8 @@ class DecentralizedDataParallel(DataParallel):
     def _write_mean(self) -> None:
         self.mixer.wait()  # sends read the vectors in place; what arrived stays valid if they are restored
         n, group = self._communicators.world_size, self._communicators.world
-        mean_over_ranks_([vector.data for vector in self._vectors], n, group)
+        vectors = [vector.data for vector in self._vectors]
+        for vector in vectors if self._debiasing is not None else ():
+            vector.mul_(self._weight())
+        mean_over_ranks_(vectors, n, group)
         average_buffers_(averageable_buffers(self.bare_module), n, group)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.parallel.collectives import sum_dtype
+from common.parallel.messages import Message, empty_message
 from common.parallel.transport import Exchange, Incoming
 from common.topology import Round, Transport
 
@@ -38,6 +39,8 @@ class Hierarchical(Exchange):
     worker:         this rank's number among all workers, on host worker // ranks_per_host
     to_rank, group: rank of a worker, and the group in which point-to-point messages travel
     rail:           the group of the workers that M averages uniformly, if an all-reduce pays there
+    message_dtype:  of messages between hosts, None for the dtype of the sum; an all-reduce keeps that
+    error:          what earlier messages left out [numel of the chunk], where the dtype wants it
     ahead:          whether receives may be posted long before their sends (gloo)
     """
 
@@ -54,6 +57,8 @@ class Hierarchical(Exchange):
         rail: dist.ProcessGroup | None,
         *,
         ahead: bool,
+        message_dtype: torch.dtype | None = None,
+        error: Tensor | None = None,
     ) -> None:
         host, self._place = divmod(worker, ranks_per_host)
         first = host * ranks_per_host
@@ -69,6 +74,10 @@ class Hierarchical(Exchange):
         # What arrives from the others of the host lies where their averaged pieces will come to lie.
         self._result = self._source.new_empty(self._size * ranks_per_host)
         self._mean = self._piece(self._result, self._place)
+        narrow = message_dtype not in (None, self._source.dtype) and rail is None
+        self._message_dtype = message_dtype if narrow else None
+        self._error = None if error is None else self._piece(error, self._place)
+        self._narrow: Message | None = None
         self._from_rails: dict[int, Tensor] = {}
         self._scattered: list[dist.Work] = []
         self._railed: list[dist.Work] = []
@@ -78,6 +87,11 @@ class Hierarchical(Exchange):
     def message_bytes(self) -> int:
         """Bytes of the whole bucket in the dtype of the sum."""
         return self._source.nbytes
+
+    @property
+    def rail_bytes(self) -> int | None:
+        """Of this rank's piece in the narrow dtype."""
+        return None if self._message_dtype is None else empty_message(self._mean, self._message_dtype).nbytes
 
     def receives(self) -> list[dist.P2POp]:
         """The others' parts of this rank's piece; the messages of the rails too, if ahead."""
@@ -107,6 +121,11 @@ class Hierarchical(Exchange):
         """x_i <- the averaged bucket."""
         self.chunk.copy_(self._result[: self._numel])
 
+    def settle(self) -> None:
+        """Remember what this rank's message between hosts left out."""
+        if self._narrow is not None:
+            self._narrow.settle()
+
     # -- stages
 
     def _sum_and_send(self, timeout: timedelta) -> None:
@@ -122,16 +141,24 @@ class Hierarchical(Exchange):
         if self._rail is not None:
             self._railed.append(dist.all_reduce(mean, group=self._rail, async_op=True))
         else:
+            message = mean
+            if self._message_dtype is not None:
+                self._narrow = Message(mean, self._message_dtype, self._error)
+                message = self._narrow.tensor
             receives = [] if self._ahead else self._rail_receives()
-            self._post_each(receives + [self._op(dist.isend, mean, worker, Tag.RAIL) for worker in self._out])
+            self._post_each(receives + [self._op(dist.isend, message, worker, Tag.RAIL) for worker in self._out])
 
     def _combine_and_gather(self, timeout: timedelta) -> None:
         for work in self._railed:  # sends too: what they read is written next
             self._wait_for(work, timeout)
         mean = self._mean
-        mean.mul_(self._own_weight)
-        for worker, received in self._from_rails.items():
-            mean.add_(received, alpha=self._in[worker])
+        weighted = [(received, self._in[worker]) for worker, received in self._from_rails.items()]
+        if self._narrow is not None:
+            self._narrow.merge_(mean, weighted)
+        else:
+            mean.mul_(self._own_weight)
+            for received, weight in weighted:
+                mean.add_(received, alpha=weight)
         self._from_rails.clear()
         receives = [] if self._ahead else self._gather_receives()
         self._post_each(receives + [self._op(dist.isend, mean, worker, Tag.GATHER) for worker in self._local.values()])
@@ -147,7 +174,8 @@ class Hierarchical(Exchange):
     def _rail_receives(self) -> list[dist.P2POp]:
         if self._rail is not None:
             return []
-        self._from_rails = {worker: torch.empty_like(self._mean) for worker in self._in}
+        dtype = self._message_dtype or self._mean.dtype
+        self._from_rails = {worker: empty_message(self._mean, dtype) for worker in self._in}
         return [self._op(dist.irecv, tensor, worker, Tag.RAIL) for worker, tensor in self._from_rails.items()]
 
     def _gather_receives(self) -> list[dist.P2POp]:

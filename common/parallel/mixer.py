@@ -30,7 +30,8 @@ class Mixer:
     topology:      schedule over workers
     bucket_mb:     size of a bucket in MiB
     transport:     "auto", or force "send_recv" or "subgroup" wherever the round allows it
-    message_dtype: dtype of messages between peers, None for the parameters' own; averages in groups keep theirs
+    message_dtype: dtype of messages between peers, None for the parameters' own; int8 with error feedback, see
+                   `messages.py`. All-reduces, and averages inside hosts that talk to others, keep their precision
     phases:        "aligned" or "staggered", see `plan_buckets`
     timeout:       how long to wait for a peer
     """
@@ -49,6 +50,9 @@ class Mixer:
     ) -> None:
         self.vectors = list(vectors)
         self.buckets = plan_buckets([vector.data for vector in vectors], topology, bucket_mb, phases)
+        # What messages of 8 bits have left out so far, laid out as the vectors. Together with parameters and clock this
+        # is all that the next round depends on.
+        self.errors = [torch.zeros_like(vector.data) for vector in vectors] if message_dtype == torch.int8 else []
         self.counters = CommunicationCounters()
         self._communicators = communicators
         self._routes = Routes(in_phases(topology, phases), communicators, transport, message_dtype)
@@ -123,7 +127,7 @@ class Mixer:
                     incoming = exchange.incoming()
                     if incoming is None:
                         exchange.merge()
-                    self._count(bucket, exchange)
+                    self._settle(bucket, exchange)
                 update(bucket, incoming)
                 del incoming, exchange  # their memory serves the next launch
                 bucket.clock += 1
@@ -169,7 +173,7 @@ class Mixer:
             if exchange is not None:
                 self._wait(index, exchange)
                 exchange.merge()
-                self._count(self.buckets[index], exchange)
+                self._settle(self.buckets[index], exchange)
 
     def _forget(self) -> None:
         if self._in_flight is not None:
@@ -179,17 +183,19 @@ class Mixer:
             vector.release()
 
     def _exchange(self, bucket: Bucket) -> Exchange | None:
-        return self._routes.exchange(bucket.round, self.vectors[bucket.vector].data[bucket.span])
+        error = self.errors[bucket.vector][bucket.span] if self.errors else None
+        return self._routes.exchange(bucket.round, self.vectors[bucket.vector].data[bucket.span], error)
 
     def _post(self, exchanges: Sequence[Exchange | None]) -> None:
         self._network.post([exchange for exchange in exchanges if exchange is not None])
 
-    def _count(self, bucket: Bucket, exchange: Exchange) -> None:
+    def _settle(self, bucket: Bucket, exchange: Exchange) -> None:
+        exchange.settle()
         # When a message is done, not when it is launched: so a resumed run, which launches the round in flight
         # again, counts as an uninterrupted one does.
         how = (bucket.round, self._communicators.worker)
         kind, size = exchange.kind, self._routes.ranks_per_host
-        self.counters.bytes_sent += bytes_sent(*how, exchange.message_bytes, kind, size)
+        self.counters.bytes_sent += bytes_sent(*how, exchange.message_bytes, kind, size, exchange.rail_bytes)
         self.counters.messages += messages_sent(*how, kind, size)
 
     def _wait(self, index: int, exchange: Exchange) -> None:

@@ -8,17 +8,24 @@ from torch.optim import Optimizer
 
 from common.optim import DmSGD
 from common.parallel.flat import FlatVector
+from common.topology import Topology
 
 
-def mixes_momentum(optimizer: Optimizer, order: str, world_size: int) -> bool:
+def mixes_momentum(optimizer: Optimizer, order: str, topology: Topology) -> bool:
     """Whether the momentum of `optimizer` travels too.
 
-    Raises ValueError for DmSGD(momentum_mixing=True) in another order than "atc".
+    Raises ValueError for DmSGD(momentum_mixing=True) in another order than "atc", or with a topology that needs
+    push-sum.
     """
-    if not (isinstance(optimizer, DmSGD) and optimizer.momentum_mixing and world_size > 1):
+    if not (isinstance(optimizer, DmSGD) and optimizer.momentum_mixing and topology.world_size > 1):
         return False
     if order != "atc":
         raise ValueError(f"DmSGD(momentum_mixing=True) needs order='atc', got order={order!r}")
+    if not topology.doubly_stochastic:
+        raise ValueError(
+            f"DmSGD(momentum_mixing=True) is defined for doubly stochastic topologies, got {topology.name}: use "
+            "momentum_mixing=False"
+        )
     return True
 
 

@@ -15,8 +15,8 @@ class Routes:
     """Makes exchanges for rounds of these topologies (one for each phase, all over the same hosts).
 
     transport:     "auto", or force "send_recv" or "subgroup" wherever the round allows it
-    message_dtype: dtype of messages between peers, None for the parameters' own; averages in groups and hosts keep
-                   their precision
+    message_dtype: dtype of messages between peers, None for the parameters' own; all-reduces, and averages inside hosts
+                   that talk to others, keep their precision
 
     Collective: opens the process groups that the rounds need.
     """
@@ -46,8 +46,11 @@ class Routes:
             return Transport.SUBGROUP
         return Transport.SEND_RECV
 
-    def exchange(self, round_: Round, chunk: Tensor) -> Exchange | None:
-        """The exchange of a bucket `chunk` in this round; None where this worker has nobody to talk to."""
+    def exchange(self, round_: Round, chunk: Tensor, error: Tensor | None = None) -> Exchange | None:
+        """The exchange of a bucket `chunk` in this round; None where this worker has nobody to talk to.
+
+        error: what the bucket's earlier messages left out [numel of the chunk], where message_dtype wants it
+        """
         communicators = self._communicators
         worker, to_rank, group = communicators.worker, communicators.to_rank, communicators.rail
         kind = self.kind(round_)
@@ -56,7 +59,18 @@ class Routes:
             members = self._rail_of(hosts, worker // size)
             rail = communicators.group("rail", members) if members else None
             ahead = communicators.backend == "gloo"
-            return Hierarchical(chunk, hosts, worker, size, to_rank, group, rail, ahead=ahead)
+            return Hierarchical(
+                chunk,
+                hosts,
+                worker,
+                size,
+                to_rank,
+                group,
+                rail,
+                ahead=ahead,
+                message_dtype=self._message_dtype,
+                error=error,
+            )
         if kind is Transport.SUBGROUP:
             members = next(members for members in round_.groups or () if worker in members)
             subgroup = communicators.group("subgroup", members)
@@ -66,7 +80,7 @@ class Routes:
                 return Subgroup(chunk, members, worker, subgroup)
         if kind is Transport.IDLE:
             return None
-        return SendRecv(chunk, round_, worker, to_rank, group, self._message_dtype)
+        return SendRecv(chunk, round_, worker, to_rank, group, self._message_dtype, error)
 
     def _subgroups(self, round_: Round) -> list[tuple[int, ...]]:
         """Workers that average by all-reduce."""

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.parallel.collectives import sum_dtype
+from common.parallel.messages import Message
 from common.topology import Round, Transport
 
 
@@ -67,10 +68,19 @@ class Exchange(ABC):
     def merge(self) -> None:
         """x_i <- sum_j W_ij x_j, in place. Call after `wait`."""
 
+    def settle(self) -> None:
+        """Called when the round is merged for good: remember what the next one of this bucket has to know."""
+        return
+
     @property
     @abstractmethod
     def message_bytes(self) -> int:
-        """Bytes of one message as it travels."""
+        """Bytes of the whole bucket as it travels; where it travels narrower between hosts, inside of them."""
+
+    @property
+    def rail_bytes(self) -> int | None:
+        """Bytes of a message between hosts, where it is narrower than its part of the bucket."""
+        return None
 
     def post(self, ops: Sequence[dist.P2POp]) -> None:
         """Hand messages to the network. A failure (the peer is gone) is kept for `wait`, which reports all of them."""
@@ -118,8 +128,8 @@ class Exchange(ABC):
 class SendRecv(Exchange):
     """Point-to-point messages along the edges of a sparse round.
 
-    message_dtype: dtype on the wire. If it differs from the chunk's, what is added is w_ij (q(x_j) - q(x_i)) with
-    the rounded values q, so that mixing with a doubly stochastic matrix still conserves the mean.
+    message_dtype: dtype on the wire, None for the chunk's own; see `messages.py`
+    error:         what earlier messages left out [numel of the chunk], where the dtype wants it
     """
 
     kind = Transport.SEND_RECV
@@ -132,13 +142,15 @@ class SendRecv(Exchange):
         to_rank: Callable[[int], int],
         group: dist.ProcessGroup | None,
         message_dtype: torch.dtype | None = None,
+        error: Tensor | None = None,
     ) -> None:
         self._in = round_.in_peers(worker)
         self._out = round_.out_peers(worker)
         super().__init__(chunk, sorted({*self._in, *self._out}))
         self._self_weight = round_.self_weight(worker)
         self._to_rank, self._group = to_rank, group
-        self._message = chunk if message_dtype in (None, chunk.dtype) else chunk.to(message_dtype)
+        self._narrow = None if message_dtype in (None, chunk.dtype) else Message(chunk, message_dtype, error)
+        self._message = chunk if self._narrow is None else self._narrow.tensor
         self._received = {peer: torch.empty_like(self._message) for peer in self._in}
 
     def receives(self) -> list[dist.P2POp]:
@@ -151,7 +163,7 @@ class SendRecv(Exchange):
 
     @property
     def message_bytes(self) -> int:
-        """Bytes of the chunk in the message dtype."""
+        """Bytes of the chunk as it travels."""
         return self._message.nbytes
 
     def _op(self, kind: Callable, tensor: Tensor, peer: int) -> dist.P2POp:
@@ -159,7 +171,7 @@ class SendRecv(Exchange):
 
     def incoming(self) -> Incoming | None:
         """Of a single peer, in the parameters' dtype."""
-        if self._message is not self.chunk or len(self._in) != 1:
+        if self._narrow is not None or len(self._in) != 1:
             return None
         ((peer, weight),) = self._in.items()
         return Incoming(self._received[peer], self._self_weight, weight)
@@ -167,8 +179,8 @@ class SendRecv(Exchange):
     def merge(self) -> None:
         """One lerp for one peer; one pass more for each further peer."""
         chunk = self.chunk
-        if self._message is not chunk:
-            self._merge_rounded()
+        if self._narrow is not None:
+            self._narrow.merge_(chunk, [(self._received[peer], w) for peer, w in self._in.items()])
         elif len(self._in) == 1 and abs(self._self_weight + sum(self._in.values()) - 1) < 1e-12:
             ((peer, weight),) = self._in.items()
             chunk.lerp_(self._received[peer], weight)
@@ -178,12 +190,10 @@ class SendRecv(Exchange):
                 chunk.add_(self._received[peer], alpha=weight)
         self._received.clear()
 
-    def _merge_rounded(self) -> None:
-        scale = self._self_weight + sum(self._in.values())  # 1 unless the matrix is only column-stochastic
-        own = self._message.to(self.chunk.dtype)
-        self.chunk.mul_(scale) if scale != 1 else None
-        for peer, weight in self._in.items():
-            self.chunk.add_(self._received[peer].to(self.chunk.dtype).sub_(own), alpha=weight)
+    def settle(self) -> None:
+        """Remember what this message left out."""
+        if self._narrow is not None:
+            self._narrow.settle()
 
 
 class Subgroup(Exchange):

@@ -18,10 +18,11 @@ from common.parallel.arguments import check_order, resolve_topology
 from common.parallel.buckets import plan_buckets
 from common.parallel.collectives import sum_dtype
 from common.parallel.data_parallel import DataParallel, averageable_buffers
+from common.parallel.debiasing import Debiasing
 from common.parallel.flat import ALIGNMENT_BYTES, FlatVector, flatten
 from common.parallel.momentum import MomentumVectors, mixes_momentum
 from common.simulate.methods import average_gradients_, count_allreduce, count_gossip, mix_
-from common.topology import Topology
+from common.topology import Topology, weights_of
 
 
 def simulate(
@@ -35,10 +36,11 @@ def simulate(
     *,
     bucket_mb: float = 2.0,
     phases: str = "aligned",
+    push_sum: bool = False,
 ) -> list["SimulatedReplica"]:
     """N virtual workers that start from copies of `module` (which is left alone).
 
-    method: "decentralized" or "allreduce"; topology, order and phases as in DecentralizedDataParallel.
+    method: "decentralized" or "allreduce"; topology, order, phases and push_sum as in DecentralizedDataParallel.
     bucket_mb: only matters with phases="staggered", where buckets mix differently
     ranks_per_worker: only matters for the bytes that an all-reduce over all ranks would send.
     In each step call forward and backward on every replica, then `synchronize_gradients()` on every replica (before
@@ -51,7 +53,7 @@ def simulate(
     if method not in ("decentralized", "allreduce"):
         raise ValueError(f"method={method!r}: expected 'decentralized' or 'allreduce'")
     check_order(order)
-    topology = resolve_topology(topology, world_size, ranks_per_host)
+    topology = resolve_topology(topology, world_size, ranks_per_host, push_sum)
     modules = [copy.deepcopy(module) for _ in range(world_size)]
     if phases == "aligned":
         bucket_mb = math.inf  # buckets that all mix alike need not be told apart
@@ -68,7 +70,7 @@ class SimulatedReplica(DataParallel):
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
         """Hook into `optimizer.step()`."""
-        mixes = self._cohort.gossips and mixes_momentum(optimizer, self.order, self.world_size)
+        mixes = self._cohort.gossips and mixes_momentum(optimizer, self.order, self.topology)
         super().attach(optimizer)
         if mixes:
             self._cohort.add_momentum(self.rank, optimizer)
@@ -131,6 +133,10 @@ class Cohort:
         self.stacked, self.vectors = stack(modules)
         self.buckets = plan_buckets([vector.data for vector in self.vectors[0]], topology, bucket_mb, phases)
         self.buffers = [averageable_buffers(module) for module in modules]
+        self.debiasing: list[Debiasing] = []  # by worker, where push-sum has something to do
+        if self.gossips and not topology.doubly_stochastic:
+            rows = [[vector.data for vector in of_worker] for of_worker in self.vectors]
+            self.debiasing = [Debiasing(topology, worker, vectors) for worker, vectors in enumerate(rows)]
         self.momentum: dict[int, list[MomentumVectors]] = {}  # by worker, its optimizers in order
         self.clock = 0
         self.updating: set[int] = set()  # workers that began the current update
@@ -157,10 +163,14 @@ class Cohort:
             if self.gossips and self.order == "awc":
                 self._mix(self.stacked)
         self.updating.add(worker)
+        if self.debiasing:
+            self.debiasing[worker].remember()
 
     def after_update(self, worker: int) -> None:
         """Worker's last optimizer has stepped; the last worker's call combines (atc) and counts."""
         self.updated.add(worker)
+        if self.debiasing:
+            self.debiasing[worker].scale(self.clock + (self.order == "awc"))  # of the rounds merged so far
         if len(self.updated) < self.world_size:
             return
         if self.gossips and self.order == "atc":
@@ -191,7 +201,7 @@ class Cohort:
             return
         if self.gossips:
             for matrix in self.stacked:
-                matrix[rank].copy_(mean(matrix))
+                matrix[rank].copy_(mean(self._weighted(matrix)))
         for tensors in zip(*self.buffers, strict=True):
             tensors[rank].copy_(mean(torch.stack(tensors)))
 
@@ -206,13 +216,21 @@ class Cohort:
 
     def consensus_distance(self) -> float:
         """sqrt(mean_i ||x_i - x_bar||^2) in float64."""
-        squares = [(m.double() - m.double().mean(0)).square().sum(1).mean() for m in self.stacked]
+        wide = [matrix.double() for matrix in self.stacked]
+        squares = [(m - self._weighted(m).mean(0)).square().sum(1).mean() for m in wide]
         return float(sum(squares)) ** 0.5
 
     @property
     def gossips(self) -> bool:
         """Whether workers mix parameters, not gradients."""
         return self.method == "decentralized"
+
+    def _weighted(self, matrix: Tensor) -> Tensor:
+        """Rows times the workers' push-sum weights."""
+        if not self.debiasing:
+            return matrix
+        weights = weights_of(self.topology, self.replicas[0].clock)
+        return matrix * torch.as_tensor(weights, dtype=sum_dtype(matrix.dtype), device=matrix.device)[:, None]
 
     def _mix(self, matrices: Sequence[Tensor]) -> None:
         for bucket in self.buckets:

@@ -16,6 +16,7 @@ from common.topology.analysis import (
 )
 from common.topology.cost import Transport, bytes_leaving_host, bytes_sent, messages_sent, transport_of
 from common.topology.phases import PHASES, in_phases
+from common.topology.push_sum import push_sum, weights_of
 from common.topology.registry import NAMES, build
 from common.topology.round import Round
 from common.topology.topology import Topology
@@ -34,7 +35,9 @@ __all__ = [
     "is_connected",
     "messages_sent",
     "period_contraction",
+    "push_sum",
     "rounds_to_consensus",
     "spectral_gap",
     "transport_of",
+    "weights_of",
 ]

@@ -56,8 +56,9 @@ class Decentralized(Strict):
     ranks_per_worker: PositiveInt
     bucket_mb: PositiveFloat
     transport: Literal["auto", "send_recv", "subgroup"]
-    message_dtype: Literal["float16", "bfloat16"] | None
+    message_dtype: Literal["float16", "bfloat16", "int8"] | None
     phases: Literal["aligned", "staggered"] = "aligned"
+    push_sum: bool = False
     find_unused_parameters: bool
     timeout_s: PositiveFloat
 

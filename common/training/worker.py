@@ -49,6 +49,7 @@ class Worker:
             "index": self.index,
             "clock": self.model.clock,
             "model": self.model.state_dict(),
+            "communication": self.model.communication_state(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "streams": [stream.state_dict() for stream in self.streams],
@@ -60,6 +61,7 @@ class Worker:
         """Continue from `state_dict()`: the round that was in flight is launched again. Collective."""
         self.model.load_state_dict(state["model"])
         self.model.load_clock(state["clock"])
+        self.model.load_communication_state(state["communication"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         for stream, saved in zip(self.streams, state["streams"], strict=True):
@@ -120,6 +122,7 @@ def parallelize(module: torch.nn.Module, config: Config) -> list[DataParallel]:
                 ranks_per_worker=parallel.ranks_per_worker,
                 bucket_mb=parallel.bucket_mb,
                 phases=parallel.phases if gossip else "aligned",
+                push_sum=gossip and parallel.push_sum,
             )
         )
     if parallel.method == "allreduce":
@@ -141,6 +144,7 @@ def parallelize(module: torch.nn.Module, config: Config) -> list[DataParallel]:
             transport=parallel.transport,
             message_dtype=getattr(torch, parallel.message_dtype) if parallel.message_dtype else None,
             phases=parallel.phases,
+            push_sum=parallel.push_sum,
             find_unused_parameters=parallel.find_unused_parameters,
             timeout_s=parallel.timeout_s,
         )

@@ -56,6 +56,7 @@ class Scenario:
     ranks_per_worker: int = 1
     order: str = "awc"
     phases: str = "aligned"
+    push_sum: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self, seed: int = 7) -> nn.Module:
@@ -148,6 +149,7 @@ def wrap(module: nn.Module, scenario: Scenario) -> DataParallel:
         scenario.ranks_per_worker,
         ranks_per_host=scenario.ranks_per_host,
         phases=scenario.phases,
+        push_sum=scenario.push_sum,
         **{"bucket_mb": BUCKET_MB, "timeout_s": 30} | scenario.options,
     )
 
@@ -168,6 +170,7 @@ def simulated(n: int, scenario: Scenario) -> Training:
         scenario.order,
         bucket_mb=BUCKET_MB,
         phases=scenario.phases,
+        push_sum=scenario.push_sum,
     )
     k = scenario.ranks_per_worker
     return Training(scenario, replicas, [range(worker * k, (worker + 1) * k) for worker in range(n)])

@@ -42,6 +42,16 @@ EXPECTED: list[tuple[Scenario, float, int]] = [
         STEPS * S,
         STEPS * 2 * BUCKETS,
     ),
+    (  # 8 bits for each element and a scale for each bucket
+        replace(BASE, topology="ring", options=BASE.options | {"message_dtype": torch.int8}),
+        STEPS * 2 * (S / 4 + 4 * BUCKETS),
+        STEPS * 2 * BUCKETS,
+    ),
+    (  # a pair in 16 bits; then half of S inside and back in 32, and half of S in 16 bits between hosts
+        replace(BASE, topology="aer", ranks_per_host=2, options=BASE.options | {"message_dtype": torch.bfloat16}),
+        STEPS / 2 * (S / 2 + S + S / 4),
+        STEPS // 2 * (1 + 3) * BUCKETS,
+    ),
     (
         replace(BASE, topology="one_peer_exponential", order="atc", optimizer="dmsgd"),
         STEPS * 2 * S,

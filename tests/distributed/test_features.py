@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from common.optim import cosine_with_warmup
-from common.topology import build
+from common.topology import Round, Topology, build
 from tests.distributed import models
 from tests.distributed.comparison import ATOL, RTOL, assert_equal_to_simulator, assert_same
 from tests.distributed.processes import run_processes
@@ -103,6 +103,17 @@ def test_staggered_phases(n: int, ranks_per_host: int) -> None:
     aer = replace(BASE, topology="aer", ranks_per_host=ranks_per_host, phases="staggered")
     assert_equal_to_simulator(
         n, [aer, replace(aer, model=models.Tied, optimizer="accumadamw"), replace(aer, order="atc")]
+    )
+
+
+def test_push_sum_on_a_directed_graph() -> None:
+    """Rank 0 takes from two, rank 1 from one: weights differ, and with them what an update does."""
+    graph = Round(({0: 0.5, 1: 0.25, 2: 0.5}, {0: 0.5, 1: 0.5}, {1: 0.25, 2: 0.5}))
+    topology = Topology("directed", 3, schedule=(graph,))
+    base = replace(BASE, topology=topology, push_sum=True)
+    adam = replace(base, optimizer="fused_accumadamw", model=models.Tied)
+    assert_equal_to_simulator(
+        3, [base, replace(base, order="atc"), adam, replace(CONV, topology=topology, push_sum=True)]
     )
 
 

@@ -61,6 +61,33 @@ def test_rounded_messages_conserve_the_mean(n: int) -> None:
         np.testing.assert_allclose(X[1], build(name, n).matrix(0) @ X[0], atol=2**-8, err_msg=name)
 
 
+NARROW = {torch.bfloat16: 2**-8, torch.int8: 2**-6}
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_narrow_messages_between_hosts_conserve_the_mean(dtype: torch.dtype) -> None:
+    """Averages inside hosts are exact, what travels between them is rounded."""
+    aer = replace(STILL, topology="aer", ranks_per_host=2, steps=12, options={"message_dtype": dtype})
+    (X,) = histories(4, [aer])
+    for t in range(3):
+        expected = build("aer", 4, 2).matrix(t) @ X[t]
+        np.testing.assert_allclose(X[t + 1], expected, atol=NARROW[dtype], err_msg=str(t))
+        np.testing.assert_allclose(X[t + 1].mean(0), X[0].mean(0), atol=1e-6)
+    np.testing.assert_array_equal(X[-1][0], X[-1][1])  # ranks of a host agree bit for bit
+
+
+def test_error_feedback_makes_up_for_what_8_bits_leave_out() -> None:
+    """The mean is conserved, and workers come much nearer to each other than 8 bits tell values apart."""
+    ring = replace(STILL, topology="ring", steps=60, options={"message_dtype": torch.int8})
+    for n in (3, 4):
+        (X,) = histories(n, [ring])
+        np.testing.assert_allclose(X[-1].mean(0), X[0].mean(0), atol=1e-5)
+        step = abs(X[0]).max() / 127
+        assert abs(X[0] - X[0].mean(0)).max() > 20 * step
+        late = X[-20:]  # messages vary by a step; their mean over time does not
+        assert abs(late.mean(0) - late.mean((0, 1))).max() < step / 4
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
 def test_finite_time_averaging_is_reached(n: int) -> None:
     names = ["complete", "base_k"]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.distributed import models
 from tests.distributed.comparison import assert_same
@@ -20,6 +21,8 @@ SCENARIOS = [
     replace(BASE, topology="one_peer_exponential", order="atc", optimizer="dmsgd"),
     replace(BASE, topology="random_matching", optimizer="momentum+adam"),
     replace(BASE, topology="aer", ranks_per_host=2, phases="staggered", optimizer="fused_accumadamw"),
+    replace(BASE, topology="ring", options={"message_dtype": torch.int8}),
+    replace(BASE, topology="aer", ranks_per_host=2, options={"message_dtype": torch.int8}),
 ]
 # DDP lays out its buckets anew after its first backward, and with that the order in which a ring sums: only of two
 # ranks a sum is the same bits in any order.
@@ -33,6 +36,7 @@ def saved(rank: int, scenario: Scenario) -> dict[str, Any]:
         "model": {name: tensor.clone() for name, tensor in training.model.state_dict().items()},
         "optimizers": [optimizer.state_dict() for optimizer in training.optimizers[0]],
         "clock": training.model.clock,
+        "communication": [tensor.clone() for tensor in training.model.communication_state()],
         "bytes_sent": training.model.counters.bytes_sent,
     }
     training.model.close()
@@ -48,6 +52,7 @@ def resumed(rank: int, n: int, scenarios: list[Scenario]) -> list[dict]:
         for optimizer, state in zip(training.optimizers[0], checkpoint["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         training.model.load_clock(checkpoint["clock"])
+        training.model.load_communication_state(checkpoint["communication"])
         training.run(range(HALF, 2 * HALF))
         bytes_sent = checkpoint["bytes_sent"] + training.model.counters.bytes_sent
         results.append({"state": snapshot(training.model), "clock": training.model.clock, "bytes_sent": bytes_sent})
@@ -61,12 +66,14 @@ def rewound(rank: int, n: int, scenarios: list[Scenario]) -> list[dict]:
     for scenario in scenarios:
         training = real(rank, scenario).run(range(HALF))
         model = copy.deepcopy(training.model.state_dict())
+        communication = copy.deepcopy(training.model.communication_state())
         states = copy.deepcopy([optimizer.state_dict() for optimizer in training.optimizers[0]])
         training.run(range(50, 53))
         training.model.load_state_dict(model)
         for optimizer, state in zip(training.optimizers[0], states, strict=True):
             optimizer.load_state_dict(state)
         training.model.load_clock(HALF)
+        training.model.load_communication_state(communication)
         results.append(snapshot(training.run(range(HALF, 2 * HALF)).model))
         training.model.close()
     return results

@@ -1,0 +1,91 @@
+"""Push-sum: how graphs that do not keep the mean of x still give consensus on it (Assran et al., ICML 2019).
+
+W(t) has columns that sum to 1 and rows that need not. Beside x every rank has a weight w, mixed alike, w(0) = 1:
+
+    x(t+1) = W(t) x(t),   w(t+1) = W(t) w(t),   z = x / w
+
+z_i converges to the mean of x(0). The weights are a function of the schedule alone, so no rank needs to send its own;
+and z mixes by itself, with the row-stochastic matrix diag(w(t+1))^-1 W(t) diag(w(t)).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.topology.round import TOLERANCE, Round
+from common.topology.topology import Topology
+
+
+@dataclass(frozen=True)
+class DebiasedRound(Round):
+    """One step of z: rows sum to 1, columns need not. ValueError when they do not."""
+
+    def __post_init__(self) -> None:
+        rows = tuple(self._checked_row(i, row) for i, row in enumerate(self.weights))
+        object.__setattr__(self, "weights", rows)
+        for i, row in enumerate(rows):
+            if abs(sum(row.values()) - 1) > TOLERANCE:
+                raise ValueError(f"DebiasedRound.weights: row {i}: expected a sum of 1, got {sum(row.values()):.12g}")
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+    @property
+    def doubly_stochastic(self) -> bool:
+        """Not: z alone does not keep its mean."""
+        return False
+
+    def __reduce__(self) -> tuple:
+        return DebiasedRound, (tuple(dict(row) for row in self.weights),)
+
+
+class PushSum:
+    """The schedule of z under `topology`; a RandomSchedule, as its rounds have no period (they tend to one)."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.world_size = topology.world_size
+        self._clock, self._latest = 0, np.ones(topology.world_size)
+
+    def weights(self, t: int) -> np.ndarray:
+        """w(t), float64 [n], of sum n."""
+        if t < self._clock:
+            self._clock, self._latest = 0, np.ones(self.world_size)
+        while self._clock < t:
+            self._latest = mixed(self.topology.round(self._clock), self._latest)
+            self._clock += 1
+        return self._latest
+
+    def __call__(self, t: int) -> Round:
+        """The round of z at step t."""
+        now = self.weights(t)
+        round_ = self.topology.round(t)
+        after = mixed(round_, now)
+        rows: list[Mapping[int, float]] = [
+            {j: weight * now[j] / after[i] for j, weight in row.items()} for i, row in enumerate(round_.weights)
+        ]
+        return DebiasedRound(tuple(rows))
+
+    def contraction(self) -> float:
+        """Of the disagreement in a round, as `topology.spectral_gap` has it."""
+        return 1 - self.topology.spectral_gap()
+
+
+def mixed(round_: Round, w: np.ndarray) -> np.ndarray:
+    """W w, float64 [n]."""
+    return np.array([sum(weight * w[j] for j, weight in row.items()) for row in round_.weights])
+
+
+def push_sum(topology: Topology) -> Topology:
+    """The topology of z; `topology` itself where all weights stay 1, because rows sum to 1 as columns do."""
+    if topology.doubly_stochastic:
+        return topology
+    name, size = f"{topology.name}_push_sum", topology.ranks_per_host
+    return Topology(name, topology.world_size, size, topology.options, schedule=PushSum(topology))
+
+
+def weights_of(topology: Topology, t: int) -> np.ndarray:
+    """w(t) [n] of a topology that `push_sum` returned."""
+    schedule = topology.schedule
+    return schedule.weights(t) if isinstance(schedule, PushSum) else np.ones(topology.world_size)

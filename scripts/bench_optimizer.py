@@ -1,0 +1,229 @@
+"""Measures the update of accumulated AdamW against torch's AdamW, decent-dp's AccumAdamW and the machine's memory.
+
+python -m scripts.bench_optimizer [parameters=10,26,124] [threads=1,2] [rounds=9]
+
+All update the same GPT-2-shaped parameters (fp32) and take turns, so that what slows the machine down slows all alike.
+An update of a model is bound by memory: `copy limit` is the time that a kernel's own bytes take at the rate of a triad
+a <- b + s c measured in the same rounds. Needs decent-dp: pip install -c constraints.txt -e ".[bench]".
+"""
+
+import importlib.util
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import nn
+from tqdm import tqdm
+
+from common.optim import AccumAdamW
+from common.optim.piecewise import PiecewiseUpdate
+from common.parallel.flat import FlatVector, cut
+from common.report.benchmark import Benchmark
+from common.report.cli import Arguments, Text, UsageError, command_of, main_function, nearest, parse
+from gpt2.model import GPT2, Shape
+
+MODULE = "scripts.bench_optimizer"
+WINDOW = 4  # steps of a window of accumulated Adam; a round is one window
+BUCKET_MB = 2.0
+TRIAD_BYTES = 12  # an element's two reads and one write
+COLUMNS = {
+    "optimizer": "what is updated",
+    "engine": "whose code",
+    "parameters": "in millions",
+    "tensors": "that hold them",
+    "threads": "CPU threads",
+    "bytes_per_element": "that the update reads and writes at least, mean over a window; null: not counted",
+    "ns_per_element": "of one update, mean over a window, median over the rounds",
+    "spread": "interquartile range of ns_per_element over the rounds",
+    "ratio_to_fused_adamw": "of ns_per_element to torch.optim.AdamW(fused=True)",
+    "ratio_to_decent_dp": "of ns_per_element to decent-dp's AccumAdamW",
+    "ratio_to_copy_limit": "of ns_per_element to bytes_per_element at the triad's rate",
+    "first_s": "seconds of the very first window in the process, with all compiling",
+}
+FORMATS = dict.fromkeys(("ns_per_element", "spread", *(name for name in COLUMNS if name.startswith("ratio"))), ".3f")
+SHAPES = {
+    10: Shape(layers=6, heads=6, width=384, vocabulary=512, context=256),
+    26: Shape(layers=8, heads=8, width=512, vocabulary=1536, context=512),
+    124: Shape(layers=12, heads=12, width=768, vocabulary=50304, context=1024),
+}
+
+
+class BenchArguments(Arguments):
+    """Command line of scripts.bench_optimizer."""
+
+    parameters: Text = Field("10,26,124", pattern=r"^\d+(,\d+)*$", description="millions, of 10, 26, 124")
+    threads: Text = Field("1,2", pattern=r"^\d+(,\d+)*$", description="CPU threads")
+    rounds: PositiveInt = Field(9, ge=3, description="windows of each")
+    output: Text = Field("results/benchmarks", description="where optimizer.csv and optimizer.md are written")
+
+
+class Contender(NamedTuple):
+    """window(): WINDOW updates. bytes_per_element: see COLUMNS."""
+
+    optimizer: str
+    engine: str
+    bytes_per_element: float | None
+    window: Callable[[], None]
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Times the updates, writes the table."""
+    arguments = parse(BenchArguments, argv, MODULE, "Times optimizers.")
+    sizes = arguments.parameters.split(",")
+    for size in sizes:
+        if int(size) not in SHAPES:
+            raise UsageError(f"parameters={arguments.parameters}: {nearest(size, map(str, SHAPES))}")
+    if importlib.util.find_spec("decent_dp") is None:
+        raise UsageError('decent-dp is not installed: pip install -c constraints.txt -e ".[bench]"')
+    benchmark = Benchmark("optimizer", "Updates of optimizers", COLUMNS, FORMATS)
+    rows = []
+    for threads in map(int, arguments.threads.split(",")):
+        torch.set_num_threads(threads)
+        for size in map(int, sizes):
+            rows += compare(size, threads, arguments.rounds)
+    used = f"{arguments.threads} used"
+    packages = ["decent-dp"]
+    benchmark.write(rows, conclude(rows), arguments.output, command_of(MODULE, arguments), used, packages)
+    return 0
+
+
+def compare(size: int, threads: int, rounds: int) -> list[dict[str, object]]:
+    """The table's rows for one number of parameters."""
+    contenders, triad, elements, tensors = contenders_of(SHAPES[size])
+    first = {}
+    for contender in contenders:
+        first[contender] = seconds(contender.window)
+    times: dict[Contender | None, list[float]] = {contender: [] for contender in (None, *contenders)}
+    for _ in tqdm(range(rounds), desc=f"{size} M, {threads} threads", disable=None):
+        for contender, taken in times.items():
+            taken.append(seconds(triad if contender is None else contender.window) / WINDOW / elements * 1e9)
+    ns = {contender: statistics.median(taken) for contender, taken in times.items()}
+    ns_per_byte = ns[None] / TRIAD_BYTES
+    by_name = {(c.optimizer, c.engine): ns[c] for c in contenders}
+    rows = []
+    for contender in contenders:
+        low, _, high = statistics.quantiles(times[contender], n=4)
+        count = contender.bytes_per_element
+        rows.append(
+            {
+                "optimizer": contender.optimizer,
+                "engine": contender.engine,
+                "parameters": size,
+                "tensors": tensors,
+                "threads": threads,
+                "bytes_per_element": count,
+                "ns_per_element": ns[contender],
+                "spread": high - low,
+                "ratio_to_fused_adamw": ns[contender] / by_name["AdamW", "torch fused"],
+                "ratio_to_decent_dp": ns[contender] / by_name["AccumAdamW", "decent-dp"],
+                "ratio_to_copy_limit": ns[contender] / (count * ns_per_byte) if count else math.nan,
+                "first_s": first[contender],
+            }
+        )
+    return rows
+
+
+def contenders_of(shape: Shape) -> tuple[list[Contender], Callable[[], None], int, int]:
+    """What takes turns; a window of triads; elements; tensors. All updates share parameters, gradients have others."""
+    from decent_dp.optim import AccumAdamW as PeerAccumAdamW
+
+    torch.manual_seed(0)
+    module = GPT2(shape)
+    named = list(module.named_parameters())
+    vector = FlatVector(named)  # as the engine lays them out; for the others views are as good as any tensors
+    parameters = vector.parameters
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter).mul_(0.01)
+    received = torch.randn_like(vector.data)
+    b, c = torch.randn_like(vector.data), torch.empty_like(vector.data)
+    options = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    accumulated = options | {"accumulation_steps": WINDOW}
+    fused = AccumAdamW(parameters, **accumulated, fused=True)
+    merging = AccumAdamW(parameters, **accumulated, fused=True)
+    pieces = list(pieces_of(vector))
+
+    def merge_and_update() -> None:
+        update = PiecewiseUpdate(merging)
+        for parameter, start, stop, offset in pieces:
+            update.piece(parameter, start, stop, (received[offset : offset + stop - start], 0.5, 0.5))
+
+    def merge_then(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        def update() -> None:
+            vector.data.lerp_(received, 0.5)
+            optimizer.step()
+
+        return update
+
+    # x, g, m, v, a are read, x and a written in each step; m and v too at the end of a window, where a becomes 0.
+    own = 4 * (7 + 2 / WINDOW)
+    contenders = [
+        Contender("AdamW", "torch foreach", None, torch.optim.AdamW(parameters, **options).step),
+        Contender("AdamW", "torch fused", 4 * 7.0, torch.optim.AdamW(parameters, **options, fused=True).step),
+        Contender("AccumAdamW", "decent-dp", None, PeerAccumAdamW(parameters, **options, accum_iter=WINDOW).step),
+        Contender("AccumAdamW", "ours foreach", None, AccumAdamW(parameters, **accumulated).step),
+        Contender("AccumAdamW", "ours fused", own, fused.step),
+        Contender(
+            "merge + AccumAdamW",
+            "decent-dp",
+            None,
+            merge_then(PeerAccumAdamW(parameters, **options, accum_iter=WINDOW)),
+        ),
+        Contender("merge + AccumAdamW", "ours fused, bucket by bucket", own + 4, merge_and_update),
+    ]
+    contenders = [c._replace(window=repeated(c.window)) for c in contenders]
+    triad = repeated(lambda: torch.add(vector.data, b, alpha=0.5, out=c))
+    return contenders, triad, vector.numel, len(parameters)
+
+
+def pieces_of(vector: FlatVector) -> list[tuple[nn.Parameter, int, int, int]]:
+    """(parameter, start, stop, offset in the vector) of every piece, in buckets as the engine cuts them."""
+    from common.parallel.buckets import Bucket
+    from common.parallel.bucketwise import pieces_of as in_bucket
+    from common.topology import build
+
+    idle = build("complete", 1)
+    return [
+        (parameter, start, stop, span.start + offset)
+        for span in cut(vector.numel, vector.data.element_size(), BUCKET_MB * 2**20)
+        for parameter, start, stop, offset in in_bucket(Bucket(0, span, idle), [vector])
+    ]
+
+
+def repeated(update: Callable[[], object]) -> Callable[[], None]:
+    """A window of updates."""
+
+    def window() -> None:
+        for _ in range(WINDOW):
+            update()
+
+    return window
+
+
+def seconds(function: Callable[[], None]) -> float:
+    """Of one call."""
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def conclude(rows: Sequence[dict[str, object]]) -> list[str]:
+    """What was measured and what it says."""
+    ours = [row for row in rows if str(row["engine"]).startswith("ours fused")]
+    peer = max(row["ratio_to_decent_dp"] for row in ours if row["optimizer"] == "AccumAdamW")
+    limit = max(row["ratio_to_copy_limit"] for row in ours)
+    return [
+        f"GPT-2-shaped parameters in fp32 on the CPU, windows of {WINDOW} steps, buckets of {BUCKET_MB:g} MiB.",
+        f"Ours takes at most {peer:.2f} of the time of decent-dp's AccumAdamW (aim 0.33: "
+        f"{'met' if peer <= 0.33 else 'missed'}) and at most {limit:.2f} of the time that its bytes take at the triad's "
+        f"rate (aim 1.25: {'met' if limit <= 1.25 else 'missed'}).",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""Measures engines of data parallelism against each other on emulated hosts: DDP, decent-dp and this project's.
+
+python -m scripts.bench_parallel [layouts=8x1,4x2] [mbit_per_s=200] [compute_ms=400,1200] [models=gpt_5m] ...
+
+Every engine trains the same model from the same seed, in the same run. compute_ms=0 trains really; other values replace
+forward and backward by a wait (scripts.emulated_compute). Needs root (scripts.emulate) and decent-dp:
+pip install -c constraints.txt -e ".[bench]". What was measured already (in `work`) is not measured again.
+"""
+
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from pydantic import Field, PositiveFloat, PositiveInt
+from tqdm import tqdm
+
+from common.report.benchmark import Benchmark
+from common.report.cli import Arguments, Text, UsageError, command_of, main_function, nearest, parse
+from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, run_on
+
+MODULE = "scripts.bench_parallel"
+NUMBERS = r"^[\d.]+(,[\d.]+)*$"
+COLUMNS = {
+    "engine": "alone: no communication, with torch's AdamW or ours; ours: this project's engine",
+    "model": "gpt_5m, gpt_30m or digits_resnet",
+    "hosts": "emulated",
+    "ranks_per_host": "processes on each",
+    "mbit_per_s": "rate of each host's link, both ways",
+    "compute_ms": "forward and backward, emulated by a wait; 0: really computed, ranks taking turns on the cores",
+    "topology": "under its engine's name",
+    "step_ms": "mean over ranks and the steps of a round, median over the rounds",
+    "step_ms_spread": "largest minus smallest round",
+    "exposed_ms": "step_ms minus that of `alone` with the same optimizer",
+    "bytes_per_host": "that left the busiest host in a step, with all headers",
+    "payload_mb": "parameters of a rank, in 1e6 bytes",
+    "bucket_mb": "of messages, in MiB",
+    "peak_mb": "resident memory of the largest rank",
+    "startup_s": "from the start of the slowest process until its first step begins",
+    "first_step_s": "of the slowest rank; ours compiles its optimizer in it",
+    "ratio_to_ddp": "of step_ms to DDP's",
+    "ratio_to_decent_dp": "of our step_ms to that of decent-dp on the same topology; below 1 is faster",
+}
+FORMATS = dict.fromkeys(("step_ms", "step_ms_spread", "exposed_ms", "bytes_per_host", "peak_mb"), ".0f")
+FORMATS |= dict.fromkeys(("ratio_to_ddp", "ratio_to_decent_dp"), ".3f")
+# What decent-dp calls the topology that each of ours is compared with.
+PEERS = {
+    "complete": "complete",
+    "one_peer_ring": "ring",
+    "one_peer_exponential": "one-peer-exp",
+    "hypercube": "one-peer-exp",
+    "aer": "alternating-exp-ring",
+}
+
+
+class BenchArguments(Arguments):
+    """Command line of scripts.bench_parallel."""
+
+    layouts: Text = Field("8x1,4x2", pattern=r"^\d+x\d+(,\d+x\d+)*$", description="HOSTSxRANKS,...")
+    mbit_per_s: Text = Field("200", pattern=NUMBERS, description="rates of the hosts' links")
+    delay_ms: float = Field(1, ge=0, description="one-way, between hosts")
+    models: Text = Field("gpt_5m", description="of gpt_5m, gpt_30m, digits_resnet")
+    compute_ms: Text = Field("400,1200", pattern=NUMBERS, description="of a step, emulated; 0: really computed")
+    engines: Text = Field("alone,ddp,decent_dp,ours", description="which to measure")
+    bucket_mb: PositiveFloat = Field(2, description="of our messages, in MiB")
+    peers_bucket_mb: PositiveFloat = Field(5, description="of DDP's and decent-dp's")
+    steps: PositiveInt = Field(12, description="of a round: a multiple of the schedules' periods")
+    rounds: PositiveInt = Field(2, description="that are timed")
+    work: Text = Field("runs/bench_parallel", description="where what was measured is kept")
+    output: Text = Field("results/benchmarks", description="where parallel.csv and parallel.md are written")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One engine on one emulated cluster."""
+
+    hosts: int
+    ranks_per_host: int
+    mbit_per_s: float
+    model: str
+    engine: str
+    topology: str
+    bucket_mb: float
+
+    @property
+    def file_name(self) -> str:
+        """Of its result."""
+        topology = self.topology.replace("/", "+")
+        where = f"{self.hosts}x{self.ranks_per_host}_{self.mbit_per_s:g}"
+        return f"{self.model}_{where}_{self.engine}_{topology}_{self.bucket_mb:g}.json"
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Measures what is missing, writes the table."""
+    arguments = parse(BenchArguments, argv, MODULE, "Measures engines on emulated hosts.")
+    engines = arguments.engines.split(",")
+    for engine in engines:
+        if engine not in ("alone", "ddp", "decent_dp", "ours"):
+            raise UsageError(f"engines={arguments.engines}: {nearest(engine, ('alone', 'ddp', 'decent_dp', 'ours'))}")
+    if "decent_dp" in engines and importlib.util.find_spec("decent_dp") is None:
+        raise UsageError('decent-dp is not installed: pip install -c constraints.txt -e ".[bench]", or leave it out')
+    benchmark = Benchmark("parallel", "Engines of data parallelism", COLUMNS, FORMATS)
+    Path(arguments.work).mkdir(parents=True, exist_ok=True)
+    jobs, results = list(jobs_of(arguments)), {}
+    for job in tqdm(jobs, desc="engines", disable=None):
+        results[job] = measured(job, arguments)
+    frame = table(results)
+    benchmark.write(
+        frame.to_dict("records"),
+        conclude(frame, arguments),
+        arguments.output,
+        command_of(MODULE, arguments),
+        "all used",
+    )
+    return 0
+
+
+def jobs_of(arguments: BenchArguments) -> Iterator[Job]:
+    """All that is to be measured."""
+    for layout in arguments.layouts.split(","):
+        hosts, ranks_per_host = map(int, layout.split("x"))
+        for rate in map(float, arguments.mbit_per_s.split(",")):
+            for model in arguments.models.split(","):
+                for engine, topology in cases(ranks_per_host):
+                    if engine in arguments.engines.split(","):
+                        bucket = arguments.bucket_mb if engine == "ours" else arguments.peers_bucket_mb
+                        yield Job(hosts, ranks_per_host, rate, model, engine, topology, bucket)
+
+
+def cases(ranks_per_host: int) -> Iterator[tuple[str, str]]:
+    """(engine, topology) that are compared on such hosts."""
+    yield from [("alone", "torch"), ("alone", "fused"), ("ddp", "complete")]
+    yield from [("decent_dp", "complete"), ("decent_dp", "ring"), ("decent_dp", "one-peer-exp")]
+    yield from [
+        ("ours", "complete"),
+        ("ours", "one_peer_ring"),
+        ("ours", "hypercube"),
+        ("ours", "one_peer_exponential"),
+    ]
+    if ranks_per_host > 1:
+        yield from [("decent_dp", "alternating-exp-ring"), ("ours", "one_peer_exponential/between_hosts")]
+    yield from [("ours", "aer"), ("ours", "aer/staggered")]
+
+
+def measured(job: Job, arguments: BenchArguments) -> list[dict]:
+    """The job's results, one for each compute_ms; measured now if they are not there."""
+    wanted = [float(text) for text in arguments.compute_ms.split(",")]
+    file = Path(arguments.work).resolve() / job.file_name
+    known = json.loads(file.read_text()) if file.exists() else []
+    missing = [ms for ms in wanted if ms not in [result["compute_ms"] for result in known]]
+    if missing:
+        cluster = EmulateArguments(
+            hosts=job.hosts, ranks_per_host=job.ranks_per_host, mbit_per_s=job.mbit_per_s, delay_ms=arguments.delay_ms
+        )
+        check_machine(cluster)
+        part = file.with_suffix(".part")
+        settings = {
+            "engine": job.engine,
+            "topology": job.topology,
+            "model": job.model,
+            "compute_ms": ",".join(f"{ms:g}" for ms in missing),
+            "bucket_mb": f"{job.bucket_mb:g}",
+            "steps": arguments.steps,
+            "rounds": arguments.rounds,
+            "result": part,
+        }
+        program = ["-m", "scripts.parallel_engines", *(f"{key}={value}" for key, value in settings.items())]
+        with emulated_hosts(cluster) as hosts:
+            code = run_on(hosts, job.ranks_per_host, program, limit_s=900)
+        if code:
+            raise UsageError(f"{' '.join(map(str, program))} failed with exit code {code}")
+        known += json.loads(part.read_text())
+        part.write_text(json.dumps(known, indent=1))
+        part.replace(file)
+    return [next(result for result in known if result["compute_ms"] == ms) for ms in wanted]
+
+
+def table(results: dict[Job, list[dict]]) -> pd.DataFrame:
+    """One row for each job and compute_ms, with the ratios."""
+    rows = [vars(job) | result for job, of_job in results.items() for result in of_job]
+    frame = pd.DataFrame(rows)
+    case = ["model", "hosts", "ranks_per_host", "mbit_per_s", "compute_ms"]
+
+    def compared(row: pd.Series, engine: str, topology: str | None) -> float:
+        same = (frame[case] == row[case]).all(axis=1) & (frame.engine == engine) & (frame.topology == topology)
+        return frame[same].step_ms.squeeze() if same.any() else float("nan")
+
+    for index, row in frame.iterrows():
+        optimizer = "fused" if row.engine == "ours" or row.topology == "fused" else "torch"
+        frame.loc[index, "exposed_ms"] = row.step_ms - compared(row, "alone", optimizer)
+        frame.loc[index, "ratio_to_ddp"] = row.step_ms / compared(row, "ddp", "complete")
+        peer = PEERS.get(row.topology.split("/")[0]) if row.engine == "ours" else None
+        frame.loc[index, "ratio_to_decent_dp"] = row.step_ms / compared(row, "decent_dp", peer)
+    return frame.sort_values([*case[:-1], "compute_ms"], kind="stable")
+
+
+def conclude(frame: pd.DataFrame, arguments: BenchArguments) -> list[str]:
+    """What was measured, and the aims that rows meet or miss."""
+    paragraphs = [
+        "Emulated hosts on one machine (network namespaces, rate-limited links, "
+        f"{arguments.delay_ms:g} ms from host to host), gloo, AdamW: torch's for the others, ours fused for `ours`, "
+        "which merges and updates in one pass.",
+    ]
+    verdicts = [*verdicts_of(frame)]
+    return paragraphs + (["\n".join(f"- {verdict}" for verdict in verdicts)] if verdicts else [])
+
+
+def verdicts_of(frame: pd.DataFrame) -> Iterator[str]:
+    """The aims set for 200 Mbit/s, and what came out."""
+    at = frame[(frame.mbit_per_s == 200) & (frame.model == "gpt_5m") & (frame.engine == "ours")]
+    alone = frame[(frame.engine == "alone") & (frame.topology == "torch")]
+    aims = [
+        ("8x1", "complete", None, "ratio_to_decent_dp", 1.03),
+        ("8x1", "one_peer_ring", None, "ratio_to_decent_dp", 1.03),
+        ("8x1", "hypercube", None, "ratio_to_decent_dp", 1.03),
+        ("8x1", "one_peer_exponential", None, "ratio_to_decent_dp", 1.03),
+        ("4x2", "aer/staggered", 400, "ratio_to_decent_dp", 0.58),
+        ("4x2", "aer/staggered", 400, "ratio_to_ddp", 1 / 3.5),
+        ("4x2", "complete", None, "ratio_to_decent_dp", 0.90),
+        ("4x2", "one_peer_exponential/between_hosts", 400, "ratio_to_decent_dp", 0.75),
+    ]
+    for layout, topology, compute, column, aim in aims:
+        hosts, ranks = map(int, layout.split("x"))
+        rows = at[(at.hosts == hosts) & (at.ranks_per_host == ranks) & (at.topology == topology)]
+        for row in rows[rows.compute_ms.isin([compute] if compute else [400, 1200])].itertuples():
+            yield verdict(f"{layout}, {row.compute_ms:g} ms, {topology}: {column}", getattr(row, column), aim)
+    rows = at[(at.hosts == 4) & (at.ranks_per_host == 2) & (at.topology == "aer/staggered") & (at.compute_ms == 1200)]
+    for row in rows.itertuples():
+        same = alone[(alone.hosts == 4) & (alone.ranks_per_host == 2) & (alone.mbit_per_s == 200)]
+        base = same[(same.compute_ms == 1200) & (same.model == "gpt_5m")].step_ms
+        if len(base):
+            name = "4x2, 1200 ms, aer/staggered: ratio to computing alone (torch's AdamW)"
+            yield verdict(name, row.step_ms / base.item(), 1.02)
+
+
+def verdict(what: str, value: float, aim: float) -> str:
+    """One aim."""
+    return f"{what} {value:.3f}, aim at most {aim:.3f}: {'met' if value <= aim else 'missed'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

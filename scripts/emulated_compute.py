@@ -1,0 +1,81 @@
+"""Forward and backward replaced by waits, with gradients of the right shapes.
+
+Several ranks on few cores take turns at computing, which no cluster does. A wait leaves the cores to the engine, as an
+accelerator does.
+"""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class EmulatedCompute(nn.Module):
+    """The parameters of `module` (the same objects), with a forward and a backward that wait.
+
+    compute_ms:     of forward and backward together, shared among the parameters by their size
+    backward_share: of it
+
+    `forward()` returns a scalar; its backward gives every parameter a fixed random gradient, last parameter first.
+    """
+
+    def __init__(self, module: nn.Module, compute_ms: float, backward_share: float = 2 / 3) -> None:
+        super().__init__()
+        self.module = module
+        self._waiter = Waiter()
+        generator = torch.Generator().manual_seed(0)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        total = sum(p.numel() for p in trained)
+        self._layers = []
+        for parameter in trained:
+            seconds = compute_ms / 1000 * parameter.numel() / total
+            gradient = torch.randn(parameter.shape, generator=generator).mul_(0.01)
+            times = seconds * (1 - backward_share), seconds * backward_share
+            self._layers.append((parameter, gradient, *times))
+
+    def forward(self) -> Tensor:
+        """A scalar with gradient; takes the forward's share of the time."""
+        activation = torch.zeros((), requires_grad=True)
+        for layer in self._layers:
+            activation = _Layer.apply(activation, *layer, self._waiter)
+        return activation
+
+
+class Waiter:
+    """Sleeps for short times exactly on average: what one sleep takes too long, later ones take less."""
+
+    SHORTEST_S = 0.001
+
+    def __init__(self) -> None:
+        self._owed = 0.0
+
+    def wait(self, seconds: float) -> None:
+        """Wait, now or together with the next ones."""
+        self._owed += seconds
+        if self._owed >= self.SHORTEST_S:
+            begin = time.perf_counter()
+            time.sleep(self._owed)
+            self._owed -= time.perf_counter() - begin
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        activation: Tensor,
+        parameter: Tensor,
+        gradient: Tensor,
+        forward_s: float,
+        backward_s: float,
+        waiter: Waiter,
+    ) -> Tensor:
+        ctx.rest = gradient, backward_s, waiter
+        waiter.wait(forward_s)
+        return activation.clone()
+
+    @staticmethod
+    def backward(ctx: Any, incoming: Tensor) -> tuple:
+        gradient, backward_s, waiter = ctx.rest
+        waiter.wait(backward_s)
+        return incoming, gradient, None, None, None, None

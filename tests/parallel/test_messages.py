@@ -1,0 +1,53 @@
+"""Rounded messages and what they leave out."""
+
+import pytest
+import torch
+
+from common.parallel.messages import BLOCK, Message, dequantize, empty_message, quantize
+
+
+@pytest.mark.parametrize("numel", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 7])
+def test_8_bits_are_within_half_a_step_of_each_block(numel: int) -> None:
+    x = torch.randn(numel, generator=torch.Generator().manual_seed(numel)) * torch.arange(1, numel + 1)
+    message = quantize(x)
+    assert message.dtype == torch.uint8
+    assert message.shape == empty_message(x, torch.int8).shape
+    value = dequantize(message, numel)
+    for begin in range(0, numel, BLOCK):
+        block, got = x[begin : begin + BLOCK], value[begin : begin + BLOCK]
+        assert (block - got).abs().max() <= block.abs().max() / 127 * 0.5001
+        largest = block.abs().argmax()
+        torch.testing.assert_close(got[largest], block[largest])
+
+
+def test_zeros_stay_zeros_beside_other_blocks() -> None:
+    x = torch.cat([torch.zeros(BLOCK), torch.full((4,), -3.0)])
+    torch.testing.assert_close(dequantize(quantize(x), x.numel()), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int8])
+def test_merging_moves_by_the_difference_of_rounded_values(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(100, generator=generator) for _ in range(2))
+    mine, theirs = Message(x, dtype, None), Message(y, dtype, None)
+    q, p = mine.decode(mine.tensor), mine.decode(theirs.tensor)
+    merged_x, merged_y = x.clone(), y.clone()
+    mine.merge_(merged_x, [(theirs.tensor, 0.25)])
+    theirs.merge_(merged_y, [(mine.tensor, 0.25)])
+    torch.testing.assert_close(merged_x, x + 0.25 * (p - q))
+    torch.testing.assert_close(merged_x + merged_y, x + y)
+    assert mine.tensor.nbytes == empty_message(x, dtype).nbytes < x.nbytes
+
+
+def test_errors_are_kept_when_the_round_is_over_and_not_before() -> None:
+    x, error = torch.linspace(-1, 1, 50), torch.zeros(50)
+    sent = torch.zeros(50)
+    for step in range(1, 20):
+        message = Message(x, torch.int8, error)
+        before = error.clone()
+        message.merge_(x.clone(), [])
+        assert torch.equal(error, before)
+        message.settle()
+        sent += message.decode(message.tensor)
+        # What was sent on average tends to x, one rounding for all messages together.
+        assert (sent / step - x).abs().max() <= 1.02 / 127 / step

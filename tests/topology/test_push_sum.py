@@ -1,0 +1,48 @@
+"""Push-sum's weights and rounds against matrix products."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+from common.topology import Round, Topology, build, push_sum, weights_of
+from common.topology.push_sum import DebiasedRound
+
+
+def directed(n: int = 5, period: int = 2) -> Topology:
+    rng = np.random.default_rng(0)
+    matrices = [np.eye(n) + (rng.random((n, n)) < 0.5) * rng.random((n, n)) for _ in range(period)]
+    return Topology("directed", n, schedule=tuple(Round.from_matrix(W / W.sum(axis=0)) for W in matrices))
+
+
+def test_rounds_of_z_are_those_of_x_over_w():
+    topology = directed()
+    z, n = push_sum(topology), topology.world_size
+    X, w = np.random.default_rng(1).normal(size=(n, 3)), np.ones(n)
+    Z = X.copy()
+    for t in range(40):
+        np.testing.assert_allclose(weights_of(z, t), w, rtol=1e-12)
+        Z = z.matrix(t) @ Z
+        X, w = topology.matrix(t) @ X, topology.matrix(t) @ w
+        np.testing.assert_allclose(Z, X / w[:, None], rtol=1e-10)
+    assert w.sum() == pytest.approx(n)
+    np.testing.assert_allclose(weights_of(z, 3), np.linalg.multi_dot([topology.matrix(t) for t in (2, 1, 0)]).sum(1))
+    # Consensus on the mean of the start, which is not the mean of where z is.
+    np.testing.assert_allclose(Z, np.tile(np.random.default_rng(1).normal(size=(n, 3)).mean(0), (n, 1)), atol=1e-6)
+
+
+def test_topologies_that_keep_the_mean_stay_as_they_are():
+    topology = build("one_peer_exponential", 6)
+    assert push_sum(topology) is topology
+    np.testing.assert_array_equal(weights_of(topology, 7), np.ones(6))
+
+
+def test_a_round_of_z_is_checked_copied_and_pickled():
+    round_ = push_sum(directed()).round(3)
+    assert not round_.doubly_stochastic
+    for copied in (copy.deepcopy(round_), pickle.loads(pickle.dumps(round_))):
+        assert isinstance(copied, DebiasedRound)
+        assert copied == round_
+    with pytest.raises(ValueError, match=r"row 1: expected a sum of 1, got 0\.9"):
+        DebiasedRound(({0: 1.0}, {1: 0.9}))
