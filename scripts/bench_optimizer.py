@@ -219,10 +219,14 @@ def conclude(rows: Sequence[dict[str, object]]) -> list[str]:
     limit = max(row["ratio_to_copy_limit"] for row in ours)
     return [
         f"GPT-2-shaped parameters in fp32 on the CPU, windows of {WINDOW} steps, buckets of {BUCKET_MB:g} MiB.",
-        f"Ours takes at most {peer:.2f} of the time of decent-dp's AccumAdamW (aim 0.33: "
-        f"{'met' if peer <= 0.33 else 'missed'}) and at most {limit:.2f} of the time that its bytes take at the triad's "
-        f"rate (aim 1.25: {'met' if limit <= 1.25 else 'missed'}).",
+        f"Ours takes at most {peer:.2f} of the time of decent-dp's AccumAdamW ({verdict(peer, 0.33)}) and at most "
+        f"{limit:.2f} of the time that its bytes take at the triad's rate ({verdict(limit, 1.25)}).",
     ]
+
+
+def verdict(value: float, aim: float) -> str:
+    """Whether the aim is reached."""
+    return f"aim at most {aim:g}: {'met' if value <= aim else 'missed'}"
 
 
 if __name__ == "__main__":
