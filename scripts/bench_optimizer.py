@@ -4,7 +4,7 @@ python -m scripts.bench_optimizer [parameters=10,26,124] [threads=1,2] [rounds=9
 
 All update the same GPT-2-shaped parameters (fp32) and take turns, so that what slows the machine down slows all alike.
 An update of a model is bound by memory: `copy limit` is the time that a kernel's own bytes take at the rate of a triad
-a <- b + s c measured in the same rounds. Needs decent-dp: pip install -c constraints.txt -e ".[bench]".
+a <- b + s c measured in the same rounds.
 """
 
 import importlib.util
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
         if int(size) not in SHAPES:
             raise UsageError(f"parameters={arguments.parameters}: {nearest(size, map(str, SHAPES))}")
     if importlib.util.find_spec("decent_dp") is None:
-        raise UsageError('decent-dp is not installed: pip install -c constraints.txt -e ".[bench]"')
+        raise UsageError("decent-dp is not installed: make env")
     benchmark = Benchmark("optimizer", "Updates of optimizers", COLUMNS, FORMATS)
     rows = []
     for threads in map(int, arguments.threads.split(",")):

@@ -3,8 +3,8 @@
 python -m scripts.bench_parallel [layouts=8x1,4x2] [mbit_per_s=200] [compute_ms=400,1200] [models=gpt_5m] ...
 
 Every engine trains the same model from the same seed, in the same run. compute_ms=0 trains really; other values replace
-forward and backward by a wait (scripts.emulated_compute). Needs root (scripts.emulate) and decent-dp:
-pip install -c constraints.txt -e ".[bench]". What was measured already (in `work`) is not measured again.
+forward and backward by a wait (scripts.emulated_compute). Needs root (scripts.emulate). What was measured already (in
+`work`) is not measured again.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from common.report.benchmark import Benchmark
 from common.report.cli import Arguments, Text, UsageError, command_of, main_function, nearest, parse
-from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, run_on
+from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
 
 MODULE = "scripts.bench_parallel"
 NUMBERS = r"^[\d.]+(,[\d.]+)*$"
@@ -102,7 +102,8 @@ def main(argv: Sequence[str]) -> int:
         if engine not in ("alone", "ddp", "decent_dp", "ours"):
             raise UsageError(f"engines={arguments.engines}: {nearest(engine, ('alone', 'ddp', 'decent_dp', 'ours'))}")
     if "decent_dp" in engines and importlib.util.find_spec("decent_dp") is None:
-        raise UsageError('decent-dp is not installed: pip install -c constraints.txt -e ".[bench]", or leave it out')
+        raise UsageError("decent-dp is not installed: make env, or leave it out of engines")
+    end_like_an_interruption()
     benchmark = Benchmark("parallel", "Engines of data parallelism", COLUMNS, FORMATS)
     Path(arguments.work).mkdir(parents=True, exist_ok=True)
     jobs, results = list(jobs_of(arguments)), {}

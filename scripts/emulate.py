@@ -59,8 +59,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if arguments.run is None:
         raise UsageError('run=...: missing; expected what torchrun gets, such as run="-m cnn.train seed=1"')
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+    end_like_an_interruption()
     with emulated_hosts(arguments) as hosts:
         before = [host.statistics() for host in hosts]
         code = run_on(hosts, arguments.ranks_per_host, shlex.split(arguments.run), arguments.limit_s)
@@ -68,6 +67,12 @@ def main(argv: Sequence[str]) -> int:
             sent, received = (now - then for now, then in zip(host.statistics(), at_start, strict=True))
             print(f"host {host.number}: sent {sent / 1e6:.3f} MB, received {received / 1e6:.3f} MB", file=sys.stderr)
     return code
+
+
+def end_like_an_interruption() -> None:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt, so that hosts are removed after them too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
 
 
 def check_machine(arguments: EmulateArguments) -> None:
