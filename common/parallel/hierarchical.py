@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.parallel.buffers import BufferPool
 from common.parallel.collectives import sum_dtype
-from common.parallel.messages import Message, empty_message
+from common.parallel.messages import Message, message_layout
 from common.parallel.transport import Exchange, Incoming
 from common.topology import Round, Transport
 
@@ -55,6 +56,7 @@ class Hierarchical(Exchange):
         to_rank: Callable[[int], int],
         group: dist.ProcessGroup | None,
         rail: dist.ProcessGroup | None,
+        pool: BufferPool,
         *,
         ahead: bool,
         message_dtype: torch.dtype | None = None,
@@ -65,14 +67,14 @@ class Hierarchical(Exchange):
         self._local = {place: first + place for place in range(ranks_per_host) if place != self._place}
         self._in = {h * ranks_per_host + self._place: weight for h, weight in hosts.in_peers(host).items()}
         self._out = [h * ranks_per_host + self._place for h in hosts.out_peers(host)]
-        super().__init__(chunk, sorted({*self._local.values(), *self._in, *self._out}))
+        super().__init__(chunk, sorted({*self._local.values(), *self._in, *self._out}), pool)
         self._own_weight = hosts.self_weight(host)
         self._to_rank, self._group, self._rail, self._ahead = to_rank, group, rail, ahead
         self._source = chunk.to(sum_dtype(chunk.dtype))
         self._numel = chunk.numel()
         self._size = -(-self._numel // ranks_per_host)
         # What arrives from the others of the host lies where their averaged pieces will come to lie.
-        self._result = self._source.new_empty(self._size * ranks_per_host)
+        self._result = self.take(self._size * ranks_per_host, self._source.dtype)
         self._mean = self._piece(self._result, self._place)
         narrow = message_dtype not in (None, self._source.dtype) and rail is None
         self._message_dtype = message_dtype if narrow else None
@@ -91,7 +93,10 @@ class Hierarchical(Exchange):
     @property
     def rail_bytes(self) -> int | None:
         """Of this rank's piece in the narrow dtype."""
-        return None if self._message_dtype is None else empty_message(self._mean, self._message_dtype).nbytes
+        if self._message_dtype is None:
+            return None
+        numel, dtype = message_layout(self._mean.numel(), self._message_dtype)
+        return numel * dtype.itemsize
 
     def receives(self) -> list[dist.P2POp]:
         """The others' parts of this rank's piece; the messages of the rails too, if ahead."""
@@ -132,10 +137,14 @@ class Hierarchical(Exchange):
         for work in self._scattered:
             self._wait_for(work, timeout)
         mean = self._mean
-        mean.copy_(self._piece(self._source, self._place))
-        for place in self._local:
-            mean.add_(self._landing(place))
-        mean.div_(len(self._local) + 1)
+        own, (first, *rest) = self._piece(self._source, self._place), map(self._landing, self._local)
+        if rest:
+            torch.add(own, first, out=mean)
+            for piece in rest:
+                mean.add_(piece)
+            mean.div_(len(self._local) + 1)
+        else:  # two ranks a host: one pass over memory
+            torch.lerp(own, first, 0.5, out=mean)
         if self._ahead:
             self._post_each(self._gather_receives())
         if self._rail is not None:
@@ -155,11 +164,12 @@ class Hierarchical(Exchange):
         weighted = [(received, self._in[worker]) for worker, received in self._from_rails.items()]
         if self._narrow is not None:
             self._narrow.merge_(mean, weighted)
-        else:
+        elif len(weighted) == 1 and abs(self._own_weight + weighted[0][1] - 1) < 1e-12:
+            mean.lerp_(*weighted[0])  # one pass over memory
+        elif self._own_weight != 1 or weighted:
             mean.mul_(self._own_weight)
             for received, weight in weighted:
                 mean.add_(received, alpha=weight)
-        self._from_rails.clear()
         receives = [] if self._ahead else self._gather_receives()
         self._post_each(receives + [self._op(dist.isend, mean, worker, Tag.GATHER) for worker in self._local.values()])
 
@@ -174,8 +184,8 @@ class Hierarchical(Exchange):
     def _rail_receives(self) -> list[dist.P2POp]:
         if self._rail is not None:
             return []
-        dtype = self._message_dtype or self._mean.dtype
-        self._from_rails = {worker: empty_message(self._mean, dtype) for worker in self._in}
+        numel, dtype = message_layout(self._mean.numel(), self._message_dtype or self._mean.dtype)
+        self._from_rails = {worker: self.take(numel, dtype) for worker in self._in}
         return [self._op(dist.irecv, tensor, worker, Tag.RAIL) for worker, tensor in self._from_rails.items()]
 
     def _gather_receives(self) -> list[dist.P2POp]:

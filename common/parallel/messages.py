@@ -46,16 +46,9 @@ class Message:
             self._error.copy_(self._left_out)
 
 
-def empty_message(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Where a message about a chunk of this size can be received."""
-    if dtype == torch.int8:
-        return like.new_empty(quantized_bytes(like.numel()), dtype=torch.uint8)
-    return like.new_empty(like.numel(), dtype=dtype)
-
-
-def quantized_bytes(numel: int) -> int:
-    """Of a message in 8 bits."""
-    return 4 * -(-numel // BLOCK) + numel
+def message_layout(numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+    """(elements, dtype) of a message about so many elements."""
+    return (4 * -(-numel // BLOCK) + numel, torch.uint8) if dtype == torch.int8 else (numel, dtype)
 
 
 def quantize(x: Tensor) -> Tensor:

@@ -129,7 +129,8 @@ class Mixer:
                         exchange.merge()
                     self._settle(bucket, exchange)
                 update(bucket, incoming)
-                del incoming, exchange  # their memory serves the next launch
+                if exchange is not None:
+                    exchange.release()  # the next launch takes the same memory
                 bucket.clock += 1
                 launched.append(self._exchange(bucket))
                 self._post(launched[-1:])
@@ -156,6 +157,9 @@ class Mixer:
     def drain(self) -> None:
         """Wait for what is in flight and drop it, uncounted; the round is launched again later. All ranks call it."""
         self.wait()
+        for exchange in self._in_flight or ():
+            if exchange is not None:
+                exchange.release()
         self._forget()
 
     def close(self) -> None:
@@ -174,6 +178,7 @@ class Mixer:
                 self._wait(index, exchange)
                 exchange.merge()
                 self._settle(self.buckets[index], exchange)
+                exchange.release()
 
     def _forget(self) -> None:
         if self._in_flight is not None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from common.parallel.buffers import BufferPool
 from common.parallel.communicators import Communicators
 from common.parallel.hierarchical import Hierarchical
 from common.parallel.transport import Exchange, SendRecv, Subgroup
@@ -32,6 +33,7 @@ class Routes:
         self._communicators = communicators
         self._transport = transport
         self._message_dtype = message_dtype
+        self._pool = BufferPool()
         # Random schedules get no groups: theirs are not known beforehand, they use send/recv.
         rounds = [topology.round(t) for topology in topologies for t in range(topology.period or 0)]
         communicators.open_groups("subgroup", {members for round_ in rounds for members in self._subgroups(round_)})
@@ -67,6 +69,7 @@ class Routes:
                 to_rank,
                 group,
                 rail,
+                self._pool,
                 ahead=ahead,
                 message_dtype=self._message_dtype,
                 error=error,
@@ -77,10 +80,10 @@ class Routes:
             if len(members) == 1:
                 return None
             if subgroup is not None:
-                return Subgroup(chunk, members, worker, subgroup)
+                return Subgroup(chunk, members, worker, subgroup, self._pool)
         if kind is Transport.IDLE:
             return None
-        return SendRecv(chunk, round_, worker, to_rank, group, self._message_dtype, error)
+        return SendRecv(chunk, round_, worker, to_rank, group, self._pool, self._message_dtype, error)
 
     def _subgroups(self, round_: Round) -> list[tuple[int, ...]]:
         """Workers that average by all-reduce."""

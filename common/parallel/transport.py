@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.parallel.buffers import BufferPool
 from common.parallel.collectives import sum_dtype
 from common.parallel.messages import Message
 from common.topology import Round, Transport
@@ -36,6 +37,7 @@ class Exchange(ABC):
 
     chunk:   this rank's part of the flat vector, 1-D; read until `wait` returns, written by `merge`
     peers:   the workers it exchanges messages with
+    pool:    where it takes memory for what arrives, until `release`
     kind:    how it travels
     stages:  what follows once the first messages arrived: `network.py` runs them one after another, while the model
              computes. Each gets the time it may wait
@@ -44,8 +46,10 @@ class Exchange(ABC):
     kind: Transport
     stages: Sequence[Callable[[timedelta], None]] = ()
 
-    def __init__(self, chunk: Tensor, peers: Sequence[int]) -> None:
+    def __init__(self, chunk: Tensor, peers: Sequence[int], pool: BufferPool) -> None:
         self.chunk = chunk
+        self._pool = pool
+        self._taken: list[Tensor] = []
         self.peers = tuple(peers)
         self.staged = threading.Event()  # set when the last stage is over
         self.stream: torch.cuda.Stream | None = None  # on which the stages were put
@@ -81,6 +85,17 @@ class Exchange(ABC):
     def rail_bytes(self) -> int | None:
         """Bytes of a message between hosts, where it is narrower than its part of the bucket."""
         return None
+
+    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """A vector [numel] on the chunk's device, this exchange's own until `release`."""
+        self._taken.append(self._pool.take(numel, dtype, self.chunk.device))
+        return self._taken[-1]
+
+    def release(self) -> None:
+        """Give the memory back; nothing may be in flight, and what `incoming` gave is no longer read."""
+        for vector in self._taken:
+            self._pool.give_back(vector)
+        self._taken.clear()
 
     def post(self, ops: Sequence[dist.P2POp]) -> None:
         """Hand messages to the network. A failure (the peer is gone) is kept for `wait`, which reports all of them."""
@@ -141,17 +156,18 @@ class SendRecv(Exchange):
         worker: int,
         to_rank: Callable[[int], int],
         group: dist.ProcessGroup | None,
+        pool: BufferPool,
         message_dtype: torch.dtype | None = None,
         error: Tensor | None = None,
     ) -> None:
         self._in = round_.in_peers(worker)
         self._out = round_.out_peers(worker)
-        super().__init__(chunk, sorted({*self._in, *self._out}))
+        super().__init__(chunk, sorted({*self._in, *self._out}), pool)
         self._self_weight = round_.self_weight(worker)
         self._to_rank, self._group = to_rank, group
         self._narrow = None if message_dtype in (None, chunk.dtype) else Message(chunk, message_dtype, error)
         self._message = chunk if self._narrow is None else self._narrow.tensor
-        self._received = {peer: torch.empty_like(self._message) for peer in self._in}
+        self._received = {peer: self.take(self._message.numel(), self._message.dtype) for peer in self._in}
 
     def receives(self) -> list[dist.P2POp]:
         """One receive for each in-peer."""
@@ -188,7 +204,6 @@ class SendRecv(Exchange):
             chunk.mul_(self._self_weight)
             for peer, weight in self._in.items():
                 chunk.add_(self._received[peer], alpha=weight)
-        self._received.clear()
 
     def settle(self) -> None:
         """Remember what this message left out."""
@@ -211,10 +226,11 @@ class Subgroup(Exchange):
         members: Sequence[int],
         worker: int,
         group: dist.ProcessGroup,
+        pool: BufferPool,
     ) -> None:
-        super().__init__(chunk, [member for member in members if member != worker])
+        super().__init__(chunk, [member for member in members if member != worker], pool)
         self._size, self._group = len(members), group
-        self._sum = chunk.to(sum_dtype(chunk.dtype), copy=True)
+        self._sum = self.take(chunk.numel(), sum_dtype(chunk.dtype)).copy_(chunk)
 
     @property
     def message_bytes(self) -> int:

@@ -3,15 +3,14 @@
 import pytest
 import torch
 
-from common.parallel.messages import BLOCK, Message, dequantize, empty_message, quantize
+from common.parallel.messages import BLOCK, Message, dequantize, message_layout, quantize
 
 
 @pytest.mark.parametrize("numel", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 7])
 def test_8_bits_are_within_half_a_step_of_each_block(numel: int) -> None:
     x = torch.randn(numel, generator=torch.Generator().manual_seed(numel)) * torch.arange(1, numel + 1)
     message = quantize(x)
-    assert message.dtype == torch.uint8
-    assert message.shape == empty_message(x, torch.int8).shape
+    assert (message.numel(), message.dtype) == message_layout(numel, torch.int8)
     value = dequantize(message, numel)
     for begin in range(0, numel, BLOCK):
         block, got = x[begin : begin + BLOCK], value[begin : begin + BLOCK]
@@ -36,7 +35,8 @@ def test_merging_moves_by_the_difference_of_rounded_values(dtype: torch.dtype) -
     theirs.merge_(merged_y, [(mine.tensor, 0.25)])
     torch.testing.assert_close(merged_x, x + 0.25 * (p - q))
     torch.testing.assert_close(merged_x + merged_y, x + y)
-    assert mine.tensor.nbytes == empty_message(x, dtype).nbytes < x.nbytes
+    assert (mine.tensor.numel(), mine.tensor.dtype) == message_layout(100, dtype)
+    assert mine.tensor.nbytes < x.nbytes
 
 
 def test_errors_are_kept_when_the_round_is_over_and_not_before() -> None:
