@@ -122,10 +122,10 @@ def _explain_one(item: Any, model: type[BaseModel]) -> str:
 def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel]:
     """The model that holds the last key of `location`."""
     for part in location[:-1]:
-        if isinstance(part, str):
+        if part in model.model_fields:  # else an index of a list, or a key of a mapping
             annotation = model.model_fields[part].annotation
             candidates = (annotation, *get_args(annotation))
-            model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+            model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
     return model
 
 
