@@ -13,9 +13,12 @@ def describe_origin(collection: Collection) -> list[str]:
     Where runs differ, each value is given with the number of runs that have it.
     """
     runs = collection.all_runs
+    if not runs:
+        return []
     starts = sorted(str(run.environment.get("start")) for run in runs)
     ends = sorted(str(run.environment.get("end")) for run in runs)
     return [
+        f"Folder: {_census(runs, lambda run: _root(run, collection))}",
         f"Hardware: {_census(runs, _hardware)}",
         f"Software: {_census(runs, _software)}",
         f"Date: {starts[0]} (first start) to {ends[-1]} (last end)",
@@ -33,6 +36,10 @@ def _census(runs: list[Run], describe: Callable[[Run], str]) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return "; ".join(f"{text} ({count} of {len(runs)} runs)" for text, count in counts.items())
+
+
+def _root(run: Run, collection: Collection) -> str:
+    return next((str(root) for root in collection.roots if run.folder.is_relative_to(root)), str(run.folder))
 
 
 def _hardware(run: Run) -> str:

@@ -2,9 +2,9 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +26,7 @@ from yaml import YAMLError
 
 from common.report.cli import UsageError, explain, nearest, one_line
 from common.report.columns import DEFAULT_COLUMNS, QUANTITIES, check_column, quantities_of, split_variant
+from common.report.published import Published, published_names, published_values
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "configs" / "table"
@@ -34,6 +35,7 @@ TABLES = ROOT / "configs" / "table"
 BOOKKEEPING = re.compile(r"run_dir|resume|training\.threads|logging(\..*)?")
 
 
+@cache  # the parser is slow, and the runs of a table share most of their overrides
 def parse_override(text: str) -> tuple[str, Any]:
     """(key, value) of one Hydra override, so that 1e-3 equals 0.001; ValueError if it is none or a sweep."""
     try:
@@ -97,6 +99,9 @@ class TableFile(_Strict):
     variants: dict[Name, tuple[Override, ...]] = Field(
         {}, description="overrides by name: each row is made with every one, in columns <variant>_<column>"
     )
+    published: tuple[str, ...] = Field((), description="files of results/paper whose rows have the same names")
+    proxy_of: Name | None = Field(None, description="the table that this one is a small version of")
+    baseline: Name | None = Field(None, description="the row that p-values compare with, for each number of workers")
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows")
 
     @model_validator(mode="after")
@@ -108,6 +113,14 @@ class TableFile(_Strict):
                 check_column(split_variant(column, self.variants)[1])
             except ValueError as error:
                 raise ValueError(f"columns: {column!r}: {error}") from None
+        for name in self.published:
+            if name not in published_names():
+                raise ValueError(f"published={name!r}: {nearest(name, published_names())}")
+        names = [row.name.removesuffix(f"_{row.workers}") for row in self.rows]
+        if self.baseline is not None and self.baseline not in names:
+            raise ValueError(f"baseline={self.baseline!r}: {nearest(self.baseline, names)}")
+        if self.baseline is None and any(column.endswith("_p_value") for column in self.columns):
+            raise ValueError("baseline: missing; columns with p-values need a row to compare with")
         _expect_unique("seeds", self.seeds)
         _expect_unique("the rows' names", [row.name for row in self.rows])
         labels = [(row.method, row.topology, row.workers) for row in self.rows]
@@ -143,6 +156,19 @@ class Table(TableFile):
         settings = (*self.overrides, *more, *row.overrides, f"seed={seed}")
         folder = runs / self.runs / row.name / (variant or "")
         return Cell(self.task, row, seed, settings, folder / f"seed_{seed}", variant)
+
+    @cached_property
+    def published_values(self) -> Mapping[str, Mapping[str, Published]]:
+        """{row: {quantity: number}} of the papers."""
+        return published_values(self.published)
+
+    def baseline_of(self, row: Row) -> str | None:
+        """The name of the row that this one is compared with; None if there is none or it is this one."""
+        if self.baseline is None:
+            return None
+        alike = [other.name for other in self.rows if other.name == f"{self.baseline}_{row.workers}"]
+        name = alike[0] if alike else self.baseline
+        return None if name == row.name else name
 
     @property
     def quantities(self) -> set[str]:
@@ -196,16 +222,17 @@ class Cell:
         return "; ".join(differences) or None
 
 
-def load_table(name: str, key: str = "table", folder: Path = TABLES) -> Table:
+def load_table(name: str, key: str = "table", folder: Path = TABLES, also: Sequence[str] = ()) -> Table:
     """Reads and validates a table's file.
 
-    `key` is what the user typed the name for. Raises UsageError: unknown name (with the nearest one), or what
-    is wrong in the file (file, key, value and expectation).
+    `key` is what the user typed the name for; table=3 means table3. `also`: other names that would do. Raises
+    UsageError: unknown name (with the nearest one), or what is wrong in the file (file, key, value and expectation).
     """
+    name = full_name(name, key)
     path = folder / f"{name}.yaml"
     known = table_names(folder)
     if name not in known:
-        raise UsageError(f"{key}={name}: unknown; {nearest(name, known)}")
+        raise UsageError(f"{key}={name}: unknown; {nearest(name, {*known, *also})}")
     shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
@@ -214,6 +241,11 @@ def load_table(name: str, key: str = "table", folder: Path = TABLES) -> Table:
         raise UsageError(f"{shown}: {explain(error, TableFile)}") from None
     except (YAMLError, OmegaConfBaseException) as error:
         raise UsageError(f"{shown}: not valid YAML: {one_line(error)}") from None
+
+
+def full_name(name: str, key: str) -> str:
+    """A number alone is that table or figure of the first paper: 3 -> table3."""
+    return f"{key}{name}" if name.isdecimal() else name
 
 
 def table_names(folder: Path = TABLES) -> list[str]:
