@@ -13,15 +13,15 @@ from pydantic import Field
 
 from common.report.bars import draw_bars
 from common.report.cli import DEFAULT_RUNS, Arguments, Folders, Text, UsageError, main_function, parse
-from common.report.collect import Collection, collect
+from common.report.collect import collect
 from common.report.drawing import save
-from common.report.figure_files import Bars, Curves, figure_names, load_figure
+from common.report.figure_files import Bars, figure_names, load_figure
 from common.report.figures import write_figure
 from common.report.measured import build_benchmark, load_benchmark, missing_records
 from common.report.registry import full_name, load_table
 from common.report.runs import RunError
 from common.report.tables import missing_lines
-from common.report.time_curves import draw_time_curves
+from common.report.time_curves import draw_time_curves, of_figure
 
 
 class FiguresArguments(Arguments):
@@ -54,24 +54,16 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def write_registered(name: str, roots: list[Path], benchmarks: Path, output: Path) -> tuple[list[Path], list[str]]:
+def write_registered(name: str, roots: Sequence[Path], benchmarks: Path, output: Path) -> tuple[list[Path], list[str]]:
     """Draws a figure of configs/figure; returns the files written and what is missing."""
     figure = load_figure(name)
     if isinstance(figure, Bars):
         table = load_benchmark(figure.table)
         frame = build_benchmark(table, benchmarks)
         return save(lambda: draw_bars(figure, frame), output, name), missing_records(table, benchmarks)
-    collection = _collect(figure, roots)
+    collection = of_figure(figure, collect(load_table(figure.table), *roots, allow_empty=True))
     rows = [m for m in missing_lines(collection) if m.split()[0] in figure.rows]
     return save(lambda: draw_time_curves(figure, collection), output, name), rows
-
-
-def _collect(figure: Curves, roots: list[Path]) -> Collection:
-    """The runs of the figure's table, of its variant only."""
-    collection = collect(load_table(figure.table), *roots, allow_empty=True)
-    if figure.variant is None:
-        return collection
-    return dict(zip(collection.table.variants, collection.by_variant(), strict=True))[figure.variant]
 
 
 if __name__ == "__main__":

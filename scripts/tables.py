@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         allow_empty = bool(table.published) and arguments.runs == DEFAULT_RUNS
         collection = collect(table, *map(Path, arguments.runs), allow_empty=allow_empty)
         files = write_table(collection, output, command)
-        print(format_table(build_table(collection), "simple", table.variants))
+        print(format_table(build_table(collection), "simple", table))
         missing = missing_lines(collection)
     for line in missing:
         print(f"missing: {line}")

@@ -9,8 +9,19 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-# Okabe and Ito's palette: told apart by colour-blind readers and in grey print.
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Okabe and Ito's palette, then two of Tol's and grey, told apart by colour-blind readers; in print markers differ too.
+COLOURS = (
+    "#000000",
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#882255",
+    "#999933",
+    "#888888",
+)
 # A line style (on, off, ... in line widths) and a marker for each topology.
 STYLES = (
     ("", "o"),
@@ -22,6 +33,7 @@ STYLES = (
     ((9, 2, 1, 2), "X"),
     ((3, 1, 1, 1, 1, 1), "<"),
     ((6, 1, 3, 1), ">"),
+    ((1, 2.5), "*"),
 )
 MARKERS_PER_CURVE = 8
 LARGEST_SVG_BYTES = 1_000_000

@@ -1,11 +1,12 @@
 """Tables as text and files: CSV for machines; Markdown, LaTeX and the console's format for people."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from common.report.columns import COMPARISONS, LABELS, split_column, split_variant, style_of
+from common.report.registry import Table
 
 LEFT = {"method", "topology", "source", "cluster"}
 
@@ -17,25 +18,30 @@ def exact(value: object) -> str:
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
-def format_table(frame: pd.DataFrame, style: str, variants: Iterable[str] = ()) -> str:
-    """A table of runs in one of tabulate's styles ("pipe" is Markdown); a number and its 2 sigma share a column."""
+def format_table(frame: pd.DataFrame, style: str, table: Table) -> str:
+    """A table of runs in one of tabulate's styles; "pipe" is Markdown."""
+    return format_texts(readable(frame, table), style, table.labels)
+
+
+def readable(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
+    """A table of runs as texts; a number and its 2 sigma share a column."""
     spreads = {spread for column in frame.columns if (spread := _spread_of(column)) in frame.columns}
     shown = {}
     for column in frame.columns:
         if column in spreads:
             continue
         spread = _spread_of(column)
-        texts = _texts(frame, column, variants)
+        texts = _texts(frame, column, table)
         if spread in spreads:
-            texts = [f"{a} ± {b}" if b else a for a, b in zip(texts, _texts(frame, spread, variants), strict=True)]
+            texts = [f"{a} ± {b}" if b else a for a, b in zip(texts, _texts(frame, spread, table), strict=True)]
             column = f"{column} ± 2sigma"
         shown[column] = texts
-    return format_texts(pd.DataFrame(shown), style)
+    return pd.DataFrame(shown)
 
 
-def format_texts(shown: pd.DataFrame, style: str) -> str:
-    """Texts as a table: numbers to the right."""
-    align = ["left" if column in LEFT else "right" for column in shown.columns]
+def format_texts(shown: pd.DataFrame, style: str, labels: Collection[str] = ()) -> str:
+    """Texts as a table: labels to the left, numbers to the right."""
+    align = ["left" if column in (*LEFT, *labels) else "right" for column in shown.columns]
     return shown.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
 
 
@@ -64,8 +70,10 @@ def _spread_of(column: str) -> str | None:
     return f"{column.removesuffix('_mean')}_2sigma" if column.endswith("_mean") else None
 
 
-def _texts(frame: pd.DataFrame, column: str, variants: Iterable[str]) -> list[str]:
-    plain = split_variant(column, variants)[1]
+def _texts(frame: pd.DataFrame, column: str, table: Table) -> list[str]:
+    if column in table.labels:
+        return list(frame[column])
+    plain = split_variant(column, table.variants)[1]
     seeds: Sequence[object] = frame["seeds"] if "seeds" in frame else [None] * len(frame)
     return [_readable(plain, value, count) for value, count in zip(frame[column], seeds, strict=True)]
 

@@ -90,13 +90,13 @@ def missing_records(table: BenchmarkTable, records: Path) -> list[str]:
 
 def show_benchmark(table: BenchmarkTable, records: Path, style: str = "simple") -> str:
     """The table as text."""
-    return format_texts(_texts(table, build_benchmark(table, records)), style)
+    return format_texts(readable_benchmark(table, build_benchmark(table, records)), style)
 
 
 def write_benchmark(table: BenchmarkTable, records: Path, folder: Path, command: str) -> list[Path]:
     """Writes <folder>/<table>.csv, .md and .tex and returns them; `command` is what the user typed."""
     frame = build_benchmark(table, records)
-    texts = _texts(table, frame)
+    texts = readable_benchmark(table, frame)
     lines = [f"# {table.title}", "", table.note, "", format_texts(texts, "pipe"), "", "## Columns", ""]
     lines += [f"- {line}" for line in benchmark_definitions(table)]
     lines += ["", "## Published", "", *(f"- {line}" for line in published_lines([table.published]))]
@@ -155,7 +155,7 @@ def _ratios(table: BenchmarkTable, frame: pd.DataFrame) -> list[float | None]:
     return [value / base if pd.notna(value) and base else None for value, base in zip(frame[of], below, strict=True)]
 
 
-def _texts(table: BenchmarkTable, frame: pd.DataFrame) -> pd.DataFrame:
+def readable_benchmark(table: BenchmarkTable, frame: pd.DataFrame) -> pd.DataFrame:
     """The table for readers; columns without any entry are left out."""
     styles = {name: column.style for name, column in table.values.items()} | {_ratio_name(table): ".3f"}
     shown = {}

@@ -19,10 +19,10 @@ def describe_origin(collection: Collection) -> list[str]:
     ends = sorted(str(run.environment.get("end")) for run in runs)
     return [
         f"Folder: {_census(runs, lambda run: _root(run, collection))}",
-        f"Hardware: {_census(runs, _hardware)}",
+        f"Hardware: {_census(runs, describe_hardware)}",
         f"Software: {_census(runs, _software)}",
         f"Date: {starts[0]} (first start) to {ends[-1]} (last end)",
-        f"Commit: {_census(runs, _commit)}",
+        f"Commit: {_census(runs, describe_commit)}",
         f"Workers: {_census(runs, lambda run: _settings(run.config.get('workers')))}",
         f"Evaluation: {_census(runs, lambda run: _settings(run.config.get('evaluation')))}",
     ]
@@ -42,7 +42,8 @@ def _root(run: Run, collection: Collection) -> str:
     return next((str(root) for root in collection.roots if run.folder.is_relative_to(root)), str(run.folder))
 
 
-def _hardware(run: Run) -> str:
+def describe_hardware(run: Run) -> str:
+    """The machine in words."""
     hardware = run.environment.get("hardware") or {}
     gpus = ", ".join(_names(hardware.get("gpus") or [])) or "no GPU"
     return f"{hardware.get('cpu', 'unknown CPU')}, {hardware.get('cores', '?')} cores, {gpus}"
@@ -57,7 +58,8 @@ def _software(run: Run) -> str:
     return _settings(run.environment.get("versions"), separator=" ")
 
 
-def _commit(run: Run) -> str:
+def describe_commit(run: Run) -> str:
+    """The commit, and whether there were changes besides."""
     commit = run.environment.get("git_commit") or "unknown"
     return f"{commit} with uncommitted changes" if run.environment.get("git_dirty") else str(commit)
 

@@ -70,6 +70,7 @@ class Row(_Strict):
     name: Name
     method: str = Field(description="the label in the column 'method'")
     topology: str = Field(description="the label in the column 'topology'")
+    labels: dict[Name, str] = Field({}, description="labels in columns of the table's own")
     overrides: tuple[Override, ...] = ()
 
     def with_workers(self, count: int) -> "Row":
@@ -93,6 +94,7 @@ class TableFile(_Strict):
     seeds: tuple[StrictInt, ...] = Field(min_length=1, description="a list of integers")
     cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
     metric: str = Field("accuracy", description="the validation metric that figures and progress lines show")
+    labels: dict[Name, str] = Field({}, description="columns of labels besides the usual ones, and their definitions")
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     overrides: tuple[Override, ...] = Field((), description="overrides that all rows share")
     workers: tuple[PositiveInt, ...] = Field((), description="numbers of workers: each row is made with every one")
@@ -108,7 +110,10 @@ class TableFile(_Strict):
     def _check(self) -> "TableFile":
         if self.metric not in QUANTITIES:
             raise ValueError(f"metric={self.metric!r}: {nearest(self.metric, QUANTITIES)}")
-        for column in self.columns:
+        for row in self.rows:
+            if row.labels.keys() != self.labels.keys():
+                raise ValueError(f"row {row.name!r}: expected labels {', '.join(self.labels) or '(none)'}")
+        for column in self.numbers:
             try:
                 check_column(split_variant(column, self.variants)[1])
             except ValueError as error:
@@ -130,6 +135,11 @@ class TableFile(_Strict):
                 keys = [parse_override(text)[0] for text in (*self.overrides, *variant, *row.overrides)]
                 _expect_unique(f"the overrides of row {row.name!r}", keys)
         return self
+
+    @property
+    def numbers(self) -> list[str]:
+        """The columns that are no labels of the table's own."""
+        return [column for column in self.columns if column not in self.labels]
 
 
 class Table(TableFile):
@@ -173,7 +183,7 @@ class Table(TableFile):
     @property
     def quantities(self) -> set[str]:
         """Names of the quantities that the table needs of every run."""
-        return {self.metric, *quantities_of([split_variant(column, self.variants)[1] for column in self.columns])}
+        return {self.metric, *quantities_of([split_variant(column, self.variants)[1] for column in self.numbers])}
 
 
 @dataclass(frozen=True)

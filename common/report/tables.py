@@ -27,7 +27,7 @@ def build_table(collection: Collection) -> pd.DataFrame:
 def write_table(collection: Collection, folder: Path, command: str) -> list[Path]:
     """Writes <folder>/<table>.csv, .md and .tex and returns their paths; `command` is what the user typed."""
     table, frame = collection.table, build_table(collection)
-    tex = latex(format_table(frame, "latex_booktabs", table.variants), table.title, f"Made by {command}")
+    tex = latex(format_table(frame, "latex_booktabs", table), table.title, f"Made by {command}")
     return write_files(folder / table.name, frame, _render(collection, frame, command), tex)
 
 
@@ -67,6 +67,7 @@ def _build_row(collection: Collection, row: Row) -> dict[str, object]:
         "topology": row.topology,
         "workers": workers[0] if len(workers) == 1 else "/".join(map(str, workers)) or row.workers,
         "seeds": min(len(collection.of(row.name, variant)) for variant in table.variants or [None]),
+        **row.labels,
     }
     return {c: labels[c] if c in labels else _value(collection, row, c) for c in table.columns}
 
@@ -86,6 +87,8 @@ def _value(collection: Collection, row: Row, column: str) -> float | None:
 
 
 def _definition(table: Table, column: str) -> str:
+    if column in table.labels:
+        return table.labels[column]
     variant, plain = split_variant(column, table.variants)
     text = define(plain) if variant is None else f"{variant}: {define(plain)}"
     if plain in LABELS:
@@ -101,7 +104,7 @@ def _definition(table: Table, column: str) -> str:
 def _render(collection: Collection, frame: pd.DataFrame, command: str) -> str:
     table = collection.table
     runs = len(collection.all_runs)
-    lines = [f"# {table.title}", "", table.note, "", format_table(frame, "pipe", table.variants), ""]
+    lines = [f"# {table.title}", "", table.note, "", format_table(frame, "pipe", table), ""]
     lines += ["## Columns", "", *(f"- {line}" for line in definitions(table)), ""]
     if table.published:
         lines += ["## Published", "", *(f"- {line}" for line in published_lines(table.published)), ""]

@@ -12,6 +12,13 @@ from common.report.published import load_published
 from common.report.registry import Table
 
 
+def of_figure(figure_file: Curves, collection: Collection) -> Collection:
+    """The runs of the figure's variant, of its table's collection."""
+    if figure_file.variant is None:
+        return collection
+    return dict(zip(collection.table.variants, collection.by_variant(), strict=True))[figure_file.variant]
+
+
 def draw_time_curves(figure_file: Curves, collection: Collection) -> Figure:
     """collection: of the figure's table and variant; without any run, only what is published is drawn."""
     rows = figure_file.rows
