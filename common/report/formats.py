@@ -8,7 +8,7 @@ import pandas as pd
 from common.report.columns import COMPARISONS, LABELS, split_column, split_variant, style_of
 from common.report.registry import Table
 
-LEFT = {"method", "topology", "source", "cluster"}
+LEFT = ("method", "topology", "source", "cluster")  # labels, which stand to the left
 
 
 def exact(value: object) -> str:

@@ -14,7 +14,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from common.report.bars import draw_bars
 from common.report.collect import Collection, collect
-from common.report.columns import LABELS
 from common.report.drawing import save
 from common.report.figure_files import Bars, figure_names, load_figure
 from common.report.figures import write_figure
@@ -40,7 +39,7 @@ TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 @dataclass(frozen=True)
 class Section:
-    """A table or figure of the page. badge: a key of BADGES; frame: texts; images: data URIs."""
+    """A table or figure of the page. badge: a key of BADGES; frame: texts; labels: its columns to the left."""
 
     name: str
     title: str
@@ -48,6 +47,7 @@ class Section:
     badge: str = ""
     state: str = ""
     frame: pd.DataFrame | None = None
+    labels: Sequence[str] = LEFT
     images: Sequence[str] = ()
     definitions: Sequence[str] = ()
     published: Sequence[str] = ()
@@ -83,19 +83,20 @@ def render(sections: Sequence[Section], **about: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(sections=sections, classes=_classes, zip=zip, **about)
+    return environment.get_template("page.html").render(sections=sections, zip=zip, **about)
 
 
 def _table(collection: Collection, page: Path) -> Section:
     table, done = collection.table, len(collection.all_runs)
-    at_scale = table.published and not table.proxy_of
+    at_scale, compared = bool(table.published) and not table.proxy_of, table.baseline is not None
     return Section(
         name=table.name,
         title=table.title,
         note=table.note,
-        badge="paper" if at_scale else "proxy",
+        badge="paper" if at_scale else "proxy" if compared else "",
         state=f"{done} of {done + len(collection.missing)} runs",
         frame=readable(build_table(collection), table),
+        labels=(*LEFT, *table.labels),
         images=_pictures(lambda folder: [f for each in collection.by_variant() for f in write_figure(each, folder)])
         if done
         else (),
@@ -136,7 +137,12 @@ def _published(name: str) -> Section:
     frame = table.frame().astype(object)
     texts = frame.where(frame.notna(), "unknown").map(lambda v: f"{v:g}" if isinstance(v, float) else str(v))
     return Section(
-        name=f"published_{name}", title=table.title, badge="published", frame=texts, published=published_lines([name])
+        name=f"published_{name}",
+        title=table.title,
+        badge="published",
+        frame=texts,
+        labels=tuple(table.rows[0].labels),
+        published=published_lines([name]),
     )
 
 
@@ -175,9 +181,3 @@ def _pictures(write: Any) -> list[str]:
             f"data:{TYPES[file.suffix]};base64,{base64.b64encode(file.read_bytes()).decode()}"
             for file in files.values()
         ]
-
-
-def _classes(column: str) -> str:
-    """CSS classes of a column's cells."""
-    left = column in LEFT or (column not in LABELS and column in ("decentralized", "overlap", "accumulation", "model"))
-    return " ".join(filter(None, ["left" if left else "", "published" if "published" in column else ""]))
