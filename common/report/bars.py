@@ -16,10 +16,9 @@ HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
 
 
 def draw_bars(figure_file: Bars, frame: pd.DataFrame) -> Figure:
-    """frame: source, cluster, workers, method, topology and the value, as common.report.measured builds it."""
+    """frame: source, cluster, workers, method and the value, as common.report.measured builds it."""
     frame = frame.dropna(subset=[figure_file.value]).astype({figure_file.value: float, "workers": int})
-    frame["bar"] = [_bar(*names) for names in frame[["method", "topology"]].itertuples(index=False)]
-    bars = list(dict.fromkeys(frame["bar"]))
+    bars = list(dict.fromkeys(frame["method"]))
     panels = list(frame.groupby(["source", "cluster"], sort=False))
     rows = ceil(len(panels) / PANELS_PER_ROW)
     figure = Figure(figsize=(10.2, 0.6 + 2.7 * rows), layout="constrained")
@@ -35,16 +34,12 @@ def draw_bars(figure_file: Bars, frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def _bar(method: str, topology: str) -> str:
-    return method if topology == "complete" and method == "AllReduce" else f"{method}, {topology.replace('_', ' ')}"
-
-
 def _draw_panel(ax: Axes, data: pd.DataFrame, value: str, bars: list[str]) -> None:
     sns.barplot(
         data=data,
         x="workers",
         y=value,
-        hue="bar",
+        hue="method",
         hue_order=bars,
         palette=dict(zip(bars, COLOURS, strict=False)),
         saturation=1,

@@ -38,8 +38,7 @@ class Ratio(_Strict):
 class BenchmarkTable(_Strict):
     """The content of configs/benchmark/<name>.yaml.
 
-    cluster: a row's cluster in words, made of its columns. rename: columns of the records that have another name here.
-    names: {column: {value in the records: name here}}
+    cluster: a row's cluster in words, made of its columns.
     """
 
     title: str
@@ -49,8 +48,6 @@ class BenchmarkTable(_Strict):
     command: str = Field(description="what writes it")
     cluster: str
     labels: dict[str, str] = Field(description="columns that tell rows apart, and their definitions")
-    rename: dict[str, str] = {}
-    names: dict[str, dict[str, str]] = {}
     values: dict[str, Column]
     ratio: Ratio
     name: str
@@ -131,12 +128,10 @@ def _ours(table: BenchmarkTable, records: Path) -> pd.DataFrame:
         clusters = [table.cluster.format(**row) for row in frame.to_dict("records")]
     except (ValueError, KeyError) as error:
         raise UsageError(f"{path}: cannot be read ({one_line(error)})") from None
-    frame = frame.rename(columns=table.rename).assign(source="ours", cluster=clusters)
+    frame = frame.assign(source="ours", cluster=clusters)
     absent = [name for name in (*table.labels, *table.values) if name not in frame]
     if absent:
         raise UsageError(f"{path}: expected columns {', '.join(absent)}")
-    for column, names in table.names.items():
-        frame[column] = frame[column].replace(names)
     return frame
 
 

@@ -12,11 +12,11 @@ from scripts.figures import main as figures
 from scripts.tables import main as tables
 
 RECORDS = Path("results/benchmarks")
-SCALING = """engine,topology,workers,hosts,ranks_per_host,mbit_per_s,compute,step_ms,step_ms_spread
-allreduce,complete,8,4,2,200,wait,2000,20
-sgp,one_peer_exponential,8,4,2,200,wait,1500,20
-decentralized,aer,8,4,2,200,wait,500,20
-decentralized,aer,16,4,4,200,wait,400,20
+SCALING = """method,engine,topology,workers,hosts,ranks_per_host,mbit_per_s,compute,step_ms,step_ms_spread
+AllReduce,ddp,complete,8,4,2,200,wait,2000,20
+SGP (Exp),ours,one_peer_exponential,8,4,2,200,wait,1500,20
+Decent (AER),ours,aer,8,4,2,200,wait,500,20
+Decent (AER),ours,aer,16,8,2,200,wait,400,20
 """
 
 
@@ -37,9 +37,9 @@ def test_ours_stand_below_the_published_ones(records):
     frame = build_benchmark(load_benchmark("figure6"), records)
     assert frame["source"].value_counts().to_dict() == {"published": 36, "ours": 4}
     ours = frame[frame["source"] == "ours"]
-    assert ours["method"].tolist() == ["AllReduce", "SGP", "Decent", "Decent"]
+    assert ours["method"].tolist() == ["AllReduce", "SGP (Exp)", "Decent (AER)", "Decent (AER)"]
     assert ours["step_ms_ratio"].tolist() == [1.0, 0.75, 0.25, None]  # nothing to compare with for 16 workers
-    assert ours["cluster"].iloc[0] == "4 emulated hosts x 2, 200 Mbit/s, compute wait"
+    assert ours["cluster"].iloc[0] == "2 ranks on a host, 200 Mbit/s"
     published = frame[(frame["cluster"] == "A40, 4 per node, 25 Gbps Ethernet") & (frame["workers"] == 32)]
     assert published["step_ms"].tolist() == [188.5, 112.4, 110.8, 67.9]
     assert published["step_ms_ratio"].tolist() == pytest.approx([1, 112.4 / 188.5, 110.8 / 188.5, 67.9 / 188.5])
@@ -65,7 +65,8 @@ def test_communication_has_ratios_to_all_reduce():
     RECORDS.mkdir(parents=True)
     (RECORDS / "communication.csv").write_text(
         "topology,workers,hosts,ranks_per_host,mbit_per_s,backend,iterations,tensors,seconds,seconds_per_iteration,"
-        "bytes_per_host\ncomplete,8,4,2,200,gloo,10,3,40,4.0,1000\naer,8,4,2,200,gloo,10,3,10,1.0,500\n"
+        "bytes_per_host\nallreduce,8,4,2,200,gloo,10,3 x 25 MB,40,4.0,1000\n"
+        "aer,8,4,2,200,gloo,10,3 x 25 MB,10,1.0,500\n"
     )
     ours = build_benchmark(load_benchmark("table1"), RECORDS).iloc[2:]
     assert ours["seconds_per_iteration_ratio"].tolist() == [1.0, 0.25]
@@ -87,5 +88,5 @@ def test_bars_of_both(records, capsys):
     assert image.std() > 0.05
     svg = Path("out/figure6.svg").read_text()
     assert "published: A40, 4 per node" in svg
-    assert "ours: 4 emulated hosts x 2" in svg
+    assert "ours: 2 ranks on a host" in svg
     assert "missing" not in capsys.readouterr().out
