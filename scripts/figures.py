@@ -1,6 +1,8 @@
-"""Draws finished runs.
+"""Draws the papers' figures, and the learning curves of any table.
 
-python -m scripts.figures figure=quickstart [runs=runs] [output=results/figures]
+python -m scripts.figures figure=7 [runs=[runs,results/runs]] [output=results/figures]
+
+figure=7 is figure7 of configs/figure; figure=table3_proxy draws that table's runs.
 """
 
 import sys
@@ -9,35 +11,59 @@ from pathlib import Path
 
 from pydantic import Field
 
-from common.report.cli import Arguments, Text, UsageError, main_function, parse
+from common.report.bars import draw_bars
+from common.report.cli import DEFAULT_RUNS, Arguments, Folders, Text, UsageError, main_function, parse
 from common.report.collect import collect
+from common.report.drawing import save
+from common.report.figure_files import Bars, figure_names, load_figure
 from common.report.figures import write_figure
-from common.report.registry import load_table
+from common.report.measured import build_benchmark, load_benchmark, missing_records
+from common.report.registry import full_name, load_table
 from common.report.runs import RunError
 from common.report.tables import missing_lines
+from common.report.time_curves import draw_time_curves, of_figure
 
 
 class FiguresArguments(Arguments):
     """Command line of scripts.figures."""
 
-    figure: Text = Field(description="a file in configs/table")
-    runs: Text = Field("runs", description="the folder that holds the runs")
+    figure: Text = Field(description="a file in configs/figure or configs/table; 7 is figure7")
+    runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
+    benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
     output: Text = Field("results/figures", description="where NAME.png and NAME.svg are written")
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Writes the figure; exit code 2 if there is no run to draw."""
+    """Writes the figure; exit code 2 if there is nothing to draw."""
     arguments = parse(FiguresArguments, argv, "scripts.figures", "Draws finished runs.")
-    collection = collect(load_table(arguments.figure, key="figure"), Path(arguments.runs))
+    output, roots = Path(arguments.output), [Path(folder) for folder in arguments.runs]
+    name = full_name(arguments.figure, "figure")
     try:
-        figures = [write_figure(each, Path(arguments.output)) for each in collection.by_variant()]
+        if name not in figure_names():
+            collection = collect(load_table(arguments.figure, "figure", also=figure_names()), *roots)
+            files = [file for each in collection.by_variant() for file in write_figure(each, output)]
+            missing = missing_lines(collection)
+        else:
+            files, missing = write_registered(name, roots, Path(arguments.benchmarks), output)
     except RunError as error:
         raise UsageError(str(error)) from None
-    for line in missing_lines(collection):
+    for line in missing:
         print(f"missing: {line}")
-    print("written:", *(path for paths in figures for path in paths))
+    print("written:", *files)
     return 0
+
+
+def write_registered(name: str, roots: Sequence[Path], benchmarks: Path, output: Path) -> tuple[list[Path], list[str]]:
+    """Draws a figure of configs/figure; returns the files written and what is missing."""
+    figure = load_figure(name)
+    if isinstance(figure, Bars):
+        table = load_benchmark(figure.table)
+        frame = build_benchmark(table, benchmarks)
+        return save(lambda: draw_bars(figure, frame), output, name), missing_records(table, benchmarks)
+    collection = of_figure(figure, collect(load_table(figure.table), *roots, allow_empty=True))
+    rows = [m for m in missing_lines(collection) if m.split()[0] in figure.rows]
+    return save(lambda: draw_time_curves(figure, collection), output, name), rows
 
 
 if __name__ == "__main__":

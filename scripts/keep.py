@@ -15,6 +15,7 @@ from common.report.collect import collect
 from common.report.registry import load_table
 
 RECORDS = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")
+OPTIONAL = ("evaluation/test.csv", "evaluation/test.json")  # of transformer.evaluate
 
 
 class KeepArguments(Arguments):
@@ -33,7 +34,10 @@ def main(argv: Sequence[str]) -> int:
     for run in collection.all_runs:
         target = Path(arguments.output) / run.folder.relative_to(collection.root)
         target.mkdir(parents=True, exist_ok=True)
-        for name in RECORDS:
+        for name in (*RECORDS, *OPTIONAL):
+            if name in OPTIONAL and not (run.folder / name).exists():
+                continue
+            (target / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(run.folder / name, target / name)
     print(f"kept {len(collection.all_runs)} runs in {arguments.output}, {len(collection.missing)} missing")
     return 0

@@ -1,6 +1,8 @@
-"""Makes a table from finished runs.
+"""Makes a table from finished runs, or from a benchmark's records, with the published numbers beside ours.
 
-python -m scripts.tables table=quickstart [runs=runs] [output=results/tables]
+python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=results/tables]
+
+table=3 is table3; also figure6, table3_proxy, ...: every file of configs/table and configs/benchmark.
 """
 
 import sys
@@ -9,31 +11,46 @@ from pathlib import Path
 
 from pydantic import Field
 
-from common.report.cli import Arguments, Text, command_of, main_function, parse
+from common.report.cli import DEFAULT_RUNS, Arguments, Folders, Text, command_of, main_function, parse
 from common.report.collect import collect
-from common.report.registry import load_table
-from common.report.tables import build_table, format_table, missing_lines, write_table
+from common.report.formats import format_table
+from common.report.measured import benchmark_names, load_benchmark, missing_records, show_benchmark, write_benchmark
+from common.report.registry import full_name, load_table
+from common.report.tables import build_table, missing_lines, write_table
+
+MODULE = "scripts.tables"
 
 
 class TablesArguments(Arguments):
     """Command line of scripts.tables."""
 
-    table: Text = Field(description="a file in configs/table")
-    runs: Text = Field("runs", description="the folder that holds the runs")
-    output: Text = Field("results/tables", description="where NAME.csv and NAME.md are written")
+    table: Text = Field(description="a file in configs/table or configs/benchmark; 3 is table3")
+    runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
+    benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
+    output: Text = Field("results/tables", description="where NAME.csv, NAME.md and NAME.tex are written")
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Writes the table and prints it; exit code 2 if there is no run to make it from."""
-    arguments = parse(TablesArguments, argv, "scripts.tables", "Makes a table from finished runs.")
-    collection = collect(load_table(arguments.table), Path(arguments.runs))
-    command = command_of("scripts.tables", arguments)
-    csv, markdown = write_table(collection, Path(arguments.output), command)
-    print(format_table(build_table(collection), "simple", collection.table.variants))
-    for line in missing_lines(collection):
+    """Writes the table and prints it; exit code 2 if there is nothing to make it from."""
+    arguments = parse(TablesArguments, argv, MODULE, "Makes a table from finished runs.")
+    command, output = command_of(MODULE, arguments), Path(arguments.output)
+    if full_name(arguments.table, "table") in benchmark_names():
+        benchmark = load_benchmark(full_name(arguments.table, "table"))
+        files = write_benchmark(benchmark, Path(arguments.benchmarks), output, command)
+        print(show_benchmark(benchmark, Path(arguments.benchmarks)))
+        missing = missing_records(benchmark, Path(arguments.benchmarks))
+    else:
+        table = load_table(arguments.table, also=benchmark_names())
+        # Published numbers are worth a table of their own, but not in place of one with runs when a folder is mistyped.
+        allow_empty = bool(table.published) and arguments.runs == DEFAULT_RUNS
+        collection = collect(table, *map(Path, arguments.runs), allow_empty=allow_empty)
+        files = write_table(collection, output, command)
+        print(format_table(build_table(collection), "simple", table))
+        missing = missing_lines(collection)
+    for line in missing:
         print(f"missing: {line}")
-    print(f"written: {csv} {markdown}")
+    print("written:", *files)
     return 0
 
 

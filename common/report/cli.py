@@ -10,10 +10,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, NoReturn, TypeVar, get_args
 
 from omegaconf import OmegaConf
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from yaml import YAMLError
 
 Text = Annotated[str, Field(min_length=1)]
+# One folder or several: runs=a, runs=[a,b].
+Folders = Annotated[
+    tuple[Text, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v]), Field(min_length=1)
+]
+DEFAULT_RUNS = ("runs", "results/runs")  # one's own runs, then those that are kept
 
 
 class UsageError(ValueError):
@@ -70,7 +75,7 @@ def command_of(module: str, arguments: Arguments) -> str:
     for name, field in type(arguments).model_fields.items():
         value = getattr(arguments, name)
         if value != field.default:
-            parts.append(_flag(name) if value is True else f"{name}={value}")
+            parts.append(_flag(name) if value is True else f"{name}={_typed(value)}")
     return shlex.join(parts)
 
 
@@ -116,23 +121,30 @@ def _explain_one(item: Any, model: type[BaseModel]) -> str:
         field = _model_at(model, location).model_fields[location[-1]]
         return f"{key}=...: missing; expected {field.description or 'a value'}"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    return f"{key}={item['input']!r}: {message}"
+    return f"{key}={item['input']!r}: {message}" if location else message
 
 
 def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel]:
     """The model that holds the last key of `location`."""
     for part in location[:-1]:
-        if isinstance(part, str):
+        if part in model.model_fields:  # else an index of a list, or a key of a mapping
             annotation = model.model_fields[part].annotation
             candidates = (annotation, *get_args(annotation))
-            model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+            model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
     return model
 
 
 def _describe(model: type[BaseModel], key: str) -> str:
     field = model.model_fields[key]
-    default = "" if field.is_required() else f" (default: {field.default})"
+    default = "" if field.is_required() else f" (default: {_typed(field.default)})"
     return f"{key}=...  {field.description or ''}{default}"
+
+
+def _typed(value: object) -> str:
+    """A value as one types it."""
+    if not isinstance(value, tuple):
+        return str(value)
+    return str(value[0]) if len(value) == 1 else f"[{','.join(value)}]"
 
 
 def _flag(name: str) -> str:

@@ -3,13 +3,14 @@
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from common.report.cli import UsageError
 from common.report.columns import QUANTITIES
 from common.report.registry import Cell, Table
-from common.report.runs import Run, RunError, read_run
+from common.report.runs import Run, RunError, read_json, read_run
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +25,18 @@ class Missing:
 
 @dataclass(frozen=True)
 class Collection:
-    """A table's runs below the folder `root`: those that can be used, row by row, and the missing ones."""
+    """A table's runs below the folders `roots`: those that can be used, row by row, and the missing ones."""
 
     table: Table
-    root: Path
+    roots: tuple[Path, ...]
     runs: Mapping[str, Sequence[Run]]
     missing: Sequence[Missing]
+    variant_of: Mapping[Path, str | None]
+
+    @property
+    def root(self) -> Path:
+        """Where missing runs would be made: the first folder."""
+        return self.roots[0]
 
     @property
     def all_runs(self) -> list[Run]:
@@ -38,7 +45,7 @@ class Collection:
 
     def of(self, row: str, variant: str | None = None) -> list[Run]:
         """The usable runs of a row, of one variant or of all."""
-        return [run for run in self.runs[row] if variant in (None, run.folder.parent.name)]
+        return [run for run in self.runs[row] if variant in (None, self.variant_of[run.folder])]
 
     def by_variant(self) -> list["Collection"]:
         """One collection for each variant, named after it; only this one if the table has none."""
@@ -51,31 +58,78 @@ class Collection:
             update={"name": f"{self.table.name}_{variant}", "title": f"{self.table.title}, {variant}", "variants": {}}
         )
         runs = {row: self.of(row, variant) for row in self.runs}
-        return Collection(table, self.root, runs, [m for m in self.missing if m.cell.variant == variant])
+        missing = [m for m in self.missing if m.cell.variant == variant]
+        return Collection(table, self.roots, runs, missing, self.variant_of)
 
 
-def collect(table: Table, root: Path) -> Collection:
-    """Reads the run of every cell.
+def collect(table: Table, *roots: Path, allow_empty: bool = False) -> Collection:
+    """Reads the run of every cell, from the first of these folders that has a usable one.
 
-    Runs that are unfinished, broken, without a number that the table needs, or made with other overrides than
-    the table says are named in a warning and counted as missing. UsageError if no usable run is left.
+    A run is looked for where `scripts.reproduce` puts it, then anywhere below the folders by the overrides that it
+    records, so that folders of other people need no certain layout. Runs that are unfinished, broken, without a number
+    that the table needs, or made with other overrides than the table says are named in a warning and counted as
+    missing. UsageError if no usable run is left, unless allow_empty.
     """
     runs: dict[str, list[Run]] = {row.name: [] for row in table.rows}
+    variant_of: dict[Path, str | None] = {}
     missing = []
-    for cell in table.cells(root):
-        if not cell.run_dir.exists():
-            missing.append(Missing(cell, "not run yet"))
-            continue
+    elsewhere = Elsewhere(table, roots)
+    for cells in zip(*(table.cells(root) for root in roots), strict=True):
+        reasons: list[str] = []
+        here = [cell for cell in cells if cell.run_dir.exists()]
+        run = _first_usable(table, here, reasons)
+        if run is None:
+            others = [cell for cell in elsewhere.cells_like(cells[0]) if cell not in here]
+            run = _first_usable(table, others, reasons)
+        if run is None:
+            missing.append(Missing(cells[0], "; ".join(reasons) or "not run yet"))
+        else:
+            runs[cells[0].row.name].append(run)
+            variant_of[run.folder] = cells[0].variant
+    if not any(runs.values()) and not allow_empty:
+        where = " or ".join(str(root / table.runs) for root in roots)
+        raise UsageError(
+            f"runs={','.join(map(str, roots))}: no finished run in {where}; "
+            f"make them with: {reproduce_command(table, roots[0])}"
+        )
+    return Collection(table, roots, runs, missing, variant_of)
+
+
+def _first_usable(table: Table, cells: Sequence[Cell], reasons: list[str]) -> Run | None:
+    """The first run that can be read; why others cannot goes into a warning and into `reasons`."""
+    for cell in cells:
         try:
-            runs[cell.row.name].append(read_cell(table, cell))
+            return read_cell(table, cell)
         except RunError as error:
             logger.warning("skipped %s", error)
-            missing.append(Missing(cell, str(error).removeprefix(f"{cell.run_dir}: ")))
-    if not any(runs.values()):
-        raise UsageError(
-            f"runs={root}: no finished run in {root / table.runs}; make them with: {reproduce_command(table, root)}"
-        )
-    return Collection(table, root, runs, missing)
+            reasons.append(str(error).removeprefix(f"{cell.run_dir}: "))
+    return None
+
+
+class Elsewhere:
+    """Run folders anywhere below `roots`, found by what they record; read once, when first asked for."""
+
+    def __init__(self, table: Table, roots: Sequence[Path]) -> None:
+        self._table, self._roots = table, roots
+
+    def cells_like(self, cell: Cell) -> list[Cell]:
+        """The cell in every folder whose run has its task and its overrides."""
+        return [replace(cell, run_dir=folder) for folder, recorded in self._recorded if not cell.disagreement(recorded)]
+
+    @cached_property
+    def _recorded(self) -> list[tuple[Path, list[str]]]:
+        """Folders of the table's task, with their overrides."""
+        found = []
+        for path in sorted({path for root in self._roots for path in root.rglob("environment.json")}):
+            try:
+                environment = read_json(path)
+            except RunError as error:
+                logger.warning("skipped %s", error)
+                continue
+            overrides, command = environment.get("overrides"), str(environment.get("command"))
+            if isinstance(overrides, list) and f"{self._table.task}.train" in command:
+                found.append((path.parent, overrides))
+        return found
 
 
 def reproduce_command(table: Table, root: Path) -> str:

@@ -2,11 +2,16 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import pandas as pd
+
 from common.report.cli import nearest
+from common.report.prediction import ASSUMED, predicted_step_ms
+from common.report.published import Published
 from common.report.runs import Run, RunError
+from common.report.significance import welch
 from common.topology import build
 
 LABELS = {
@@ -59,6 +64,22 @@ def _meteor(run: Run) -> float | None:
         return run.last("validation", "meteor")
     except RunError:
         return None  # it needs WordNet, which not every machine has
+
+
+def _translation(score: str) -> Callable[[Run], float | None]:
+    """A score of the last model's translations of the test set, which transformer.evaluate writes."""
+
+    def of(run: Run) -> float | None:
+        path = run.folder / "evaluation" / "test.csv"
+        if not path.exists():
+            return None
+        try:
+            rows = pd.read_csv(path).set_index("model")
+            return float(rows.loc["last", score]) if score in rows else None
+        except (OSError, ValueError, KeyError) as error:
+            raise RunError(f"{run.folder}: evaluation/test.csv: no {score!r} of the last model ({error!r})") from None
+
+    return of
 
 
 def _spectral_gap(run: Run) -> float:
@@ -123,6 +144,19 @@ QUANTITIES = {
         ".4f",
         _meteor,
     ),
+    "test_bleu": Quantity(
+        "sacreBLEU of the last model's translations of the test set; empty until transformer.evaluate has made them",
+        ".2f",
+        _translation("bleu"),
+    ),
+    "test_paper_bleu": Quantity(
+        "BLEU of the same as the paper's code computes it, of cut references in Moses tokens; not sacreBLEU",
+        ".2f",
+        _translation("paper_bleu"),
+    ),
+    "test_paper_meteor": Quantity(
+        "METEOR by nltk (not METEOR 1.5) of the lines of test_paper_bleu", ".4f", _translation("paper_meteor")
+    ),
     "consensus_distance": Quantity(
         "sqrt(mean_i ||x_i - x_bar||^2) over the workers at the last evaluation",
         ".3g",
@@ -145,11 +179,28 @@ QUANTITIES = {
         ".2f",
         lambda run: run.total("time_step_ms"),
     ),
+    "hours": Quantity(
+        "steps times the median wall-clock time of a step, in hours: without evaluation and checkpoints",
+        ".1f",
+        lambda run: run.total("time_step_ms") * run.total("steps") / 3.6e6,
+    ),
+    "predicted_step_ms": Quantity(
+        f"predicted, not measured: time of a step in ms by the runtime model (common.runtime) on the run's hosts and "
+        f"workers, with {ASSUMED}",
+        ".1f",
+        predicted_step_ms,
+    ),
 }
 
 STATISTICS = {
     "mean": Statistic("mean over seeds", _mean),
     "2sigma": Statistic("2 x sample standard deviation over seeds (n - 1; empty for one seed)", _two_sigma),
+}
+
+COMPARISONS = {
+    "p_value": "p of Welch's t-test over seeds against the baseline row (two-sided, not corrected for several rows)",
+    "published": "the published value, not measured here",
+    "published_2sigma": "its published 2 sigma",
 }
 
 DEFAULT_COLUMNS = (
@@ -167,18 +218,15 @@ DEFAULT_COLUMNS = (
 
 
 def split_column(column: str) -> tuple[str, str]:
-    """(quantity, statistic) of `<quantity>_<statistic>` or `<quantity>` (its mean); ValueError if unknown."""
-    name, _, statistic = column.rpartition("_")
-    if name in QUANTITIES and statistic in STATISTICS:
-        return name, statistic
+    """(quantity, statistic or comparison) of `<quantity>_<kind>` or `<quantity>` (its mean); ValueError if unknown."""
+    kinds = (*STATISTICS, *COMPARISONS)
+    for kind in sorted(kinds, key=len, reverse=True):
+        name = column.removesuffix(f"_{kind}")
+        if name != column and name in QUANTITIES:
+            return name, kind
     if column in QUANTITIES:
         return column, "mean"
-    known = [
-        *LABELS,
-        *QUANTITIES,
-        *(f"{name}_{statistic}" for name in QUANTITIES for statistic in STATISTICS),
-    ]
-    raise ValueError(nearest(column, known))
+    raise ValueError(nearest(column, [*LABELS, *QUANTITIES, *(f"{q}_{kind}" for q in QUANTITIES for kind in kinds)]))
 
 
 def split_variant(column: str, variants: Iterable[str]) -> tuple[str | None, str]:
@@ -190,28 +238,53 @@ def split_variant(column: str, variants: Iterable[str]) -> tuple[str | None, str
 
 
 def quantities_of(columns: Sequence[str]) -> set[str]:
-    """The quantities that these columns show."""
-    return {split_column(column)[0] for column in columns if column not in LABELS}
+    """The quantities that these columns show of runs; published ones need none."""
+    pairs = [split_column(column) for column in columns if column not in LABELS]
+    return {quantity for quantity, kind in pairs if not kind.startswith("published")}
+
+
+def values_of(quantity: str, runs: Sequence[Run]) -> list[float]:
+    """A quantity of every run that has it."""
+    values = (QUANTITIES[quantity].of(run) for run in runs)
+    return [value for value in values if value is not None]
 
 
 def value_of(column: str, runs: Sequence[Run]) -> float | None:
-    """A column's number for the runs of one row."""
+    """A column's number for the runs of one row; for columns that compare see compare."""
     quantity, statistic = split_column(column)
-    values = (QUANTITIES[quantity].of(run) for run in runs)
-    return STATISTICS[statistic].of([value for value in values if value is not None])
+    return STATISTICS[statistic].of(values_of(quantity, runs))
+
+
+def compare(
+    column: str, runs: Sequence[Run], baseline: Sequence[Run], published: Mapping[str, Published], name: str
+) -> float | None:
+    """A column's number for the runs of one row, beside the baseline's runs and what is published of the row.
+
+    name: the quantity's name in `published`, with the variant
+    """
+    quantity, kind = split_column(column)
+    if kind == "p_value":
+        return welch(values_of(quantity, runs), values_of(quantity, baseline))
+    if kind in COMPARISONS:
+        number = published.get(name)
+        return None if number is None else number.value if kind == "published" else number.two_sigma
+    return value_of(column, runs)
 
 
 def style_of(column: str) -> str:
     """The format of a column's numbers for reading."""
-    return QUANTITIES[split_column(column)[0]].style
+    quantity, kind = split_column(column)
+    return ".2g" if kind == "p_value" else QUANTITIES[quantity].style
 
 
 def define(column: str) -> str:
     """The definition of a column in words."""
     if column in LABELS:
         return LABELS[column]
-    quantity, statistic = split_column(column)
-    return f"{QUANTITIES[quantity].definition}; {STATISTICS[statistic].definition}"
+    quantity, kind = split_column(column)
+    if kind in COMPARISONS:
+        return f"{quantity}: {COMPARISONS[kind]}"
+    return f"{QUANTITIES[quantity].definition}; {STATISTICS[kind].definition}"
 
 
 def check_column(column: str) -> str:

@@ -13,13 +13,16 @@ def describe_origin(collection: Collection) -> list[str]:
     Where runs differ, each value is given with the number of runs that have it.
     """
     runs = collection.all_runs
+    if not runs:
+        return []
     starts = sorted(str(run.environment.get("start")) for run in runs)
     ends = sorted(str(run.environment.get("end")) for run in runs)
     return [
-        f"Hardware: {_census(runs, _hardware)}",
+        f"Folder: {_census(runs, lambda run: _root(run, collection))}",
+        f"Hardware: {_census(runs, describe_hardware)}",
         f"Software: {_census(runs, _software)}",
         f"Date: {starts[0]} (first start) to {ends[-1]} (last end)",
-        f"Commit: {_census(runs, _commit)}",
+        f"Commit: {_census(runs, describe_commit)}",
         f"Workers: {_census(runs, lambda run: _settings(run.config.get('workers')))}",
         f"Evaluation: {_census(runs, lambda run: _settings(run.config.get('evaluation')))}",
     ]
@@ -35,7 +38,12 @@ def _census(runs: list[Run], describe: Callable[[Run], str]) -> str:
     return "; ".join(f"{text} ({count} of {len(runs)} runs)" for text, count in counts.items())
 
 
-def _hardware(run: Run) -> str:
+def _root(run: Run, collection: Collection) -> str:
+    return next((str(root) for root in collection.roots if run.folder.is_relative_to(root)), str(run.folder))
+
+
+def describe_hardware(run: Run) -> str:
+    """The machine in words."""
     hardware = run.environment.get("hardware") or {}
     gpus = ", ".join(_names(hardware.get("gpus") or [])) or "no GPU"
     return f"{hardware.get('cpu', 'unknown CPU')}, {hardware.get('cores', '?')} cores, {gpus}"
@@ -50,7 +58,8 @@ def _software(run: Run) -> str:
     return _settings(run.environment.get("versions"), separator=" ")
 
 
-def _commit(run: Run) -> str:
+def describe_commit(run: Run) -> str:
+    """The commit, and whether there were changes besides."""
     commit = run.environment.get("git_commit") or "unknown"
     return f"{commit} with uncommitted changes" if run.environment.get("git_dirty") else str(commit)
 

@@ -2,9 +2,9 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +26,7 @@ from yaml import YAMLError
 
 from common.report.cli import UsageError, explain, nearest, one_line
 from common.report.columns import DEFAULT_COLUMNS, QUANTITIES, check_column, quantities_of, split_variant
+from common.report.published import Published, published_names, published_values
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "configs" / "table"
@@ -34,6 +35,7 @@ TABLES = ROOT / "configs" / "table"
 BOOKKEEPING = re.compile(r"run_dir|resume|training\.threads|logging(\..*)?")
 
 
+@cache  # the parser is slow, and the runs of a table share most of their overrides
 def parse_override(text: str) -> tuple[str, Any]:
     """(key, value) of one Hydra override, so that 1e-3 equals 0.001; ValueError if it is none or a sweep."""
     try:
@@ -68,6 +70,7 @@ class Row(_Strict):
     name: Name
     method: str = Field(description="the label in the column 'method'")
     topology: str = Field(description="the label in the column 'topology'")
+    labels: dict[Name, str] = Field({}, description="labels in columns of the table's own")
     overrides: tuple[Override, ...] = ()
 
     def with_workers(self, count: int) -> "Row":
@@ -91,23 +94,38 @@ class TableFile(_Strict):
     seeds: tuple[StrictInt, ...] = Field(min_length=1, description="a list of integers")
     cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
     metric: str = Field("accuracy", description="the validation metric that figures and progress lines show")
+    labels: dict[Name, str] = Field({}, description="columns of labels besides the usual ones, and their definitions")
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     overrides: tuple[Override, ...] = Field((), description="overrides that all rows share")
     workers: tuple[PositiveInt, ...] = Field((), description="numbers of workers: each row is made with every one")
     variants: dict[Name, tuple[Override, ...]] = Field(
         {}, description="overrides by name: each row is made with every one, in columns <variant>_<column>"
     )
+    published: tuple[str, ...] = Field((), description="files of results/paper whose rows have the same names")
+    proxy_of: Name | None = Field(None, description="the table that this one is a small version of")
+    baseline: Name | None = Field(None, description="the row that p-values compare with, for each number of workers")
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows")
 
     @model_validator(mode="after")
     def _check(self) -> "TableFile":
         if self.metric not in QUANTITIES:
             raise ValueError(f"metric={self.metric!r}: {nearest(self.metric, QUANTITIES)}")
-        for column in self.columns:
+        for row in self.rows:
+            if row.labels.keys() != self.labels.keys():
+                raise ValueError(f"row {row.name!r}: expected labels {', '.join(self.labels) or '(none)'}")
+        for column in self.numbers:
             try:
                 check_column(split_variant(column, self.variants)[1])
             except ValueError as error:
                 raise ValueError(f"columns: {column!r}: {error}") from None
+        for name in self.published:
+            if name not in published_names():
+                raise ValueError(f"published={name!r}: {nearest(name, published_names())}")
+        names = [row.name.removesuffix(f"_{row.workers}") for row in self.rows]
+        if self.baseline is not None and self.baseline not in names:
+            raise ValueError(f"baseline={self.baseline!r}: {nearest(self.baseline, names)}")
+        if self.baseline is None and any(column.endswith("_p_value") for column in self.columns):
+            raise ValueError("baseline: missing; columns with p-values need a row to compare with")
         _expect_unique("seeds", self.seeds)
         _expect_unique("the rows' names", [row.name for row in self.rows])
         labels = [(row.method, row.topology, row.workers) for row in self.rows]
@@ -117,6 +135,11 @@ class TableFile(_Strict):
                 keys = [parse_override(text)[0] for text in (*self.overrides, *variant, *row.overrides)]
                 _expect_unique(f"the overrides of row {row.name!r}", keys)
         return self
+
+    @property
+    def numbers(self) -> list[str]:
+        """The columns that are no labels of the table's own."""
+        return [column for column in self.columns if column not in self.labels]
 
 
 class Table(TableFile):
@@ -144,10 +167,23 @@ class Table(TableFile):
         folder = runs / self.runs / row.name / (variant or "")
         return Cell(self.task, row, seed, settings, folder / f"seed_{seed}", variant)
 
+    @cached_property
+    def published_values(self) -> Mapping[str, Mapping[str, Published]]:
+        """{row: {quantity: number}} of the papers."""
+        return published_values(self.published)
+
+    def baseline_of(self, row: Row) -> str | None:
+        """The name of the row that this one is compared with; None if there is none or it is this one."""
+        if self.baseline is None:
+            return None
+        alike = [other.name for other in self.rows if other.name == f"{self.baseline}_{row.workers}"]
+        name = alike[0] if alike else self.baseline
+        return None if name == row.name else name
+
     @property
     def quantities(self) -> set[str]:
         """Names of the quantities that the table needs of every run."""
-        return {self.metric, *quantities_of([split_variant(column, self.variants)[1] for column in self.columns])}
+        return {self.metric, *quantities_of([split_variant(column, self.variants)[1] for column in self.numbers])}
 
 
 @dataclass(frozen=True)
@@ -196,16 +232,17 @@ class Cell:
         return "; ".join(differences) or None
 
 
-def load_table(name: str, key: str = "table", folder: Path = TABLES) -> Table:
+def load_table(name: str, key: str = "table", folder: Path = TABLES, also: Sequence[str] = ()) -> Table:
     """Reads and validates a table's file.
 
-    `key` is what the user typed the name for. Raises UsageError: unknown name (with the nearest one), or what
-    is wrong in the file (file, key, value and expectation).
+    `key` is what the user typed the name for; table=3 means table3. `also`: other names that would do. Raises
+    UsageError: unknown name (with the nearest one), or what is wrong in the file (file, key, value and expectation).
     """
+    name = full_name(name, key)
     path = folder / f"{name}.yaml"
     known = table_names(folder)
     if name not in known:
-        raise UsageError(f"{key}={name}: unknown; {nearest(name, known)}")
+        raise UsageError(f"{key}={name}: unknown; {nearest(name, {*known, *also})}")
     shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
@@ -214,6 +251,11 @@ def load_table(name: str, key: str = "table", folder: Path = TABLES) -> Table:
         raise UsageError(f"{shown}: {explain(error, TableFile)}") from None
     except (YAMLError, OmegaConfBaseException) as error:
         raise UsageError(f"{shown}: not valid YAML: {one_line(error)}") from None
+
+
+def full_name(name: str, key: str) -> str:
+    """A number alone is that table or figure of the first paper: 3 -> table3."""
+    return f"{key}{name}" if name.isdecimal() else name
 
 
 def table_names(folder: Path = TABLES) -> list[str]:

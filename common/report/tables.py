@@ -1,13 +1,15 @@
-"""Builds a table from its runs: CSV for machines, Markdown with definitions and origin for people."""
+"""Builds a table from its runs, with the published numbers beside them, definitions, origin and what is missing."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from common.report.collect import Collection, reproduce_command
-from common.report.columns import LABELS, define, split_variant, style_of, value_of
+from common.report.columns import LABELS, compare, define, split_column, split_variant
+from common.report.formats import format_table, latex, write_files
 from common.report.origin import describe_origin
+from common.report.published import load_published
 from common.report.registry import Row, Table
 
 
@@ -22,29 +24,39 @@ def build_table(collection: Collection) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(table.columns), dtype=object)
 
 
-def write_table(collection: Collection, folder: Path, command: str) -> tuple[Path, Path]:
-    """Writes <folder>/<table>.csv and .md and returns their paths; `command` is what the user typed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    frame = build_table(collection)
-    csv, markdown = (folder / f"{collection.table.name}.{suffix}" for suffix in ("csv", "md"))
-    frame.map(_exact).to_csv(csv, index=False, lineterminator="\n")
-    markdown.write_text(_render(collection, frame, command), encoding="utf-8")
-    return csv, markdown
-
-
-def format_table(frame: pd.DataFrame, style: str, variants: Iterable[str] = ()) -> str:
-    """The table as text in one of tabulate's styles ("pipe" is Markdown)."""
-    shown = frame.copy()
-    for column in frame.columns:
-        plain = split_variant(column, variants)[1]
-        shown[column] = [_readable(plain, value) for value in frame[column]]
-    align = ["left" if column in ("method", "topology") else "right" for column in frame.columns]
-    return shown.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
+def write_table(collection: Collection, folder: Path, command: str) -> list[Path]:
+    """Writes <folder>/<table>.csv, .md and .tex and returns their paths; `command` is what the user typed."""
+    table, frame = collection.table, build_table(collection)
+    tex = latex(format_table(frame, "latex_booktabs", table), table.title, f"Made by {command}")
+    return write_files(folder / table.name, frame, _render(collection, frame, command), tex)
 
 
 def missing_lines(collection: Collection) -> list[str]:
     """One line for each missing run: which, why, and the command that makes it."""
     return [f"{m.cell.label}: {m.reason}: {m.cell.command}" for m in collection.missing]
+
+
+def definitions(table: Table) -> list[str]:
+    """Every column in words."""
+    return [f"`{column}`: {_definition(table, column)}" for column in table.columns]
+
+
+def published_lines(names: Sequence[str]) -> list[str]:
+    """Where published numbers are from, and which are unknown and why."""
+    lines = []
+    for name in names:
+        published = load_published(name)
+        lines.append(
+            f"{published.title}. {published.citation}. Read from: {published.source}. "
+            f"Hardware: {published.hardware}. Runs: {published.runs}. Data: results/paper/{name}.yaml"
+        )
+        reasons: dict[str, list[str]] = {}
+        for row in published.rows:
+            for quantity, number in row.values.items():
+                if number.value is None:
+                    reasons.setdefault(number.reason, []).append(f"{row.name} {quantity}")
+        lines += [f"Unknown: {', '.join(cells)}: {reason}" for reason, cells in reasons.items()]
+    return lines
 
 
 def _build_row(collection: Collection, row: Row) -> dict[str, object]:
@@ -53,39 +65,49 @@ def _build_row(collection: Collection, row: Row) -> dict[str, object]:
     labels = {
         "method": row.method,
         "topology": row.topology,
-        "workers": workers[0] if len(workers) == 1 else "/".join(map(str, workers)) or None,
+        "workers": workers[0] if len(workers) == 1 else "/".join(map(str, workers)) or row.workers,
         "seeds": min(len(collection.of(row.name, variant)) for variant in table.variants or [None]),
+        **row.labels,
     }
     return {c: labels[c] if c in labels else _value(collection, row, c) for c in table.columns}
 
 
 def _value(collection: Collection, row: Row, column: str) -> float | None:
-    variant, plain = split_variant(column, collection.table.variants)
-    return value_of(plain, collection.of(row.name, variant))
+    table = collection.table
+    variant, plain = split_variant(column, table.variants)
+    baseline = table.baseline_of(row)
+    quantity = split_column(plain)[0]
+    return compare(
+        plain,
+        collection.of(row.name, variant),
+        collection.of(baseline, variant) if baseline else [],
+        table.published_values.get(row.name, {}),
+        quantity if variant is None else f"{variant}_{quantity}",
+    )
 
 
 def _definition(table: Table, column: str) -> str:
+    if column in table.labels:
+        return table.labels[column]
     variant, plain = split_variant(column, table.variants)
-    return define(plain) if variant is None else f"{variant}: {define(plain)}"
-
-
-def _exact(value: object) -> str:
-    if value is None:
-        return ""
-    return f"{value:.10g}" if isinstance(value, float) else str(value)
-
-
-def _readable(column: str, value: object) -> str:
-    if value is None:
-        return ""
-    return str(value) if column in LABELS else format(value, style_of(column))
+    text = define(plain) if variant is None else f"{variant}: {define(plain)}"
+    if plain in LABELS:
+        return text
+    kind = split_column(plain)[1]
+    if kind == "p_value":
+        text += f"; baseline: {table.baseline}"
+    if kind == "published" and table.proxy_of:
+        text += f", of {table.proxy_of}, at the paper's scale: only the order of rows can be compared with the proxy"
+    return text
 
 
 def _render(collection: Collection, frame: pd.DataFrame, command: str) -> str:
     table = collection.table
     runs = len(collection.all_runs)
-    lines = [f"# {table.title}", "", table.note, "", format_table(frame, "pipe", table.variants), ""]
-    lines += ["## Columns", "", *(f"- `{column}`: {_definition(table, column)}" for column in table.columns), ""]
+    lines = [f"# {table.title}", "", table.note, "", format_table(frame, "pipe", table), ""]
+    lines += ["## Columns", "", *(f"- {line}" for line in definitions(table)), ""]
+    if table.published:
+        lines += ["## Published", "", *(f"- {line}" for line in published_lines(table.published)), ""]
     lines += ["## Where the numbers come from", ""]
     lines += [f"- Runs: {runs} of {runs + len(collection.missing)} finished"]
     lines += [f"- {line}" for line in describe_origin(collection)]

@@ -45,5 +45,5 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def registered(table: Table, monkeypatch: pytest.MonkeyPatch) -> Table:
     """The small table, found by the scripts under its name."""
     for script in ("reproduce", "tables", "figures", "keep"):
-        monkeypatch.setattr(f"scripts.{script}.load_table", lambda name, key="table": table)
+        monkeypatch.setattr(f"scripts.{script}.load_table", lambda name, *_, **__: table)
     return table

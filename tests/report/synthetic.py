@@ -19,6 +19,7 @@ def write_run(
     consensus_distance: float = 0.25,
     steps: int = 30,
     workers: int = 4,
+    kind: str = "simulated",
     topology: dict[str, Any] | None = None,
     bytes_sent: int = 120_000,
     time_step_ms: float = 10.0,
@@ -32,8 +33,9 @@ def write_run(
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "seed": 1,
-        "workers": {"kind": "simulated", "count": workers, "per_host": 2},
+        "workers": {"kind": kind, "count": workers, "per_host": 2},
         "topology": topology or {"name": "ring"},
+        "parallel": {"method": "decentralized", "order": "awc"},
         "evaluation": {"every": 10, "average": True},
     }
     OmegaConf.save(config, folder / "config.yaml")
@@ -54,7 +56,8 @@ def write_run(
         step = round(steps * i / len(train_loss))
         sent = round(bytes_sent * step / steps)
         epoch = epochs * step / steps
-        rows.append({"step": step, "split": "train", "epoch": epoch, "loss": loss, "bytes_sent": sent})
+        row = {"step": step, "split": "train", "epoch": epoch, "loss": loss, "bytes_sent": sent}
+        rows.append(row | {"time_step_ms": time_step_ms})
     for i, value in enumerate(accuracy, start=1):
         step = round(steps * i / len(accuracy))
         distance = consensus_distance * len(accuracy) / i

@@ -9,6 +9,7 @@ from common.report.cli import UsageError
 from common.report.collect import collect
 from common.report.columns import value_of
 from common.report.runs import RunError, read_run
+from common.report.significance import welch
 from common.report.tables import build_table
 from scripts.tables import main
 from tests.report.synthetic import write_run
@@ -126,10 +127,11 @@ def test_csv_and_markdown(registered, capsys):
     ]
     text = Path("results/tables/small.md").read_text()
     assert text.startswith("# A small table\n\nMade by a test.\n\n| method ")
-    assert "| AccumAdam | aer        |         4 |       3 |           93.00 |              7.21 |" in text
+    assert "| AccumAdam | aer        |         4 |       3 |             93.00 ± 7.21 |" in text
     for line in (
         "- `accuracy_mean`: final validation accuracy of the averaged model in percent; mean over seeds",
         "- Runs: 6 of 6 finished",
+        "- Folder: runs",
         "- Hardware: Test CPU, 2 cores, no GPU",
         "- Software: python 3.11.7, torch 2.13.0",
         "- Date: 2026-01-02T03:04:05+00:00 (first start) to 2026-01-02T03:04:15+00:00 (last end)",
@@ -141,7 +143,11 @@ def test_csv_and_markdown(registered, capsys):
     ):
         assert line in text
     assert "Missing" not in text
-    assert "93.00" in capsys.readouterr().out
+    assert "93.00 ± 7.21" in capsys.readouterr().out
+    tex = Path("results/tables/small.tex").read_text()
+    assert r"\caption{A small table}" in tex
+    assert r"accuracy\_mean $\pm$ 2sigma" in tex
+    assert r"93.00 $\pm$ 7.21" in tex
 
 
 def test_missing_seeds_are_listed_with_their_commands(registered, capsys):
@@ -237,3 +243,113 @@ def test_meteor_may_be_missing(table):
     for cell in table.cells(RUNS):
         write_run(cell.run_dir, cell.overrides, metrics={"meteor": 0.5} if cell.row.name == "allreduce" else {})
     assert build_table(collect(table, RUNS))["meteor_mean"].tolist() == [0.5, None]
+
+
+def published(table, **changes):
+    """The table with the numbers of Table 3 beside its rows, and p-values against all-reduce."""
+    columns = ("method", "workers", "seeds", "top1_mean", "top1_2sigma", "top1_published", "top1_p_value")
+    return table.model_copy(
+        update={"published": ("table3",), "baseline": "allreduce", "columns": columns, "name": "small", **changes}
+    )
+
+
+def test_published_values_and_p_values_stand_beside_ours(table):
+    """Welch's t by its formula; its p-value by integrating Student's density."""
+    table = published(table)
+    ours, baseline = [90.0, 92.0, 97.0], [80.0, 81.0, 85.0]
+    fill(table, accumadam_aer=[{"accuracy": [v]} for v in ours], allreduce=[{"accuracy": [v]} for v in baseline])
+    frame = build_table(collect(table, RUNS))
+    assert frame["top1_published"].tolist() == [76.01, 76.54]
+    assert frame["top1_p_value"].tolist()[0] is None
+    a, b = np.var(ours, ddof=1) / 3, np.var(baseline, ddof=1) / 3
+    t = (np.mean(ours) - np.mean(baseline)) / (a + b) ** 0.5
+    freedom = (a + b) ** 2 / (a**2 / 2 + b**2 / 2)
+    x = np.linspace(0, t, 200_001)
+    scale = math.gamma((freedom + 1) / 2) / math.gamma(freedom / 2) / (freedom * math.pi) ** 0.5
+    inside = np.trapezoid(scale * (1 + x**2 / freedom) ** (-(freedom + 1) / 2), x)
+    assert frame["top1_p_value"].tolist()[1] == pytest.approx(1 - 2 * inside, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "baseline"), [([1.0], [2.0, 3.0]), ([1.0, math.nan], [2.0, 3.0]), ([1.0, 1.0], [2.0, 2.0])]
+)
+def test_without_enough_seeds_there_is_no_p_value(values, baseline):
+    assert welch(values, baseline) is None
+
+
+def test_published_numbers_are_shown_without_any_run(table, monkeypatch, capsys):
+    monkeypatch.setattr("scripts.tables.load_table", lambda *_, **__: published(table))
+    assert main(["table=small"]) == 0
+    lines = Path("results/tables/small.csv").read_text().splitlines()
+    assert lines[1:] == ["AllReduce,,0,,,76.01,", "AccumAdam,,0,,,76.54,"]
+    text = Path("results/tables/small.md").read_text()
+    assert "- Table 3: ResNet-50 on ImageNet-1K. From Promise to Practice" in text
+    assert "76.54" in capsys.readouterr().out
+    assert text.count("not run yet. `python -m cnn.train") == 6
+
+
+def test_a_mistyped_folder_replaces_no_table(table, monkeypatch, capsys):
+    monkeypatch.setattr("scripts.tables.load_table", lambda *_, **__: published(table))
+    assert main(["table=small", "runs=rusn"]) == 2
+    assert "no finished run in rusn/small" in capsys.readouterr().err
+    assert not Path("results").exists()
+
+
+def test_several_folders_fill_one_another(registered, capsys):
+    """Seed 1 from one's own folder, where it is in both; seed 2 from the kept ones; seed 3 from nowhere."""
+    cell = next(registered.cells(Path("runs")))
+    write_run(cell.run_dir, cell.overrides, accuracy=[70.0])
+    for kept, accuracy in zip(list(registered.cells(Path("kept")))[:2], (10.0, 80.0), strict=True):
+        write_run(kept.run_dir, kept.overrides, accuracy=[accuracy])
+    assert main(["table=small", "runs=[runs,kept]"]) == 0
+    assert Path("results/tables/small.csv").read_text().splitlines()[1].startswith("AllReduce,complete,4,2,75,")
+    text = Path("results/tables/small.md").read_text()
+    assert "- Folder: runs (1 of 2 runs); kept (1 of 2 runs)" in text
+    assert "- Made by `python -m scripts.tables table=small 'runs=[runs,kept]'`" in text
+    assert "allreduce seed 3: not run yet. `python -m cnn.train" in text
+
+
+def test_other_peoples_folders_need_no_layout(table, caplog):
+    """Runs count by what they record: task, overrides and seed."""
+    first, second, third, *_ = table.cells(RUNS)
+    write_run(Path("theirs/x"), [*first.settings, "run_dir=/gone/far", "logging.wandb=online"], accuracy=[60.0])
+    write_run(Path("theirs/deep/y"), [*second.settings, "optimizer.lr=1"], accuracy=[1.0])
+    write_run(Path("theirs/z"), third.settings, accuracy=[1.0], environment={"command": "python -m gpt2.train"})
+    (write_run(Path("theirs/broken"), second.settings) / "metrics.jsonl").write_text("{")
+    collection = collect(table, Path("theirs"))
+    assert [run.folder for run in collection.all_runs] == [Path("theirs/x")]
+    assert len(collection.missing) == 5
+    assert "skipped theirs/broken: metrics.jsonl, line 1: broken" in caplog.text
+
+
+def test_scores_of_the_test_set_come_from_the_evaluation(tmp_path):
+    run = read_run(write_run(tmp_path / "run", []))
+    assert value_of("test_paper_bleu", [run]) is None
+    (run.folder / "evaluation").mkdir()
+    (run.folder / "evaluation" / "test.csv").write_text("model,step,paper_bleu\nbest,1,5\nlast,2,27.5\n")
+    assert value_of("test_paper_bleu", [run]) == 27.5
+    assert value_of("test_paper_meteor", [run]) is None
+    (run.folder / "evaluation" / "test.csv").write_text("model,step,paper_bleu\nbest,1,5\n")
+    with pytest.raises(RunError, match=r"evaluation/test\.csv: no 'paper_bleu' of the last model"):
+        value_of("test_paper_bleu", [run])
+
+
+@pytest.mark.parametrize("bucket_mb", [25.0, 1000.0])
+def test_predicted_time_of_allreduce_is_between_its_parts_and_their_sum(tmp_path, bucket_mb):
+    """65 M parameters leave every host once: 2 x 15/16 x 260 MB at 25 Gbit/s; one bucket overlaps with nothing."""
+    run = read_run(write_run(tmp_path / "run", [], workers=16))
+    run.config["parallel"] = {"method": "allreduce", "bucket_mb": bucket_mb}
+    run.config["workers"]["per_host"] = 4
+    wire = 2 * 15 / 16 * 260 * 8 / 25 + 2 * 15 * 0.02  # latencies of one bucket
+    predicted = value_of("predicted_step_ms", [run])
+    if bucket_mb == 1000:
+        assert wire + 60 < predicted < wire + 60 * 1.2  # the slowest of 16 with a deviation of 5 %
+    else:
+        assert wire < predicted < wire + 60
+
+
+def test_predicted_time_needs_a_configuration(tmp_path):
+    run = read_run(write_run(tmp_path / "run", []))
+    del run.config["parallel"]
+    with pytest.raises(RunError, match="no step time can be predicted"):
+        value_of("predicted_step_ms", [run])

@@ -1,0 +1,110 @@
+"""What all figures share: colours, line styles, print sizes, axes' names, and how files are written."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib as mpl
+import seaborn as sns
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+# Okabe and Ito's palette, then two of Tol's and grey, told apart by colour-blind readers; in print markers differ too.
+COLOURS = (
+    "#000000",
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#882255",
+    "#999933",
+    "#888888",
+)
+# A line style (on, off, ... in line widths) and a marker for each topology.
+STYLES = (
+    ("", "o"),
+    ((4, 1.5), "s"),
+    ((1, 1.2), "^"),
+    ((5, 1.5, 1, 1.5), "D"),
+    ((7, 2), "v"),
+    ((2, 1), "P"),
+    ((9, 2, 1, 2), "X"),
+    ((3, 1, 1, 1, 1, 1), "<"),
+    ((6, 1, 3, 1), ">"),
+    ((1, 2.5), "*"),
+)
+MARKERS_PER_CURVE = 8
+LARGEST_SVG_BYTES = 1_000_000
+
+METRIC_LABELS = {
+    "accuracy": "validation accuracy (%)",
+    "bleu": "validation BLEU",
+    "meteor": "validation METEOR",
+    "validation_loss": "validation loss",
+    "train_loss": "training loss",
+}
+RECORDED_AS = {"validation_loss": ("validation", "loss"), "train_loss": ("train", "loss")}  # (split, name) in a run
+
+RC = {
+    "font.size": 9,
+    "axes.labelsize": 9,
+    "axes.titlesize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "axes.linewidth": 0.7,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.4,
+    "legend.fontsize": 8,
+    "legend.title_fontsize": 8,
+    "legend.frameon": False,
+    "legend.columnspacing": 1.4,
+    "legend.handlelength": 3.0,
+    "svg.hashsalt": "report",  # the same data gives the same file
+    "svg.fonttype": "none",
+}
+
+
+def recorded_as(metric: str) -> tuple[str, str]:
+    """The split and the name under which a run records a metric."""
+    return RECORDED_AS.get(metric, ("validation", metric))
+
+
+def label_of(metric: str) -> str:
+    """The name of a metric's axis."""
+    return METRIC_LABELS.get(metric, metric.replace("_", " "))
+
+
+def save(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
+    """Draws in print style; writes <folder>/<name>.png, and .svg unless it is large; returns the paths written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context({**sns.axes_style("whitegrid"), **RC}):
+        figure = draw()
+        png = folder / f"{name}.png"
+        figure.savefig(png, dpi=200)
+        svg = io.BytesIO()
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+    svg_path = folder / f"{name}.svg"
+    if svg.tell() > LARGEST_SVG_BYTES:
+        svg_path.unlink(missing_ok=True)  # an older one would show other data than the PNG
+        return [png]
+    svg_path.write_bytes(svg.getvalue())
+    return [png, svg_path]
+
+
+def draw_legends(figure: Figure, methods: list[str], topologies: list[str]) -> None:
+    """Methods (colours) and topologies (styles) apart, below the panels."""
+    colours = [
+        Line2D([], [], color=colour, linewidth=2.2, label=method)
+        for method, colour in zip(methods, COLOURS, strict=False)
+    ]
+    styles = [
+        Line2D([], [], linestyle=(0, dash) if dash else "-", marker=marker, label=topology.replace("_", " "))
+        for topology, (dash, marker) in zip(topologies, STYLES, strict=False)
+    ]
+    for line in styles:
+        line.set(color="0.35", markersize=4.5)
+    for handles, title, side in ((colours, "method", "left"), (styles, "topology", "right")):
+        columns = min(len(handles), 5)
+        figure.legend(handles=handles, title=title, loc=f"outside lower {side}", ncols=columns, alignment="left")

@@ -1,0 +1,160 @@
+"""Tables from benchmarks: configs/benchmark/<name>.yaml says which records, and what is published beside them."""
+
+from pathlib import Path
+
+import pandas as pd
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from yaml import YAMLError
+
+from common.report.cli import UsageError, explain, nearest, one_line
+from common.report.formats import format_texts, latex, write_files
+from common.report.published import ROOT, load_published
+from common.report.tables import published_lines
+
+BENCHMARKS = ROOT / "configs" / "benchmark"
+SOURCES = {"published": "as published, not measured here", "ours": "measured by the benchmark"}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Column(_Strict):
+    """A column of numbers: what it means, and its format for reading."""
+
+    definition: str
+    style: str
+
+
+class Ratio(_Strict):
+    """The quotient of a value and that of the row of the same cluster and number of workers with these labels."""
+
+    of: str
+    over: dict[str, str]
+
+
+class BenchmarkTable(_Strict):
+    """The content of configs/benchmark/<name>.yaml.
+
+    cluster: a row's cluster in words, made of its columns.
+    """
+
+    title: str
+    note: str
+    published: str
+    records: str = Field(description="a file of results/benchmarks")
+    command: str = Field(description="what writes it")
+    cluster: str
+    labels: dict[str, str] = Field(description="columns that tell rows apart, and their definitions")
+    values: dict[str, Column]
+    ratio: Ratio
+    name: str
+
+
+def load_benchmark(name: str, folder: Path = BENCHMARKS) -> BenchmarkTable:
+    """Reads a file; UsageError naming file, key, value and expectation if it is unknown or wrong."""
+    known = benchmark_names(folder)
+    if name not in known:
+        raise UsageError(f"table={name}: unknown; {nearest(name, known)}")
+    path = folder / f"{name}.yaml"
+    try:
+        return BenchmarkTable.model_validate({**OmegaConf.to_container(OmegaConf.load(path)), "name": name})
+    except ValidationError as error:
+        raise UsageError(f"{path.name}: {explain(error, BenchmarkTable)}") from None
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UsageError(f"{path.name}: not valid YAML: {one_line(error)}") from None
+
+
+def benchmark_names(folder: Path = BENCHMARKS) -> list[str]:
+    """The tables that are made from benchmarks."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def build_benchmark(table: BenchmarkTable, records: Path) -> pd.DataFrame:
+    """Published rows, then ours: source, cluster, labels, values and the ratio; None where there is no number."""
+    frame = pd.concat([load_published(table.published).frame().assign(source="published"), _ours(table, records)])
+    frame = frame.reset_index(drop=True).reindex(columns=["source", "cluster", *table.labels, *table.values])
+    frame[_ratio_name(table)] = _ratios(table, frame)
+    return frame.astype(object).where(frame.notna(), None)
+
+
+def missing_records(table: BenchmarkTable, records: Path) -> list[str]:
+    """What fills the cells that are missing."""
+    return [] if (records / table.records).exists() else [f"all rows of ours: no {table.records}: {table.command}"]
+
+
+def show_benchmark(table: BenchmarkTable, records: Path, style: str = "simple") -> str:
+    """The table as text."""
+    return format_texts(readable_benchmark(table, build_benchmark(table, records)), style)
+
+
+def write_benchmark(table: BenchmarkTable, records: Path, folder: Path, command: str) -> list[Path]:
+    """Writes <folder>/<table>.csv, .md and .tex and returns them; `command` is what the user typed."""
+    frame = build_benchmark(table, records)
+    texts = readable_benchmark(table, frame)
+    lines = [f"# {table.title}", "", table.note, "", format_texts(texts, "pipe"), "", "## Columns", ""]
+    lines += [f"- {line}" for line in benchmark_definitions(table)]
+    lines += ["", "## Published", "", *(f"- {line}" for line in published_lines([table.published]))]
+    lines += ["", "## Where the numbers come from", ""]
+    lines += [f"- Ours: `{records / table.records}`, made by `{table.command}`", f"- Made by `{command}`"]
+    missing = missing_records(table, records)
+    if missing:
+        lines += ["", "## Missing", "", *(f"- {line}" for line in missing)]
+    tex = latex(format_texts(texts, "latex_booktabs"), table.title, f"Made by {command}")
+    return write_files(folder / table.name, frame, "\n".join(lines) + "\n", tex)
+
+
+def benchmark_definitions(table: BenchmarkTable) -> list[str]:
+    """Every column in words."""
+    over = ", ".join(table.ratio.over.values())
+    columns = {
+        "source": "; ".join(f"{name}: {text}" for name, text in SOURCES.items()),
+        "cluster": "hardware and network",
+        **table.labels,
+        **{name: column.definition for name, column in table.values.items()},
+        _ratio_name(table): f"{table.ratio.of} / that of {over} on the same cluster with as many workers",
+    }
+    return [f"`{name}`: {text}" for name, text in columns.items()]
+
+
+def _ours(table: BenchmarkTable, records: Path) -> pd.DataFrame:
+    path = records / table.records
+    if not path.exists():
+        return pd.DataFrame()
+    try:
+        frame = pd.read_csv(path)
+        clusters = [table.cluster.format(**row) for row in frame.to_dict("records")]
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"{path}: cannot be read ({one_line(error)})") from None
+    frame = frame.assign(source="ours", cluster=clusters)
+    absent = [name for name in (*table.labels, *table.values) if name not in frame]
+    if absent:
+        raise UsageError(f"{path}: expected columns {', '.join(absent)}")
+    return frame
+
+
+def _ratio_name(table: BenchmarkTable) -> str:
+    return f"{table.ratio.of}_ratio"
+
+
+def _ratios(table: BenchmarkTable, frame: pd.DataFrame) -> list[float | None]:
+    """Each row's value / the baseline's; None where there is no baseline."""
+    of, keys = table.ratio.of, ["source", "cluster", "workers"]
+    is_baseline = pd.Series(True, index=frame.index)
+    for column, value in table.ratio.over.items():
+        is_baseline &= frame[column] == value
+    baselines = frame[is_baseline].drop_duplicates(keys).set_index(keys)[of]
+    below = [baselines.get(tuple(row)) for row in frame[keys].itertuples(index=False)]
+    return [value / base if pd.notna(value) and base else None for value, base in zip(frame[of], below, strict=True)]
+
+
+def readable_benchmark(table: BenchmarkTable, frame: pd.DataFrame) -> pd.DataFrame:
+    """The table for readers; columns without any entry are left out."""
+    styles = {name: column.style for name, column in table.values.items()} | {_ratio_name(table): ".3f"}
+    shown = {}
+    for name in frame.dropna(axis="columns", how="all").columns.union([table.ratio.of], sort=False):
+        empty = "unknown" if name == table.ratio.of else ""
+        shown[name] = [empty if v is None else format(v, styles.get(name, "")) for v in frame[name]]
+    return pd.DataFrame(shown)

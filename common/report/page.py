@@ -1,0 +1,183 @@
+"""One HTML page of all tables and figures that opens from disk: pictures and configurations inside."""
+
+import base64
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from common.report.bars import draw_bars
+from common.report.collect import Collection, collect
+from common.report.drawing import save
+from common.report.figure_files import Bars, figure_names, load_figure
+from common.report.figures import write_figure
+from common.report.formats import LEFT, readable
+from common.report.measured import (
+    benchmark_definitions,
+    benchmark_names,
+    build_benchmark,
+    load_benchmark,
+    missing_records,
+    readable_benchmark,
+)
+from common.report.origin import describe_commit, describe_hardware, describe_origin
+from common.report.published import load_published, published_names
+from common.report.registry import load_table, table_names
+from common.report.runs import FILES, Run
+from common.report.tables import build_table, definitions, missing_lines, published_lines
+from common.report.time_curves import draw_time_curves, of_figure
+
+BADGES = {"proxy": "proxy", "paper": "at the paper's scale", "published": "published only"}
+TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table or figure of the page. badge: a key of BADGES; frame: texts; labels: its columns to the left."""
+
+    name: str
+    title: str
+    note: str = ""
+    badge: str = ""
+    state: str = ""
+    frame: pd.DataFrame | None = None
+    labels: Sequence[str] = LEFT
+    images: Sequence[str] = ()
+    definitions: Sequence[str] = ()
+    published: Sequence[str] = ()
+    origin: Sequence[str] = ()
+    runs: Sequence[dict[str, Any]] = field(default=())
+    missing: Sequence[str] = ()
+
+    @property
+    def badge_text(self) -> str:
+        """The badge in words."""
+        return BADGES[self.badge]
+
+
+def sections_of(roots: Sequence[Path], benchmarks: Path, page: Path) -> list[Section]:
+    """Every table of runs, figure, benchmark's table, and what is published without a recipe here."""
+    tables = {name: collect(load_table(name), *roots, allow_empty=True) for name in table_names()}
+    sections = [_table(collection, page) for collection in tables.values()]
+    sections += [_benchmark(name, benchmarks) for name in benchmark_names()]
+    sections += [_figure(name, tables, benchmarks) for name in figure_names()]
+    shown = {name for collection in tables.values() for name in collection.table.published}
+    shown |= {load_benchmark(name).published for name in benchmark_names()}
+    sections += [_published(name) for name in published_names() if name not in shown]
+    # Those with numbers of ours first.
+    return sorted(sections, key=lambda section: section.state.startswith("0 of"))
+
+
+def render(sections: Sequence[Section], **about: str) -> str:
+    """The page; about: date, commit and command that it shows."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(sections=sections, zip=zip, **about)
+
+
+def _table(collection: Collection, page: Path) -> Section:
+    table, done = collection.table, len(collection.all_runs)
+    at_scale, compared = bool(table.published) and not table.proxy_of, table.baseline is not None
+    return Section(
+        name=table.name,
+        title=table.title,
+        note=table.note,
+        badge="paper" if at_scale else "proxy" if compared else "",
+        state=f"{done} of {done + len(collection.missing)} runs",
+        frame=readable(build_table(collection), table),
+        labels=(*LEFT, *table.labels),
+        images=_pictures(lambda folder: [f for each in collection.by_variant() for f in write_figure(each, folder)])
+        if done
+        else (),
+        definitions=definitions(table),
+        published=published_lines(table.published),
+        origin=describe_origin(collection),
+        runs=_runs(collection, page),
+        missing=missing_lines(collection),
+    )
+
+
+def _benchmark(name: str, records: Path) -> Section:
+    table = load_benchmark(name)
+    return Section(
+        name=f"benchmark_{name}",
+        title=table.title,
+        note=table.note,
+        frame=readable_benchmark(table, build_benchmark(table, records)),
+        definitions=benchmark_definitions(table),
+        published=published_lines([table.published]),
+        missing=missing_records(table, records),
+    )
+
+
+def _figure(name: str, tables: dict[str, Collection], benchmarks: Path) -> Section:
+    figure = load_figure(name)
+    if isinstance(figure, Bars):
+        frame = build_benchmark(load_benchmark(figure.table), benchmarks)
+        images = _pictures(lambda folder: save(lambda: draw_bars(figure, frame), folder, name))
+    else:
+        collection = of_figure(figure, tables[figure.table])
+        images = _pictures(lambda folder: save(lambda: draw_time_curves(figure, collection), folder, name))
+    return Section(name=f"figure_{name}", title=f"{figure.title} (figure)", images=images)
+
+
+def _published(name: str) -> Section:
+    table = load_published(name)
+    frame = table.frame().astype(object)
+    texts = frame.where(frame.notna(), "unknown").map(lambda v: f"{v:g}" if isinstance(v, float) else str(v))
+    return Section(
+        name=f"published_{name}",
+        title=table.title,
+        badge="published",
+        frame=texts,
+        labels=tuple(table.rows[0].labels),
+        published=published_lines([name]),
+    )
+
+
+def _runs(collection: Collection, page: Path) -> list[dict[str, Any]]:
+    """What the page says of every run; the configuration only of each row's first one."""
+    rows = []
+    for name, runs in collection.runs.items():
+        seen = set()
+        for run in runs:
+            variant = collection.variant_of[run.folder]
+            first = variant not in seen
+            seen.add(variant)
+            label = " ".join(filter(None, [name, variant, f"seed {run.config.get('seed')}"]))
+            rows.append(_run(run, label, page, first))
+    return rows
+
+
+def _run(run: Run, label: str, page: Path, with_config: bool) -> dict[str, Any]:
+    link = os.path.relpath(run.folder, page.parent)
+    return {
+        "label": label,
+        "hardware": describe_hardware(run),
+        "commit": describe_commit(run),
+        "start": run.environment.get("start"),
+        "command": run.environment.get("command"),
+        "links": {file: quote(f"{link}/{file}") for file in FILES},
+        "config": (run.folder / "config.yaml").read_text(encoding="utf-8") if with_config else "",
+    }
+
+
+def _pictures(write: Any) -> list[str]:
+    """Data URIs of the pictures that `write(folder)` makes: SVG where there is one, else PNG."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = {file.stem: file for file in sorted(write(Path(folder)))}  # .svg comes after .png
+        return [
+            f"data:{TYPES[file.suffix]};base64,{base64.b64encode(file.read_bytes()).decode()}"
+            for file in files.values()
+        ]

@@ -1,0 +1,51 @@
+"""What a run's steps would take on a cluster like the paper's: by the runtime model, not measured."""
+
+from functools import cache
+from typing import Any
+
+from common.report.runs import Run, RunError
+from common.runtime.cluster import Cluster
+from common.runtime.steps import simulate_allreduce, simulate_gossip
+from common.topology import build
+
+# Like Table 2 and Figure 6 on A40s: 65 M fp32 parameters, 25 Gbit/s Ethernet. Compute and jitter are assumptions.
+PAYLOAD_MB, COMPUTE_MS, JITTER, INTER_GBPS = 260.0, 60.0, 0.05, 25.0
+ASSUMED = (
+    f"{INTER_GBPS:g} Gbit/s between hosts, {PAYLOAD_MB:g} MB of parameters, {COMPUTE_MS:g} ms of compute "
+    f"(log-deviation {JITTER:g})"
+)
+
+
+def predicted_step_ms(run: Run) -> float:
+    """Mean ms of a step; all-reduce in the run's buckets, gossip in its order. RunError if it lacks them."""
+    try:
+        workers, parallel, topology = (run.config[key] for key in ("workers", "parallel", "topology"))
+        method = parallel["method"]
+        return _predict(
+            workers["count"],
+            workers["per_host"],
+            parallel["bucket_mb"] if method == "allreduce" else None,
+            parallel["order"] if method == "decentralized" else None,
+            tuple(sorted(topology.items())),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{run.folder}: config.yaml: no step time can be predicted ({error!r})") from None
+
+
+@cache
+def _predict(
+    workers: int, per_host: int, bucket_mb: float | None, order: Any, topology: tuple[tuple[str, Any], ...]
+) -> float:
+    cluster = Cluster(
+        hosts=workers // per_host,
+        ranks_per_host=per_host,
+        payload_mb=PAYLOAD_MB,
+        compute_ms=COMPUTE_MS,
+        jitter=JITTER,
+        inter_gbps=INTER_GBPS,
+        bucket_mb=bucket_mb or PAYLOAD_MB,
+    )
+    if order is None:
+        return float(simulate_allreduce(cluster).step)
+    options = dict(topology)
+    return float(simulate_gossip(cluster, build(options.pop("name"), workers, per_host, **options), order).step)

@@ -1,0 +1,148 @@
+"""The papers' numbers as data: results/paper/<name>.yaml, one file for each published table or figure."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from yaml import YAMLError
+
+from common.report.cli import UsageError, explain, nearest, one_line
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPER = ROOT / "results" / "paper"
+PAPERS = {
+    "promise": "From Promise to Practice: Realizing High-performance Decentralized Training (ICLR 2025, "
+    "arXiv 2410.11998)",
+    "exponential": "Exponential Graph is Provably Efficient for Decentralized Deep Training (NeurIPS 2021, "
+    "arXiv 2110.13363)",
+}
+PLUS_MINUS = re.compile(r"(?P<value>\S+) \+- (?P<two_sigma>\S+)")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _read(written: Any) -> Any:
+    """27.79 | "27.79 +- 0.16" | {value: null, reason: ...} as a record."""
+    if isinstance(written, str):
+        match = PLUS_MINUS.fullmatch(written)
+        return match.groupdict() if match else {"value": written}
+    return written if isinstance(written, dict) else {"value": written}
+
+
+class Published(_Strict):
+    """One published number; None with the reason where it is not known to us."""
+
+    value: float | None
+    two_sigma: float | None = Field(None, description="as published, 2 sigma over runs")
+    reason: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Published":
+        if (self.value is None) != bool(self.reason):
+            raise ValueError("expected a number, or null and the reason why it is not known")
+        return self
+
+
+class PublishedQuantity(_Strict):
+    """What is published, in which unit."""
+
+    unit: str
+    definition: str
+
+
+class PublishedRow(_Strict):
+    """A row (or bar, or curve): its name is that of the row of ours beside it."""
+
+    name: str
+    labels: dict[str, str | int]
+    values: dict[str, Annotated[Published, BeforeValidator(_read)]]
+
+
+def _is_file(name: str) -> str:
+    if not (PAPER / name).is_file():
+        raise ValueError(f"no such file in {PAPER.relative_to(ROOT)}")
+    return name
+
+
+class PublishedTable(_Strict):
+    """A published table or figure: numbers, and where they were read.
+
+    curves: a CSV file beside it with the columns method, topology, epoch, time_ks and metrics
+    """
+
+    paper: Literal["promise", "exponential"]
+    title: str
+    source: str
+    hardware: str
+    runs: str = Field(description="how many runs are behind a number, and what its plus-minus is")
+    quantities: dict[str, PublishedQuantity]
+    rows: tuple[PublishedRow, ...] = Field(min_length=1)
+    curves: Annotated[str, AfterValidator(_is_file)] | None = None
+    reference_bleu: float | None = Field(None, description="a dashed line in the figure")
+
+    @model_validator(mode="after")
+    def _check(self) -> "PublishedTable":
+        names = [row.name for row in self.rows]
+        if len(set(names)) < len(names):
+            raise ValueError(f"rows: expected each name once, got {', '.join(names)}")
+        for row in self.rows:
+            if row.values.keys() != self.quantities.keys():
+                raise ValueError(f"row {row.name!r}: expected values of {', '.join(self.quantities)}")
+        return self
+
+    @property
+    def citation(self) -> str:
+        """The paper's title, venue and number."""
+        return PAPERS[self.paper]
+
+    def frame(self) -> pd.DataFrame:
+        """Labels, quantities and their `_2sigma` (where any is published), a row for each row."""
+        rows: list[dict[str, object]] = []
+        for row in self.rows:
+            values = {name: row.values[name].value for name in self.quantities}
+            deviations = {f"{name}_2sigma": row.values[name].two_sigma for name in self.quantities}
+            rows.append({**row.labels, **values, **deviations})
+        frame = pd.DataFrame(rows, dtype=object)
+        empty = [f"{name}_2sigma" for name in self.quantities if frame[f"{name}_2sigma"].isna().all()]
+        return frame.drop(columns=empty)
+
+    def read_curves(self) -> pd.DataFrame:
+        """The digitised curves; ValueError if there are none."""
+        if self.curves is None:
+            raise ValueError(f"{self.title}: no curves are published")
+        return pd.read_csv(PAPER / self.curves)
+
+
+def load_published(name: str, folder: Path = PAPER) -> PublishedTable:
+    """Reads results/paper/<name>.yaml; UsageError naming file, key, value and expectation if it is missing or wrong."""
+    known = published_names(folder)
+    if name not in known:
+        raise UsageError(f"published={name}: unknown; {nearest(name, known)}")
+    path = folder / f"{name}.yaml"
+    try:
+        return PublishedTable.model_validate(OmegaConf.to_container(OmegaConf.load(path)))
+    except ValidationError as error:
+        raise UsageError(f"{path.name}: {explain(error, PublishedTable)}") from None
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UsageError(f"{path.name}: not valid YAML: {one_line(error)}") from None
+
+
+def published_names(folder: Path = PAPER) -> list[str]:
+    """The published tables and figures."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def published_values(names: tuple[str, ...]) -> Mapping[str, Mapping[str, Published]]:
+    """{row: {quantity: number}} of several files together."""
+    values: dict[str, dict[str, Published]] = {}
+    for name in names:
+        for row in load_published(name).rows:
+            values.setdefault(row.name, {}).update(row.values)
+    return values

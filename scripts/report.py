@@ -1,0 +1,49 @@
+"""Writes one self-contained HTML page of all tables and figures, which opens from disk without a server.
+
+python -m scripts.report output=results/report.html [runs=[runs,results/runs]]
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from common.report.cli import DEFAULT_RUNS, Arguments, Folders, Text, UsageError, command_of, main_function, parse
+from common.report.page import render, sections_of
+from common.report.runs import RunError
+from common.training.environment import describe_environment
+
+MODULE = "scripts.report"
+
+
+class ReportArguments(Arguments):
+    """Command line of scripts.report."""
+
+    output: Text = Field(description="the HTML file; links to raw files are relative to it")
+    runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
+    benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Writes the page; exit code 2 if something in the configuration is wrong."""
+    arguments = parse(ReportArguments, argv, MODULE, "Writes an HTML page of all tables and figures.")
+    page = Path(arguments.output)
+    try:
+        sections = sections_of([Path(folder) for folder in arguments.runs], Path(arguments.benchmarks), page)
+    except RunError as error:
+        raise UsageError(str(error)) from None
+    environment = describe_environment("", [])
+    commit = f"{environment['git_commit']}{' with uncommitted changes' * environment['git_dirty']}"
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(
+        render(sections, date=environment["start"], commit=commit, command=command_of(MODULE, arguments)),
+        encoding="utf-8",
+    )
+    print(f"written: {page} ({page.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""Tables and figures from benchmarks' records."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+
+from common.report.cli import UsageError
+from common.report.measured import benchmark_names, build_benchmark, load_benchmark
+from scripts.figures import main as figures
+from scripts.tables import main as tables
+
+RECORDS = Path("results/benchmarks")
+SCALING = """method,engine,topology,workers,hosts,ranks_per_host,mbit_per_s,compute,step_ms,step_ms_spread
+AllReduce,ddp,complete,8,4,2,200,wait,2000,20
+SGP (Exp),ours,one_peer_exponential,8,4,2,200,wait,1500,20
+Decent (AER),ours,aer,8,4,2,200,wait,500,20
+Decent (AER),ours,aer,16,8,2,200,wait,400,20
+"""
+
+
+@pytest.fixture
+def records() -> Path:
+    RECORDS.mkdir(parents=True)
+    (RECORDS / "scaling.csv").write_text(SCALING)
+    return RECORDS
+
+
+@pytest.mark.parametrize("name", benchmark_names())
+def test_every_file_is_valid(name):
+    table = load_benchmark(name)
+    assert table.ratio.of in table.values
+
+
+def test_ours_stand_below_the_published_ones(records):
+    frame = build_benchmark(load_benchmark("figure6"), records)
+    assert frame["source"].value_counts().to_dict() == {"published": 36, "ours": 4}
+    ours = frame[frame["source"] == "ours"]
+    assert ours["method"].tolist() == ["AllReduce", "SGP (Exp)", "Decent (AER)", "Decent (AER)"]
+    assert ours["step_ms_ratio"].tolist() == [1.0, 0.75, 0.25, None]  # nothing to compare with for 16 workers
+    assert ours["cluster"].iloc[0] == "2 ranks on a host, 200 Mbit/s"
+    published = frame[(frame["cluster"] == "A40, 4 per node, 25 Gbps Ethernet") & (frame["workers"] == 32)]
+    assert published["step_ms"].tolist() == [188.5, 112.4, 110.8, 67.9]
+    assert published["step_ms_ratio"].tolist() == pytest.approx([1, 112.4 / 188.5, 110.8 / 188.5, 67.9 / 188.5])
+
+
+def test_files_are_written_and_what_is_missing_has_its_command(records, capsys):
+    assert tables(["table=figure6", "output=out"]) == 0
+    assert len(pd.read_csv("out/figure6.csv")) == 40
+    assert "Missing" not in Path("out/figure6.md").read_text()
+    assert tables(["table=1", "output=out"]) == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        f"{name}.{suffix}" for name in ("figure6", "table1") for suffix in ("csv", "md", "tex")
+    ]
+    missing = "all rows of ours: no communication.csv: python -m scripts.bench_communication"
+    assert f"missing: {missing}" in capsys.readouterr().out
+    text = Path("out/table1.md").read_text()
+    assert f"- {missing}" in text
+    assert "unknown" in text
+    assert "- Unknown: setup_1 seconds, setup_2 seconds: " in text
+
+
+def test_communication_has_ratios_to_all_reduce():
+    RECORDS.mkdir(parents=True)
+    (RECORDS / "communication.csv").write_text(
+        "topology,workers,hosts,ranks_per_host,mbit_per_s,backend,iterations,tensors,seconds,seconds_per_iteration,"
+        "bytes_per_host\nallreduce,8,4,2,200,gloo,10,3 x 25 MB,40,4.0,1000\n"
+        "aer,8,4,2,200,gloo,10,3 x 25 MB,10,1.0,500\n"
+    )
+    ours = build_benchmark(load_benchmark("table1"), RECORDS).iloc[2:]
+    assert ours["seconds_per_iteration_ratio"].tolist() == [1.0, 0.25]
+
+
+def test_wrong_records_are_refused(records, capsys):
+    (records / "scaling.csv").write_text(SCALING.replace("step_ms,", "ms,"))
+    assert tables(["table=figure6"]) == 2
+    assert "scaling.csv: expected columns step_ms" in capsys.readouterr().err
+    (records / "scaling.csv").write_text("")
+    assert tables(["table=figure6"]) == 2
+    with pytest.raises(UsageError, match="table=figure: unknown; did you mean 'figure6'"):
+        load_benchmark("figure")
+
+
+def test_bars_of_both(records, capsys):
+    assert figures(["figure=6", "output=out"]) == 0
+    image = imread("out/figure6.png")
+    assert image.std() > 0.05
+    svg = Path("out/figure6.svg").read_text()
+    assert "published: A40, 4 per node" in svg
+    assert "ours: 2 ranks on a host" in svg
+    assert "missing" not in capsys.readouterr().out

@@ -1,0 +1,75 @@
+"""The HTML page: everything is in it or beside it on the disk."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from scripts.report import main
+from tests.report.synthetic import write_run
+
+VOID = {"meta", "img", "br", "link"}
+
+
+class Page(HTMLParser):
+    """Collects links, pictures and text; tags must nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.images: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs) -> None:
+        attributes = dict(attrs)
+        assert tag not in ("script", "link"), "nothing that needs a server"
+        if tag == "a":
+            self.links.append(attributes["href"])
+        if tag == "img":
+            self.images.append(attributes["src"])
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data) -> None:
+        self.text += data
+
+
+@pytest.fixture
+def page(table, monkeypatch) -> Page:
+    """Of the small table with all runs but one, and of what is published."""
+    table = table.model_copy(update={"title": "Small & <odd>"})
+    for script, value in {"table_names": ["small"], "benchmark_names": [], "figure_names": []}.items():
+        monkeypatch.setattr(f"common.report.page.{script}", lambda value=value: value)
+    monkeypatch.setattr("common.report.page.load_table", lambda name: table)
+    for cell in list(table.cells(Path("my runs")))[1:]:
+        write_run(cell.run_dir, cell.overrides)
+    assert main(["output=site/report.html", "runs=my runs"]) == 0
+    return Page(Path("site/report.html").read_text())
+
+
+def test_page(page):
+    assert page.open == []
+    assert all(image.startswith("data:image/") for image in page.images)
+    assert len(page.images) == 1
+    assert "Small & <odd>" in page.text
+    assert "90.00 ± 0.00" in page.text
+    assert "Test CPU, 2 cores, no GPU" in page.text
+    assert "0123456789ab" in page.text
+    assert "order: awc" in page.text  # a configuration
+    assert "allreduce seed 1: not run yet: python -m cnn.train experiment=small" in page.text
+    local = [link for link in page.links if not link.startswith("#")]
+    assert len(local) == 5 * 4  # runs x files
+    assert all((Path("site") / unquote(link)).is_file() for link in local)
+    assert "All-reduce baselines: ResNet-50 on ImageNet-1K" in page.text
+    assert "77.39" in page.text
+
+
+def test_output_is_needed(capsys):
+    assert main([]) == 2
+    assert "output=...: missing; expected the HTML file" in capsys.readouterr().err

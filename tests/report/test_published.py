@@ -1,0 +1,108 @@
+"""The published numbers: every file is valid, values are those of the papers, what is unknown says why."""
+
+from pathlib import Path
+
+import pytest
+
+from common.report.cli import UsageError
+from common.report.published import PAPER, Published, load_published, published_names, published_values
+from common.topology import build
+
+GOOD = """
+paper: promise
+title: T
+source: S
+hardware: H
+runs: R
+quantities: {bleu: {unit: BLEU, definition: D}}
+rows: [{name: a, labels: {method: A}, values: {bleu: 27.79 +- 0.16}}]
+"""
+
+
+@pytest.mark.parametrize("name", published_names())
+def test_every_file_is_valid_and_says_where_it_is_from(name: str) -> None:
+    table = load_published(name)
+    assert table.source
+    assert table.hardware
+    assert "arXiv" in table.citation
+    assert len(table.frame()) == len(table.rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "quantity", "value", "two_sigma"),
+    [
+        ("table2", "allreduce", "en_de_bleu", 27.79, 0.16),
+        ("table2", "accumadam_complete", "en_fr_meteor", 0.6704, 0.0017),
+        ("table2", "dadam_aer", "en_fr_bleu", 45.60, 0.12),
+        ("table3", "accumadam_aer", "top1", 76.54, None),
+        ("table3", "dadam_complete", "train_loss", 1.993, None),
+        ("figure6", "a40_32_decent_aer", "step_ms", 67.9, None),
+        ("figure6", "t4_64_sgp", "step_ms", 235.5, None),
+        ("exponential", "one_peer_exponential_8", "top1", 76.52, None),
+        ("exponential", "ring_32", "hours", 1.8, None),
+        ("allreduce_baselines", "sgd", "top1", 77.39, 0.18),
+    ],
+)
+def test_numbers(name: str, row: str, quantity: str, value: float, two_sigma: float | None) -> None:
+    assert published_values((name,))[row][quantity] == Published(value=value, two_sigma=two_sigma)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity"), [("table1", "seconds"), ("gpt2", "validation_loss"), ("exponential_other_models", "top1")]
+)
+def test_what_is_not_known_has_a_reason(name: str, quantity: str) -> None:
+    unknown = [row.values[quantity] for row in load_published(name).rows if row.values[quantity].value is None]
+    assert unknown
+    assert all(cell.reason for cell in unknown)
+
+
+def test_gaps_by_the_papers_formulas_are_those_of_our_topologies() -> None:
+    for row in load_published("exponential_spectral_gap").rows:
+        topology = build(row.labels["topology"], row.labels["workers"])
+        assert row.values["spectral_gap"].value == pytest.approx(topology.spectral_gap(), abs=1e-6)
+
+
+def test_several_files_together() -> None:
+    row = published_values(("exponential", "exponential_spectral_gap"))["static_exponential_8"]
+    assert row["top1"].value is None
+    assert row["spectral_gap"].value == 0.5
+
+
+def test_curves_end_at_the_values_of_table_2() -> None:
+    figure = load_published("figure7")
+    last = figure.read_curves().groupby(["method", "topology"]).last()
+    assert last["epoch"].eq(24).all()
+    table = published_values(("table2",))
+    for row in figure.rows:
+        key = (row.labels["method"].lower(), row.labels["topology"])
+        assert last.loc[key, "bleu"] == pytest.approx(table[row.name]["en_de_bleu"].value, abs=0.03)  # digitised
+        assert last.loc[key, "time_ks"] == row.values["time_ks"].value
+        assert row.values["step_ms"].value == pytest.approx(row.values["time_ks"].value * 1e6 / 130_000, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("27.79 +- 0.16", "null"), "expected a number, or null and the reason"),
+        (("27.79 +- 0.16", "{value: 1, reason: why}"), "expected a number, or null and the reason"),
+        (("27.79 +- 0.16", "many"), "expected a valid number"),
+        (("{bleu: 27", "{blue: 27"), "row 'a': expected values of bleu"),
+        (("source", "sauce"), "sauce: unknown key; did you mean 'source'?"),
+        (("paper: promise", "paper: other"), "expected 'promise' or 'exponential'"),
+        (("hardware: H", "curves: none.csv\nhardware: H"), "no such file in results/paper"),
+        (("definition: D", "defn: D"), "quantities.bleu.defn: unknown key"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    (tmp_path / "t.yaml").write_text(GOOD)
+    assert load_published("t", tmp_path).rows[0].values["bleu"].two_sigma == 0.16
+    (tmp_path / "t.yaml").write_text(GOOD.replace(*change))
+    with pytest.raises(UsageError) as caught:
+        load_published("t", tmp_path)
+    assert str(caught.value).startswith("t.yaml: ")
+    assert message in str(caught.value)
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(UsageError, match="did you mean 'table2'"):
+        load_published("tabel2", PAPER)

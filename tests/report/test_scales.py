@@ -1,0 +1,95 @@
+"""Every table of the papers at the paper's scale and as a proxy: what its file names exists and composes."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from common.report.figure_files import figure_names
+from common.report.measured import benchmark_names
+from common.report.published import published_names
+from common.report.registry import Row, Table, load_table, table_names
+from common.topology import build
+from common.training.compose import compose_config
+from common.training.config import Config
+
+TABLES = {name: load_table(name) for name in table_names()}
+PROXIES = [table for table in TABLES.values() if table.proxy_of]
+# One number of workers: the others differ in it alone.
+CELLS = [
+    (table, row, variant)
+    for table in TABLES.values()
+    for row in table.rows
+    if row.workers in (None, table.rows[0].workers)
+    for variant in table.variants or [None]
+]
+
+
+@cache
+def compose(task: str, *overrides: str) -> Config:
+    return compose_config(task, list(overrides))
+
+
+def composed(table: Table, row: Row, variant: str | None) -> Config:
+    return compose(table.task, *table.cell(row, table.seeds[0], Path("runs"), variant).overrides)
+
+
+@pytest.mark.parametrize(("table", "row", "variant"), CELLS, ids=lambda value: getattr(value, "name", value))
+def test_every_row_composes_where_its_workers_live(table: Table, row: Row, variant: str | None) -> None:
+    config = composed(table, row, variant)
+    at_scale = table.name in {proxy.proxy_of for proxy in PROXIES} or table.name == "quickstart"
+    assert config.workers.kind == ("processes" if at_scale else "simulated")
+    assert config.topology.name == row.topology
+    assert (config.parallel.method == "allreduce") == row.method.startswith(("AllReduce", "Parallel"))
+
+
+def test_everything_published_in_a_table_has_recipes_at_both_scales() -> None:
+    assert {proxy.proxy_of: proxy.name for proxy in PROXIES} == {
+        name: f"{name}_proxy" for name in ("table2", "table3", "gpt2", "exponential")
+    }
+    assert benchmark_names() == ["figure6", "table1"]
+    assert {"figure6", "figure7"} <= set(figure_names())
+
+
+@pytest.mark.parametrize("proxy", PROXIES, ids=lambda table: table.name)
+def test_a_proxy_has_the_rows_of_its_table(proxy: Table) -> None:
+    whole = TABLES[proxy.proxy_of]
+    assert {row.name for row in whole.rows} <= {row.name for row in proxy.rows}
+    assert list(whole.variants) == list(proxy.variants)
+    for row in whole.rows:
+        labels = [(other.method, other.topology) for other in proxy.rows if other.name == row.name]
+        assert labels == [(row.method, row.topology)]
+
+
+@pytest.mark.parametrize("table", [t for t in TABLES.values() if t.published], ids=lambda table: table.name)
+def test_every_published_column_finds_its_numbers(table: Table) -> None:
+    """A column of which no row has a number, not even one unknown with a reason, is a misspelt one."""
+    assert set(table.published) <= set(published_names())
+    rows = {row.name for row in table.rows}
+    known = {quantity for row, values in table.published_values.items() if row in rows for quantity in values}
+    wanted = {
+        column.removesuffix("_2sigma").removesuffix("_published") for column in table.columns if "_published" in column
+    }
+    assert wanted <= known
+
+
+def test_the_ablation_has_every_combination() -> None:
+    table = TABLES["ablation"]
+    combinations = {}
+    for row in table.rows:
+        config = composed(table, row, None)
+        combinations[tuple(row.labels.values())] = (
+            "yes" if config.parallel.method == "decentralized" else "no",
+            "no" if getattr(config.parallel, "order", None) == "atc" or config.parallel.bucket_mb > 260 else "yes",
+            "yes" if config.optimizer.name == "accumadam" else "no",
+        )
+    assert len(combinations) == 8
+    assert all(labels == meant for labels, meant in combinations.items())
+
+
+def test_topologies_can_be_built_for_all_sizes() -> None:
+    table = TABLES["topologies"]
+    assert {row.workers for row in table.rows} == {8, 16, 32}
+    for row in table.rows:
+        options = {"k": 2} if row.topology == "base_k" else {}
+        assert build(row.topology, row.workers, 4, **options).world_size == row.workers
