@@ -73,6 +73,9 @@ class Row(_Strict):
     labels: dict[Name, str] = Field({}, description="labels in columns of the table's own")
     overrides: tuple[Override, ...] = ()
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.overrides))  # labels are a dict
+
     def with_workers(self, count: int) -> "Row":
         """The same row with so many workers."""
         overrides = (*self.overrides, f"workers.count={count}")
