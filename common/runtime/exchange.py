@@ -82,10 +82,10 @@ def send_recv(cluster: Cluster, round_: Round) -> Exchange:
     edges = np.array([(i, j) for i in range(round_.world_size) for j in round_.out_peers(i)])
     host = edges // cluster.ranks_per_host
     crossing = host[:, 0] != host[:, 1]
-    across = _across(cluster, edges[crossing], host[crossing])
+    across = _across(cluster, edges[crossing], host[crossing], shared=cluster.ranks_per_host > 1)
     within = edges[~crossing]
     own = np.full(len(within), mb_ms(_bucket_mb(cluster), cluster.intra_gbps))
-    inside = _Edges(within, within, own, own, cluster.intra_latency_us)
+    inside = _Edges(within, within, own, own, cluster.intra_latency_us, shared=False)
 
     def exchange(launched: np.ndarray, busy: Busy) -> np.ndarray:
         done, busy.sent, busy.received = across.send(launched, busy.across, busy.sent, busy.received)
@@ -113,7 +113,7 @@ def hierarchical(cluster: Cluster, between: Round) -> Exchange:
     if transport_of(between) is Transport.SUBGROUP:
         return _hierarchical(cluster, _rails(cluster, [np.array(group) for group in between.groups]))
     edges = np.array([(h, g) for h in range(between.world_size) for g in between.out_peers(h)])
-    rails = _across(cluster, edges, edges)  # L ranks with a shard of 1/L each
+    rails = _across(cluster, edges, edges, shared=False)  # L ranks with a shard of 1/L each
     return _hierarchical(cluster, lambda launched, busy: rails.send(launched, busy)[0])
 
 
@@ -122,7 +122,8 @@ class _Edges:
     """Point-to-point messages between agents, which are ranks or hosts.
 
     edges: [edges, 2], sender and receiver; queues: [edges, 2], which of them the message occupies at both ends;
-    out_ms, in_ms: [edges], for how long by each bucket
+    out_ms, in_ms: [edges], for how long by each bucket; shared: whether several agents use a queue (if not, `busy` says
+    all about what it has to do)
     """
 
     edges: np.ndarray
@@ -130,6 +131,7 @@ class _Edges:
     out_ms: np.ndarray
     in_ms: np.ndarray
     latency_us: float
+    shared: bool
 
     def send(
         self, launched: np.ndarray, busy: np.ndarray, sent: Messages = NONE, received: Messages = NONE
@@ -144,8 +146,8 @@ class _Edges:
         sender, receiver = self.edges.T
         begin = np.maximum(launched, busy)
         ready = np.maximum(begin[:, sender], begin[:, receiver])
-        start, left, sent = serve(ready, self.out_ms, self.queues[:, 0], sent)
-        _, arrived, received = serve(start, self.in_ms, self.queues[:, 1], received)
+        start, left, sent = serve(ready, self.out_ms, self.queues[:, 0], sent, self.shared)
+        _, arrived, received = serve(start, self.in_ms, self.queues[:, 1], received, self.shared)
         arrived = np.maximum(arrived, left)
         done = launched.copy()
         for late, (agents, order, starts) in zip((0.0, self.latency_us / 1000), self._agents, strict=True):
@@ -170,24 +172,10 @@ class _Edges:
         return through
 
 
-def _across(cluster: Cluster, edges: np.ndarray, hosts: np.ndarray) -> _Edges:
+def _across(cluster: Cluster, edges: np.ndarray, hosts: np.ndarray, *, shared: bool) -> _Edges:
     """Messages between `hosts` [edges, 2]."""
     ms_of_link = mb_ms(_bucket_mb(cluster), cluster.link_gbps)
-    return _Edges(edges, hosts, ms_of_link[hosts[:, 0]], ms_of_link[hosts[:, 1]], cluster.latency_us)
-
-
-def _across(cluster: Cluster, edges: np.ndarray, hosts: np.ndarray) -> _Edges:
-    """Messages between `hosts` [edges, 2]."""
-    ms_of_link = mb_ms(_bucket_mb(cluster), cluster.link_gbps)
-    return _Edges(edges, hosts, ms_of_link[hosts[:, 0]], ms_of_link[hosts[:, 1]], cluster.latency_us)
-
-
-def _raise_to(done: np.ndarray, agents: np.ndarray, values: np.ndarray) -> None:
-    """done[:, agents] = max(done[:, agents], values), also where an agent comes up several times."""
-    if len(np.unique(agents)) == len(agents):
-        done[:, agents] = np.maximum(done[:, agents], values)
-    else:
-        np.maximum.at(done.T, agents, values.T)
+    return _Edges(edges, hosts, ms_of_link[hosts[:, 0]], ms_of_link[hosts[:, 1]], cluster.latency_us, shared)
 
 
 def _groups(cluster: Cluster, groups: list[np.ndarray], leaving: dict[int, float]) -> Exchange:

@@ -84,7 +84,7 @@ NONE = Messages(*(np.zeros(0),) * 3, np.zeros(0, dtype=int), np.zeros(0))
 
 
 def serve(
-    ready: np.ndarray, duration: np.ndarray, node: np.ndarray, before: Messages = NONE
+    ready: np.ndarray, duration: np.ndarray, node: np.ndarray, before: Messages = NONE, shared: bool = True
 ) -> tuple[np.ndarray, np.ndarray, Messages]:
     """Send messages through queues, each of which works on one message at a time.
 
@@ -92,17 +92,22 @@ def serve(
     duration: [edges], how long a bucket of edge e occupies its queue
     node:     [edges], the queue of edge e
     before:   messages of earlier steps that may still be on their way, when ranks of a host have come apart
+    shared:   whether other edges may use a queue in other steps; else `before` is none, and none are returned
     Returns when they begin and end, [buckets, edges], and all messages, as `before` of the next step.
 
     Messages are served in the order in which each edge, alone, would send them: edges that begin at the same time take
     turns, as connections share a link.
     """
     end = queue(ready, duration)
-    if len(np.unique(node)) == len(node) and not len(before.queue):  # a queue for each edge
+    alone = len(np.unique(node)) == len(node) and not len(before.queue)  # a queue for each edge
+    if alone and not shared:
         return end - duration, end, NONE
     shape = ready.shape
     durations, nodes = (np.broadcast_to(values, shape).ravel() for values in (duration, node))
-    every = Messages((end - duration).ravel(), ready.ravel(), durations, nodes, end.ravel()).and_also(before)
+    start = (end - duration).ravel()
+    every = Messages(start, start if alone else ready.ravel(), durations, nodes, end.ravel()).and_also(before)
+    if alone:
+        return end - duration, end, every
     order = np.argsort(every.queue * (np.ptp(every.turn) + 1.0) + every.turn, kind="stable")
     durations = every.duration[order]
     # Within a queue: end_k = max_{j <= k} (ready_j + d_j + ... + d_k), as a running maximum.
