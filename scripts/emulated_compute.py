@@ -30,7 +30,7 @@ class EmulatedCompute(nn.Module):
         self._layers = []
         for parameter in trained:
             seconds = compute_ms / 1000 * parameter.numel() / total
-            gradient = torch.randn(parameter.shape, generator=generator).mul_(0.01)
+            gradient = torch.randn(parameter.shape, generator=generator).mul_(0.01).to(parameter.device)
             times = seconds * (1 - backward_share), seconds * backward_share
             self._layers.append((parameter, gradient, *times))
 

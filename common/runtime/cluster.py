@@ -5,21 +5,28 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+# More pieces would be simulated in vain: with 32 of them the first and the last make 6 % of a message. Fewer for very
+# many workers, which then take seconds.
+MOST_BUCKETS, MOST_PIECES = 32, 2**14
+
 
 @dataclass(frozen=True)
 class Cluster:
     """Hosts of equal size; rank i lives on host i // ranks_per_host.
 
-    payload_mb:      parameters of a worker in MB (1e6 bytes), what a message or a gradient holds
-    compute_ms:      mean forward and backward of one step on one worker
-    backward_share:  of compute_ms; gradients become ready evenly during it
-    update_ms:       the optimizer's step
-    jitter:          standard deviation of the logarithm of a step's compute time (lognormal, mean compute_ms)
-    inter_gbps:      what a host can send and receive at the same time, Gbit/s
-    intra_gbps:      what a rank can send to another one of its host, Gbit/s
-    latency_us:      from one host to another, for each message
-    slow_hosts:      {host: factor}: its compute takes so many times as long
-    bucket_mb:       gradients of all-reduce travel in pieces of this size, as soon as they are ready
+    payload_mb:       parameters of a worker in MB (1e6 bytes), what a message or a gradient holds
+    compute_ms:       mean forward and backward of one step on one worker
+    backward_share:   of compute_ms; gradients become ready evenly during it
+    update_ms:        the optimizer's step
+    jitter:           standard deviation of the logarithm of a step's compute time (lognormal, mean compute_ms)
+    inter_gbps:       what a host can send and receive at the same time, Gbit/s; its ranks share it
+    intra_gbps:       what a rank can send to another one of its host and receive at the same time, Gbit/s
+    latency_us:       from one host to another, for each message
+    intra_latency_us: from one rank to another of its host, for each message
+    slow_hosts:       {host: factor}: its compute takes so many times as long
+    slow_links:       {host: factor}: its link to other hosts is so many times slower
+    bucket_mb:        gradients of all-reduce travel in pieces of this size, as soon as they are ready
+    gossip_bucket_mb: parameters travel in pieces of this size
     """
 
     hosts: int
@@ -32,21 +39,26 @@ class Cluster:
     inter_gbps: float = 25.0
     intra_gbps: float = 200.0
     latency_us: float = 20.0
+    intra_latency_us: float = 5.0
     bucket_mb: float = 25.0
+    gossip_bucket_mb: float = 2.0
     slow_hosts: dict[int, float] = field(default_factory=dict, hash=False)
+    slow_links: dict[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for name in ("hosts", "ranks_per_host", "payload_mb", "compute_ms", "inter_gbps", "intra_gbps", "bucket_mb"):
+        positive = ("hosts", "ranks_per_host", "payload_mb", "compute_ms", "inter_gbps", "intra_gbps")
+        for name in (*positive, "bucket_mb", "gossip_bucket_mb"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a number > 0")
-        for name in ("update_ms", "jitter", "latency_us"):
+        for name in ("update_ms", "jitter", "latency_us", "intra_latency_us"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a number >= 0")
         if not 0 < self.backward_share <= 1:
             raise ValueError(f"backward_share={self.backward_share}: expected a number in (0, 1]")
-        for host, factor in self.slow_hosts.items():
-            if not 0 <= host < self.hosts or not factor > 0:
-                raise ValueError(f"slow_hosts={{{host}: {factor}}}: expected hosts 0..{self.hosts - 1}, factors > 0")
+        for name in ("slow_hosts", "slow_links"):
+            for host, factor in getattr(self, name).items():
+                if not 0 <= host < self.hosts or not factor > 0:
+                    raise ValueError(f"{name}={{{host}: {factor}}}: expected hosts 0..{self.hosts - 1}, factors > 0")
 
     @property
     def ranks(self) -> int:
@@ -57,6 +69,17 @@ class Cluster:
     def buckets(self) -> int:
         """Pieces of the gradients."""
         return math.ceil(self.payload_mb / self.bucket_mb)
+
+    @property
+    def gossip_buckets(self) -> int:
+        """Pieces of the parameters, at most MOST_BUCKETS, and MOST_PIECES over all workers (but 4)."""
+        most = min(MOST_BUCKETS, max(4, MOST_PIECES // self.ranks))
+        return min(most, math.ceil(self.payload_mb / self.gossip_bucket_mb))
+
+    @property
+    def link_gbps(self) -> np.ndarray:
+        """Rate of every host's link to the others, [hosts]."""
+        return self.inter_gbps / np.array([self.slow_links.get(host, 1.0) for host in range(self.hosts)])
 
     def draw_compute_ms(self, steps: int, seed: int) -> np.ndarray:
         """Compute times [steps, ranks] in ms: what every rank's forward and backward take in every step."""

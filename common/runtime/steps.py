@@ -1,19 +1,25 @@
 """Simulates the steps of a run: who waits for whom, and for how long.
 
-Time advances by the recurrences below, exactly (max-plus algebra), for all workers at once; what is random are the
-compute times. Thousands of workers take seconds.
+Events come in the order of a step (compute, then bucket after bucket: arrive, merge, update, launch), so that time
+advances by recurrences for all workers at once (max-plus algebra); what is random are the compute times. Thousands of
+workers take seconds.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 from common.runtime.cluster import Cluster
-from common.runtime.network import allreduce_ms, round_ms
+from common.runtime.exchange import Busy, Exchange, Route, exchange_of
+from common.runtime.network import allreduce_ms
 from common.topology import Topology
 
 STEPS, DISCARDED = 200, 20  # the first steps, when all workers begin at once, do not count
+Order = Literal["awc", "atc"]
+Update = Literal["bucketwise", "whole"]
+Phases = Literal["aligned", "staggered"]
 
 
 @dataclass(frozen=True)
@@ -36,39 +42,100 @@ class Times:
 def simulate_gossip(
     cluster: Cluster,
     topology: Topology,
-    order: Literal["awc", "atc"] = "awc",
+    order: Order = "awc",
     *,
+    phases: Phases = "aligned",
+    update: Update = "bucketwise",
+    route: Route = "auto",
     steps: int = STEPS,
     seed: int = 0,
 ) -> Times:
-    """Gossip: worker i's update ends at
+    """Gossip on a topology, whose rounds travel hierarchically where they can (`route="flat"`: never).
 
-        awc:  T_i(t) = max(T_i(t-1) + c_i(t),  max_j T_j(t-1) + e_i(t)) + u        j: i and those it takes from
-        atc:  T_i(t) = max_j (T_j(t-1) + c_j(t) + u) + e_i(t)
+    phases:  "staggered" (aer only): odd buckets run the two half-rounds of each distance in the other order
+    update:  see `simulate_exchanges`
 
-    with compute time c, exchange time e (network.round_ms) and update time u. Raises ValueError if topology and cluster
-    have different numbers of workers.
+    Raises ValueError if topology and cluster have different numbers of workers, or the phases do not exist.
     """
     if topology.world_size != cluster.ranks:
         raise ValueError(f"topology of {topology.world_size} workers on a cluster of {cluster.ranks}")
+    if phases == "staggered" and topology.name != "aer":
+        raise ValueError(f"phases='staggered': expected topology aer, got {topology.name}")
+    known: dict[int, Exchange] = {}
+
+    def of_round(t: int) -> Exchange:
+        if topology.period is None:
+            return exchange_of(cluster, topology.round(t), route)
+        index = t % topology.period
+        if index not in known:
+            known[index] = exchange_of(cluster, topology.round(index), route)
+        return known[index]
+
+    swaps = phases == "staggered" and topology.period > 1
+    return simulate_exchanges(
+        cluster, of_round, (lambda t: of_round(t ^ 1)) if swaps else None, order, update=update, steps=steps, seed=seed
+    )
+
+
+def simulate_exchanges(
+    cluster: Cluster,
+    even: Callable[[int], Exchange],
+    odd: Callable[[int], Exchange] | None = None,
+    order: Order = "awc",
+    *,
+    update: Update = "bucketwise",
+    steps: int = STEPS,
+    seed: int = 0,
+) -> Times:
+    """Gossip whose buckets travel in step t by the exchange `even(t)`, those with an odd number by `odd(t)` if given.
+
+    With compute time c, update time u and B buckets, worker i's bucket b is merged and updated at
+
+        awc:  T_i(t, b) = max(T_i(t, b-1), D_i(t, b)) + u/B,   T_i(t, -1) = T_i(t-1, B-1) + c_i(t)
+        atc:  T_i(t, b) = T_i(t-1) + c_i(t) + (b+1) u/B
+
+    where D is when the bucket arrived, launched at T(t-1, b) (awc, "bucketwise": our own optimizers) or when all
+    buckets were updated (awc, "whole": any optimizer; it also updates only after the last one arrived), or at T(t, b)
+    (atc). The step ends with the last bucket's update (awc) or arrival (atc).
+    """
+    n, B = cluster.ranks, cluster.gossip_buckets
     compute = cluster.draw_compute_ms(steps, seed)
-    ended = np.zeros(cluster.ranks)
+    # After b + 1 of the B updates; an ordinary optimizer updates all at once.
+    updates = cluster.update_ms * (np.arange(1, B + 1) / B if update == "bucketwise" else np.ones(B))[:, None]
+    ended, launched = np.zeros(n), np.zeros((B, n))
+    busy = Busy.nothing(n)
+    begin = 0.0
     for t in range(steps):
         if t == DISCARDED:
             begin = ended.mean()
-        round_ = topology.round(t)
-        exchange = round_ms(cluster, round_)
-        ready = ended if order == "awc" else ended + compute[t] + cluster.update_ms
-        starts = np.array([max(ready[j] for j in row) for row in round_.weights])
-        if order == "awc":
-            ended = np.maximum(ended + compute[t], starts + exchange) + cluster.update_ms
-        else:
-            ended = starts + exchange
+        computed = ended + compute[t]
+        if order == "atc":
+            ended = _travel(computed + updates, busy, even(t), odd and odd(t)).max(axis=0)
+            continue
+        done = np.maximum(_travel(launched, busy, even(t), odd and odd(t)), computed)
+        if update == "whole":
+            done = np.broadcast_to(done.max(axis=0), (B, n))
+        # T(b) = max over a <= b of D(a) + (b + 1 - a) u/B, as a running maximum
+        launched = np.maximum.accumulate(done - updates + updates[0], axis=0) + updates
+        ended = launched[-1]
     return _times(ended.mean() - begin, compute, cluster)
 
 
+def _travel(launched: np.ndarray, busy: Busy, even: Exchange, odd: Exchange | None) -> np.ndarray:
+    if odd is None or len(launched) == 1:
+        return even(launched, busy)
+    # Both kinds at once: what either occupies counts from the next step on.
+    other = replace(busy)
+    done = np.empty_like(launched)
+    done[::2] = even(launched[::2], busy)
+    done[1::2] = odd(launched[1::2], other)
+    busy.across = np.maximum(busy.across, other.across)
+    busy.inside = np.maximum(busy.inside, other.inside)
+    return done
+
+
 def simulate_allreduce(cluster: Cluster, *, steps: int = STEPS, seed: int = 0) -> Times:
-    """All-reduce of gradients in buckets, as DistributedDataParallel does it.
+    """All-reduce of gradients in equal buckets, as DistributedDataParallel does it.
 
     Bucket b of B is ready on a worker when (b + 1) / B of its backward pass is over, travels when it is ready on all
     workers and the one before has arrived, and the update follows the last one.
@@ -76,7 +143,7 @@ def simulate_allreduce(cluster: Cluster, *, steps: int = STEPS, seed: int = 0) -
     compute = cluster.draw_compute_ms(steps, seed)
     share = (1 - cluster.backward_share) + cluster.backward_share * np.arange(1, cluster.buckets + 1) / cluster.buckets
     duration = allreduce_ms(cluster, cluster.payload_mb / cluster.buckets)
-    ended = 0.0
+    ended = begin = 0.0
     for t in range(steps):
         if t == DISCARDED:
             begin = ended

@@ -1,0 +1,223 @@
+"""Measures the cluster that this process group runs on: links, latencies, and how much computing varies.
+
+Every rank calls `measure`; a minute is enough. What a step of somebody's model takes is not measured: it is given as
+`compute_ms`, or follows from `tflop` by the rate of matrix products on this device, at which few models arrive. Its
+variation is that of equal matrix products from one to the next, on all ranks at once, so it knows the machines'
+noise but not that of batches of different length.
+"""
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.parallel.collectives import gather_objects
+
+REPETITIONS = 8  # of a message; the median counts
+SAMPLES, SAMPLE_S = 30, 0.05  # of computing, and about how long each takes
+SLOW = 1.15  # a host this many times slower than the median one is named
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was found; the same on all ranks.
+
+    backend, device:   what exchanged and computed
+    hosts:             names, in order of ranks
+    inter_gbps:        what each host sends to the next one and receives at the same time, [hosts]; empty for one host
+    intra_gbps:        what a rank sends to the next one of its host, all at once; None for one rank on each
+    latency_us:        half of a round trip between hosts, intra_latency_us inside of one; None where there is no such
+    tflop_per_s:       of matrix products in fp32 on one rank, while all compute
+    jitter:            standard deviation of the logarithm of the time of equal computations
+    slow_hosts:        {host: factor}: computes so many times slower than the median one
+    """
+
+    backend: str
+    device: str
+    hosts: tuple[str, ...]
+    ranks_per_host: int
+    inter_gbps: tuple[float, ...]
+    intra_gbps: float | None
+    latency_us: float | None
+    intra_latency_us: float | None
+    tflop_per_s: float
+    jitter: float
+    slow_hosts: dict[int, float]
+
+    def numbers(self, tflop: float | None = None) -> dict[str, object]:
+        """What was measured under the names of Cluster's fields; the slowest link stands for all.
+
+        tflop: of one worker's forward and backward; adds compute_ms.
+        """
+        found = {
+            "hosts": len(self.hosts),
+            "ranks_per_host": self.ranks_per_host,
+            "inter_gbps": min(self.inter_gbps, default=None),
+            "intra_gbps": self.intra_gbps,
+            "latency_us": self.latency_us,
+            "intra_latency_us": self.intra_latency_us,
+            "jitter": self.jitter,
+            "slow_hosts": self.slow_hosts,
+            "compute_ms": None if tflop is None else 1000 * tflop / self.tflop_per_s,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def lines(self) -> list[str]:
+        """What was measured, in words."""
+
+        def shown(value: float | None, unit: str) -> str:
+            return "-" if value is None else f"{value:.3g} {unit}"
+
+        links = ", ".join(f"{rate:.3g}" for rate in self.inter_gbps) or "-"
+        slow = ", ".join(f"{self.hosts[host]} {factor:.2f} times" for host, factor in self.slow_hosts.items())
+        return [
+            f"Measured on {len(self.hosts)} hosts of {self.ranks_per_host} ranks, {self.backend}, {self.device}:",
+            f"- between hosts: {links} Gbit/s for each host, latency {shown(self.latency_us, 'us')}",
+            f"- inside: {shown(self.intra_gbps, 'Gbit/s')} for each rank, latency {shown(self.intra_latency_us, 'us')}",
+            f"- matrix products: {self.tflop_per_s:.3g} Tflop/s for each rank, jitter {self.jitter:.3g}",
+            f"- slower hosts: {slow or 'none'}",
+        ]
+
+
+def measure(device: torch.device, message_mb: float = 25.0, *, sample_s: float = SAMPLE_S) -> Measured:
+    """Measure; every rank of the default process group calls it.
+
+    Raises ValueError where ranks are not laid out as rank i on host i // ranks_per_host.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    names, L = layout()
+    hosts = names[::L]
+    H = len(hosts)
+    timer = _Timer(device, message_mb)
+    inside = across = inside_latency = across_latency = None
+    if L > 1:
+        place, first = rank % L, rank - rank % L
+        inside = timer.rate(first + (place + 1) % L, first + (place - 1) % L)
+        inside_latency = timer.latency(first + (place ^ 1) if place ^ 1 < L else None)
+    if H > 1:
+        across = timer.rate((rank + L) % n, (rank - L) % n)
+        host = rank // L
+        across_latency = timer.latency((host ^ 1) * L if rank % L == 0 and host ^ 1 < H else None)
+    seconds, tflop = _compute(device, sample_s)
+    links = gather_objects(across)
+    return Measured(
+        backend=dist.get_backend(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        hosts=tuple(hosts),
+        ranks_per_host=L,
+        inter_gbps=tuple(sum(links[h * L : (h + 1) * L]) for h in range(H)) if H > 1 else (),
+        intra_gbps=_slowest(inside),
+        latency_us=_median(across_latency),
+        intra_latency_us=_median(inside_latency),
+        tflop_per_s=float(np.median(gather_objects(tflop / np.median(seconds)))),
+        **_variation(np.array(gather_objects(seconds)), L),
+    )
+
+
+def layout() -> tuple[list[str], int]:
+    """(every rank's host, ranks on each host), by the launcher's LOCAL_WORLD_SIZE or else by the hosts' names.
+
+    Raises ValueError where ranks are not laid out as rank i on host i // ranks_per_host.
+    """
+    # Emulated hosts share their name: the launcher's group tells them apart.
+    name = socket.gethostname() + (f"#{os.environ['GROUP_RANK']}" if "GROUP_RANK" in os.environ else "")
+    names = gather_objects(name)
+    L = int(os.environ.get("LOCAL_WORLD_SIZE", names.count(name)))
+    blocks = [names[start : start + L] for start in range(0, len(names), L)]
+    if any(set(block) != {block[0]} or len(block) != L for block in blocks) or len({b[0] for b in blocks}) < len(
+        blocks
+    ):
+        raise ValueError(f"ranks on hosts {', '.join(names)}: expected equally many on each, one host after another")
+    return names, L
+
+
+class _Timer:
+    """Times messages; every rank calls the same methods."""
+
+    def __init__(self, device: torch.device, message_mb: float) -> None:
+        self._device, self._message_mb = device, message_mb
+        self._sent = torch.zeros(max(1, round(message_mb * 1e6 / 4)), device=device)
+        self._received = torch.empty_like(self._sent)
+
+    def rate(self, target: int, source: int) -> float:
+        """Gbit/s at which this rank sends to `target` and receives from `source` while all ranks do so."""
+        seconds = self._repeat(lambda: self._exchange(self._sent, target, self._received, source))
+        return 8 * self._sent.nbytes / 1e9 / seconds
+
+    def latency(self, partner: int | None) -> float | None:
+        """Half of a round trip of an empty message in us; None for ranks without a partner, who only wait."""
+        tiny, back = self._sent[:1], self._received[:1]
+
+        def round_trip() -> None:
+            if partner is None:
+                return
+            rank = dist.get_rank()
+            calls = (dist.send, dist.recv) if rank < partner else (dist.recv, dist.send)
+            for call in calls:
+                call(tiny if call is dist.send else back, partner)
+
+        seconds = self._repeat(round_trip, 3 * REPETITIONS)
+        return None if partner is None else 1e6 * seconds / 2
+
+    def _exchange(self, sent: Tensor, target: int, received: Tensor, source: int) -> None:
+        ops = [dist.P2POp(dist.irecv, received, source), dist.P2POp(dist.isend, sent, target)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+    def _repeat(self, call: Callable[[], None], repetitions: int = REPETITIONS) -> float:
+        """Median seconds of a call, after one that opens connections."""
+        seconds = []
+        for _ in range(repetitions + 1):
+            dist.barrier()
+            begin = time.perf_counter()
+            call()
+            _finish(self._device)
+            seconds.append(time.perf_counter() - begin)
+        return float(np.median(seconds[1:]))
+
+
+def _compute(device: torch.device, sample_s: float) -> tuple[list[float], float]:
+    """Seconds of equal matrix products, one after another, and how many Tflop each of them has."""
+    size = 4096 if device.type == "cuda" else 256
+    matrix = torch.ones(size, size, device=device)
+    flop = 2 * size**3
+
+    def run(count: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(count):
+            torch.mm(matrix, matrix)
+        _finish(device)
+        return time.perf_counter() - begin
+
+    run(3)
+    count = max(gather_objects(max(1, round(sample_s / (run(10) / 10)))))  # the same on all ranks
+    return [run(count) for _ in range(SAMPLES)], count * flop / 1e12
+
+
+def _variation(seconds: np.ndarray, L: int) -> dict:
+    """jitter and slow_hosts of seconds [ranks, samples]."""
+    of_rank = np.median(seconds, axis=1)
+    of_host = of_rank.reshape(-1, L).mean(axis=1)
+    factors = of_host / np.median(of_host)
+    jitter = float(np.log(seconds / of_rank[:, None]).std())
+    return {"jitter": jitter, "slow_hosts": {h: float(f) for h, f in enumerate(factors) if f > SLOW}}
+
+
+def _slowest(value: float | None) -> float | None:
+    return min((v for v in gather_objects(value) if v is not None), default=None)
+
+
+def _median(value: float | None) -> float | None:
+    found = [v for v in gather_objects(value) if v is not None]
+    return float(np.median(found)) if found else None
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

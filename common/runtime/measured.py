@@ -1,0 +1,110 @@
+"""The model against measured step times of emulated hosts, as `results/benchmarks/parallel.csv` holds them.
+
+Nothing is fitted to the rows that are predicted: the update's time is that of the rows of the engine "alone" with the
+same optimizer (their topology is its name, "torch" or "fused"), links have the rate that was set.
+"""
+
+import re
+from collections.abc import Sequence
+
+import pandas as pd
+
+from common.runtime.cluster import Cluster
+from common.runtime.steps import simulate_allreduce, simulate_gossip
+from common.topology import NAMES, Topology, build
+
+FRAMING = 1448 / 1514  # payload of a full Ethernet frame: what a rate limit counts are whole frames
+# What decent-dp calls them, and what they are.
+PEERS_NAMES = {
+    "ring": "one_peer_ring",
+    "one_peer_exp": "hypercube",
+    "one_peer_exponential": "hypercube",
+    "alternating_exp_ring": "aer",
+}
+GROUP = ["model", "hosts", "ranks_per_host", "compute_ms"]
+NEEDED = ["engine", *GROUP, "mbit_per_s", "topology", "step_ms", "payload_mb", "bucket_mb"]
+
+
+def predict_measured(
+    measured: pd.DataFrame, *, delay_ms: float, intra_gbps: float, steps: int = 80
+) -> tuple[pd.DataFrame, list[str]]:
+    """The rows whose computing was emulated, with update_ms, predicted_ms, error_percent; what was left out, and why.
+
+    Raises ValueError for missing columns.
+    """
+    missing = [name for name in NEEDED if name not in measured]
+    if missing:
+        raise ValueError(f"columns {', '.join(missing)} are missing")
+    alone = measured[measured.engine == "alone"]
+    updates = (
+        (alone.step_ms - alone.compute_ms).clip(lower=0).groupby([alone[n] for n in (*GROUP, "topology")]).median()
+    )
+    rows, left_out = [], []
+    for row in measured.drop(alone.index).itertuples():
+        label = f"{row.engine}, {row.topology}, {row.hosts} x {row.ranks_per_host}, {row.mbit_per_s:g} Mbit/s"
+        if not row.compute_ms > 0:
+            left_out.append(f"{label}: a real model's compute time is not known apart from the rest")
+            continue
+        optimizer = "fused" if row.engine == "ours" else "torch"
+        update_ms = float(updates.get((row.model, row.hosts, row.ranks_per_host, row.compute_ms, optimizer), 0.0))
+        cluster = Cluster(
+            hosts=row.hosts,
+            ranks_per_host=row.ranks_per_host,
+            payload_mb=row.payload_mb,
+            compute_ms=row.compute_ms,
+            update_ms=update_ms,
+            inter_gbps=row.mbit_per_s / 1000 * FRAMING,
+            intra_gbps=intra_gbps,
+            latency_us=1000 * delay_ms,
+            bucket_mb=row.bucket_mb,
+            gossip_bucket_mb=row.bucket_mb,
+        )
+        try:
+            predicted = _predict(cluster, row.engine, row.topology, steps)
+        except ValueError as error:
+            left_out.append(f"{label}: {error}")
+            continue
+        rows.append(
+            {name: getattr(row, name) for name in NEEDED}
+            | {
+                "update_ms": update_ms,
+                "measured_ms": row.step_ms,
+                "predicted_ms": predicted,
+                "error_percent": 100 * (predicted / row.step_ms - 1),
+            }
+        )
+    return pd.DataFrame(rows), left_out
+
+
+def _predict(cluster: Cluster, engine: str, label: str, steps: int) -> float:
+    if engine == "ddp":
+        return simulate_allreduce(cluster, steps=steps).step
+    name, between, staggered = read_topology(label)
+    if engine == "decent_dp":
+        topology = _topology(PEERS_NAMES.get(name, name), cluster, between)
+        return simulate_gossip(cluster, topology, route="flat", steps=steps).step
+    if engine == "ours":
+        topology = _topology(name, cluster, between)
+        phases = "staggered" if staggered else "aligned"
+        return simulate_gossip(cluster, topology, phases=phases, steps=steps).step
+    raise ValueError(f"engine {engine!r}: expected ddp, decent_dp or ours")
+
+
+def read_topology(label: str) -> tuple[str, bool, bool]:
+    """(name, between hosts, staggered) of labels such as "aer staggered" or "one-peer-exponential between hosts".
+
+    Raises ValueError for a name that neither this project nor decent-dp has.
+    """
+    words = re.sub(r"[\s_\-(),/]+", "_", label.lower()).strip("_")
+    staggered, between = "staggered" in words, "between_hosts" in words
+    name = re.sub(r"_?(staggered|aligned|between_hosts)", "", words).strip("_")
+    known: Sequence[str] = (*NAMES, *PEERS_NAMES)
+    if name not in known:
+        raise ValueError(f"topology {label!r}: expected one of {', '.join(known)}")
+    return name, between, staggered
+
+
+def _topology(name: str, cluster: Cluster, between: bool) -> Topology:
+    if between and cluster.ranks_per_host > 1:
+        return build(name, cluster.ranks, cluster.ranks_per_host, between_hosts=True)
+    return build(name, cluster.ranks, cluster.ranks_per_host)

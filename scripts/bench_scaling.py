@@ -1,0 +1,196 @@
+"""Measures how a step's time falls with more workers at a fixed global batch: Figure 6 of arXiv 2410.11998.
+
+python -m scripts.bench_scaling layouts=2x2,4x2,8x2 mbit_per_s=200            emulated hosts, as root
+torchrun --nnodes 4 --nproc-per-node 4 ... -m scripts.bench_scaling           a cluster, one size after another
+
+Computing is emulated: forward and backward are waits of compute_ms / workers, with gradients of the right shapes, as an
+accelerator leaves the CPU free; the optimizer's step and the messages are real.
+"""
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import nn
+
+from common.optim import AccumAdamW
+from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel
+from common.parallel.collectives import gather_objects
+from common.report.benchmark import Benchmark
+from common.report.cli import Text, UsageError, command_of, main_function, parse
+from common.topology import build
+from scripts.emulated_compute import EmulatedCompute
+from scripts.layouts import (
+    LayoutArguments,
+    Row,
+    bytes_sent_by_host,
+    finish,
+    is_worker,
+    mean_over_hosts,
+    names_in,
+    rows_of_layouts,
+    say,
+    work,
+)
+
+MODULE = "scripts.bench_scaling"
+LAYERS = 8  # of the model; their gradients come one after another
+
+
+@dataclass(frozen=True)
+class Method:
+    """A curve of the figure. options: of DecentralizedDataParallel."""
+
+    label: str
+    topology: str
+    between: bool = False
+    options: dict[str, object] = field(default_factory=dict)
+
+
+METHODS = {
+    "allreduce": Method("AllReduce", "complete"),
+    "sgp_exp": Method("SGP (Exp)", "one_peer_exponential", options={"push_sum": True}),
+    "decent_exp": Method("Decent (Exp)", "one_peer_exponential"),
+    "decent_aer": Method("Decent (AER)", "aer"),
+    "decent_exp_between_hosts": Method("Decent (Exp between hosts)", "one_peer_exponential", between=True),
+    "decent_aer_staggered": Method("Decent (AER, staggered)", "aer", options={"phases": "staggered"}),
+}
+COLUMNS = {
+    "method": "as the figure names it; those that it does not have say what they are",
+    "engine": "ddp: torch's DistributedDataParallel; ours: this engine",
+    "topology": "of the messages; between hosts: that topology over hosts, complete inside",
+    "workers": "processes",
+    "hosts": "machines, or emulated ones",
+    "ranks_per_host": "processes of each",
+    "mbit_per_s": "of a host's link in both directions, as set (emulated) or as given",
+    "payload_mb": "parameters of a worker, fp32",
+    "compute": "what stands for forward and backward",
+    "step_ms": "a step: mean over the steps of a block and over ranks, median over blocks",
+    "step_ms_spread": "interquartile range over blocks",
+    "bytes_per_host": "that a host's interface sent in a step, headers included: mean over hosts; empty where no "
+    "interface is named (GLOO_SOCKET_IFNAME)",
+}
+FORMATS = {"bytes_per_host": ",.0f", "mbit_per_s": ",.0f"}
+
+
+class BenchArguments(LayoutArguments):
+    """Command line of scripts.bench_scaling."""
+
+    layouts: Text = Field("2x2,4x2,8x2", pattern=r"^\d+x\d+(,\d+x\d+)*$", description="HOSTSxRANKS_PER_HOST,...")
+    methods: Text = Field("allreduce,sgp_exp,decent_exp,decent_aer", description=f"names among {', '.join(METHODS)}")
+    compute_ms: PositiveFloat = Field(2400, description="forward and backward of the whole global batch on one worker")
+    payload_mb: PositiveFloat = Field(5, description="MB (1e6 bytes) of parameters")
+    bucket_mb: PositiveFloat = Field(1, description="MiB per message of gossip; DDP has its own 25")
+    steps: PositiveInt = Field(12, description="of a block; a multiple of the topologies' periods")
+    blocks: PositiveInt = Field(5, ge=2, description="that are timed, after one that is not")
+    output: Text = Field("results/benchmarks", description="where scaling.csv and scaling.md are written")
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Times the methods on every layout, writes the table."""
+    arguments = parse(BenchArguments, argv, MODULE, "Times steps with more and more workers.")
+    names = names_in(arguments.methods, tuple(METHODS), "methods")
+    benchmark = Benchmark("scaling", "Strong scaling at a fixed global batch", COLUMNS, FORMATS)
+
+    def write(rows: list[Row]) -> None:
+        command = command_of(MODULE, arguments)
+        benchmark.write(rows, conclude(rows, arguments), arguments.output, command, "all used")
+
+    if is_worker():
+        return work(
+            arguments,
+            lambda device, L: [r for n in names for r in time_method(METHODS[n], device, L, arguments)],
+            write,
+        )
+    write(rows_of_layouts(MODULE, arguments))
+    return 0
+
+
+def time_method(method: Method, device: torch.device, ranks_per_host: int, arguments: BenchArguments) -> list[Row]:
+    """One row; none, and a line that says why, where the method does not exist for these workers."""
+    compute_ms = arguments.compute_ms / dist.get_world_size()
+    module = EmulatedCompute(layers(arguments.payload_mb, device), compute_ms)
+    try:
+        model = wrap(module, method, ranks_per_host, arguments)
+    except (ValueError, TypeError) as error:
+        say(f"{method.label}: skipped: {error}")
+        return []
+    optimizer = model.attach(AccumAdamW(model.parameters(), accumulation_steps=1, fused=True))
+    time_block(model, optimizer, arguments.steps, device)
+    sent = bytes_sent_by_host()
+    blocks = [time_block(model, optimizer, arguments.steps, device) for _ in range(arguments.blocks)]
+    used = None if sent is None else (bytes_sent_by_host() - sent) / arguments.blocks / arguments.steps
+    model.close()
+    low, _, high = statistics.quantiles(blocks, n=4)
+    return [
+        {
+            "method": method.label,
+            "engine": "ddp" if method.label == "AllReduce" else "ours",
+            "topology": method.topology + " between hosts" * method.between,
+            "payload_mb": arguments.payload_mb,
+            "compute": f"wait of {compute_ms:g} ms",
+            "step_ms": 1000 * statistics.median(blocks),
+            "step_ms_spread": 1000 * (high - low),
+            "bytes_per_host": mean_over_hosts(used, ranks_per_host),
+        }
+    ]
+
+
+def layers(payload_mb: float, device: torch.device) -> nn.ParameterList:
+    """LAYERS equal vectors of together so many MB (1e6 bytes, fp32)."""
+    numel = round(payload_mb * 1e6 / 4 / LAYERS)
+    return nn.ParameterList(nn.Parameter(torch.zeros(numel, device=device)) for _ in range(LAYERS))
+
+
+def wrap(module: nn.Module, method: Method, ranks_per_host: int, arguments: BenchArguments) -> DataParallel:
+    """The model under its method. ValueError, or TypeError for options that the engine does not have. Collective."""
+    if method.label == "AllReduce":
+        return AllReduceDataParallel(module)
+    n = dist.get_world_size()
+    topology = build(method.topology, n, ranks_per_host, between_hosts=method.between)
+    return DecentralizedDataParallel(module, topology, bucket_mb=arguments.bucket_mb, **method.options)
+
+
+def time_block(model: DataParallel, optimizer: torch.optim.Optimizer, steps: int, device: torch.device) -> float:
+    """Seconds of a step: mean over this block and all ranks. Collective."""
+    finish(device)
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(steps):
+        model().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    finish(device)
+    return statistics.mean(gather_objects((time.perf_counter() - begin) / steps))
+
+
+def conclude(rows: Sequence[Row], arguments: BenchArguments) -> list[str]:
+    """What was measured, what it says, and what is missing."""
+    if not rows:
+        raise UsageError(f"methods={arguments.methods}: none exists for these workers")
+    verdicts = []
+    for place in dict.fromkeys((row["workers"], row["hosts"], row["mbit_per_s"]) for row in rows):
+        here = {row["method"]: row for row in rows if (row["workers"], row["hosts"], row["mbit_per_s"]) == place}
+        if "AllReduce" in here and len(here) > 1:
+            baseline = here.pop("AllReduce")["step_ms"]
+            faster = ", ".join(f"{name} {baseline / row['step_ms']:.2f}" for name, row in here.items())
+            verdicts.append(f"{place[0]} workers: {faster}.")
+    present = {row["method"] for row in rows}
+    missing = [METHODS[name].label for name in arguments.methods.split(",") if METHODS[name].label not in present]
+    return [
+        "Computing was emulated: forward and backward are waits of "
+        f"{arguments.compute_ms:g} ms / workers, the optimizer's step (AccumAdamW, s = 1, fused) and the messages are "
+        "real. The published milliseconds, of other machines and another model, are in results/paper/figure6.yaml.",
+        *([f"Times as fast as all-reduce: {' '.join(verdicts)}"] if verdicts else []),
+        *([f"Skipped, as the engine does not have it here: {', '.join(missing)}."] if missing else []),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

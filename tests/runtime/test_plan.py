@@ -1,0 +1,95 @@
+"""The planner: what it recommends, what it says about mixing, and its command line."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from common.runtime.__main__ import main
+from common.runtime.mixing import gap_per_round
+from common.runtime.plan import plan
+from common.topology import build
+from tests.runtime.clusters import cluster
+
+
+def test_gossip_is_not_recommended_where_the_network_is_fast() -> None:
+    planned = plan(cluster(inter_gbps=1e5), ["one_peer_exponential"], steps=60)
+    assert planned.recommendation.startswith("Stay with all-reduce")
+
+
+def test_gossip_is_recommended_where_the_network_is_slow() -> None:
+    planned = plan(cluster(hosts=4, ranks_per_host=4, gossip_bucket_mb=10.0), ["complete", "aer"], steps=60)
+    assert planned.recommendation.startswith("Take aer with staggered phases: ")
+    assert planned.frame.speedup[0] == 1
+    assert planned.frame.contraction_per_s.isna().sum() == 0
+
+
+def test_topologies_that_do_not_fit_are_named() -> None:
+    assert "aer" in plan(cluster(hosts=3), ["aer"], steps=60).skipped
+
+
+def test_one_peer_topologies_are_tried_between_hosts_too() -> None:
+    frame = plan(cluster(hosts=4, ranks_per_host=2), ["one_peer_exponential"], steps=60).frame
+    assert list(frame.topology) == ["complete", "one_peer_exponential", "one_peer_exponential between hosts"]
+
+
+@pytest.mark.parametrize(
+    ("name", "L"),
+    [("ring", 1), ("static_exponential", 1), ("one_peer_exponential", 1), ("aer", 8), ("one_peer_ring", 1)],
+)
+def test_gap_of_many_workers(name: str, L: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.runtime.mixing.DENSE", 16)
+    for n in (32, 40):
+        if name == "aer" and n == 40:
+            continue
+        topology = build(name, n, L)
+        found = gap_per_round(topology)
+        if name == "one_peer_ring":  # neither circulant nor exact
+            assert math.isnan(found)
+        else:
+            assert found == pytest.approx(topology.spectral_gap(), abs=1e-9)
+
+
+def test_gap_of_thousands_of_workers() -> None:
+    assert gap_per_round(build("ring", 2048)) == pytest.approx(1 - (1 / 3 + 2 / 3 * math.cos(2 * math.pi / 2048)))
+    assert gap_per_round(build("aer", 1024, 8)) == 1
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = ["--hosts=4", "--ranks-per-host=2", "--compute-ms=40", "--jitter=0.1", "--inter-gbps=25", "--steps=60"]
+    slow = ["--slow-host", "1=1.5", "--slow-link=2=2"]
+    main(["plan", *numbers, *slow, "--topology=aer", "--plot", str(tmp_path / "plan.png")])
+    answer = capsys.readouterr().out
+    assert "Predicted for 4 hosts of 2 workers" in answer
+    assert "| gossip     | aer" in answer
+    assert (tmp_path / "plan.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hosts", "0"], "hosts=0: expected a number > 0"),
+        (["--hosts", "4", "--jitter", "-1"], "jitter=-1.0: expected a number >= 0"),
+        (["--hosts", "4", "--slow-host", "9=2"], "slow_hosts={9: 2.0}"),
+        (["--hosts", "4", "--slow-link", "9=2"], "slow_links={9: 2.0}"),
+        (["--hosts", "4", "--slow-host", "x"], "expected HOST=FACTOR"),
+        (["--hosts", "4", "--steps", "3"], "--steps 3"),
+        ([], "--hosts"),
+        (["--measure", "--compute-ms", "3"], "--measure: expected to be started by torchrun"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message, capsys) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["plan", *arguments])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("given", [[], ["--compute-ms=3", "--tflop=1"], ["--tflop=0"]])
+def test_what_a_step_takes_must_be_known(given, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(SystemExit):
+        main(["plan", "--measure", *given])
+    assert "tflop" in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""The benchmark of strong scaling: the emulated computing, what it writes, and what it skips."""
+
+import csv
+import os
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.report.registry import ROOT
+from scripts.bench_scaling import BenchArguments, conclude, layers, main
+from scripts.emulated_compute import EmulatedCompute
+
+
+def test_gradients_come_one_after_another_last_layer_first() -> None:
+    weights = layers(0.4, torch.device("cpu"))
+    assert sum(p.numel() for p in weights) == 100_000
+    model = EmulatedCompute(weights, compute_ms=120.0, backward_share=0.5)
+    order = []
+    for index, weight in enumerate(weights):
+        weight.register_post_accumulate_grad_hook(lambda _, i=index: order.append((i, time.perf_counter())))
+    begin = time.perf_counter()
+    loss = model()
+    middle = time.perf_counter()
+    loss.backward()
+    assert middle - begin >= 0.059
+    assert time.perf_counter() - middle >= 0.059
+    assert [index for index, _ in order] == [7, 6, 5, 4, 3, 2, 1, 0]
+    gaps = [later - earlier for (_, earlier), (_, later) in pairwise(order)]
+    assert sum(gaps) >= 7 * 0.0075 * 0.95
+
+
+def test_under_torchrun(tmp_path: Path) -> None:
+    small = ["compute_ms=40", "payload_mb=0.1", "steps=2", "blocks=2", f"output={tmp_path}"]
+    chosen = ["methods=allreduce,sgp_exp,decent_exp,decent_aer,decent_exp_between_hosts"]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         "-m", "scripts.bench_scaling", *small, *chosen],
+        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "scaling.csv").open() as table:
+        rows = {row["method"]: row for row in csv.DictReader(table)}
+    assert {"AllReduce", "Decent (Exp)", "Decent (AER)", "Decent (Exp between hosts)"} <= set(rows)
+    for row in rows.values():
+        assert row["engine"] == ("ddp" if row["method"] == "AllReduce" else "ours")
+        assert row["compute"] == "wait of 20 ms"
+        assert float(row["step_ms"]) >= 20
+    if "SGP (Exp)" not in rows:  # the engine refused push-sum: the table says so
+        assert "SGP (Exp): skipped: " in done.stderr
+        assert "Skipped, as the engine does not have it here: SGP (Exp)." in (tmp_path / "scaling.md").read_text()
+
+
+def test_speed_ups_are_of_equal_layouts() -> None:
+    place = {"hosts": 2, "ranks_per_host": 2, "mbit_per_s": 200.0}
+    rows = [
+        place | {"workers": workers, "method": method, "step_ms": ms}
+        for workers, method, ms in ((4, "AllReduce", 90.0), (4, "Decent (AER)", 60.0), (8, "AllReduce", 50.0))
+    ]
+    paragraphs = conclude(rows, BenchArguments(methods="allreduce,decent_aer,sgp_exp"))
+    assert paragraphs[1] == "Times as fast as all-reduce: 4 workers: Decent (AER) 1.50."
+    assert paragraphs[2].endswith("SGP (Exp).")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["methods=all"], "'all' is unknown"), (["blocks=1"], "blocks=1"), (["layouts=2by2"], "layouts='2by2'")],
+)
+def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
