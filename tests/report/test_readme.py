@@ -55,3 +55,16 @@ def test_exponential_graphs() -> None:
         rows = ours[ours["topology"] == label].set_index("workers")
         assert shown[2] == " / ".join(f"{rows.loc[n, 'top1_mean']:.2f}" for n in (4, 8, 16))
         assert shown[3] == with_spread(rows.loc[32])
+
+
+def test_table2() -> None:
+    ours = pd.read_csv(ROOT / "results" / "tables" / "table2_proxy.csv")
+    published = load_published("table2").rows
+    for (_, row), there, shown in zip(ours.iterrows(), published, cells("table2_proxy"), strict=True):
+        assert (shown[0], shown[1].lower()) == (row["method"], row["topology"])
+        both = [there.values[f"{pair}_bleu"].value for pair in ("en_de", "en_fr")]
+        assert shown[2] == " / ".join(f"{value:.2f}" for value in both)
+        for pair, value, p in (("en_de", shown[3], shown[5]), ("en_fr", shown[4], shown[6])):
+            assert value == f"{row[f'{pair}_bleu_mean']:.2f} ± {row[f'{pair}_bleu_2sigma']:.2f}"
+            expected = row[f"{pair}_bleu_p_value"]
+            assert p == ("" if pd.isna(expected) else f"{expected:.2g}")
