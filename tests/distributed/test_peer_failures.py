@@ -72,3 +72,20 @@ def test_the_others_raise_in_time(how: str) -> None:
             assert {"0", "1", "2"} == {str(rank), *found["peers"].split(", ")}
             assert int(found["step"]) in (STOP, STOP + 1)  # the message of step STOP may have left before
             assert scenario.topology in message
+
+
+@pytest.mark.parametrize("how", ["dies", "stops early"])
+def test_a_failure_between_hosts_reaches_everybody_in_time(how: str) -> None:
+    """Two hosts of two: rank 1 leaves its host waiting for its part of each piece, and the other host on its rail."""
+    scenario = replace(BASE, topology="complete", ranks_per_host=2)
+    outcomes = collect(training_for_ever, 4, (scenario, how), timeout=30)
+    for rank in (0, 2, 3):
+        ok, result = outcomes[rank]
+        assert ok, result
+        seconds, message = result
+        assert seconds < 2 * TIMEOUT_S
+        found = re.match(MESSAGE, message)
+        assert found, message
+        peers = {0: {"1", "2"}, 2: {"0", "3"}, 3: {"1", "2"}}[rank]
+        assert set(found["peers"].split(", ")) == peers
+        assert int(found["step"]) in (STOP, STOP + 1)
