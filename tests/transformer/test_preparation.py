@@ -329,5 +329,12 @@ def test_files_that_the_user_has(tmp_path: Path, capsys: pytest.CaptureFixture) 
     assert prepare.main([*arguments, "merges=40"]) == 2
     assert "test.en and test.de differ in length" in capsys.readouterr().err
     (texts / "test.de").write_bytes(text([t for _, t in NEWS]))
+    train = (texts / "train.en").read_bytes(), (texts / "train.de").read_bytes()
+    for language in ("en", "de"):
+        (texts / f"train.{language}").write_bytes(b"")
+    assert prepare.main([*arguments, "merges=40"]) == 2
+    assert "split train: expected at least one pair of lines, got none" in capsys.readouterr().err
+    for language, content in zip(("en", "de"), train, strict=True):
+        (texts / f"train.{language}").write_bytes(content)
     assert prepare.main([*arguments, "merges=40"]) == 0
     assert json.loads((tmp_path / "out/prepared.json").read_text())["pairs"]["test"] == len(NEWS)

@@ -68,6 +68,8 @@ class Stages:
             if not file.exists()
         )
         run(tokenize_chunk, todo, self.jobs, f"tokenize {split}")
+        if not self._files("tokenized", split):
+            raise ConfigError(f"split {split}: expected at least one pair of lines, got none")
         write_lines(done, [])
 
     def learn(self) -> Path:
