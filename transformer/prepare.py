@@ -91,6 +91,9 @@ def make_from_files(arguments: PrepareArguments, output: Path) -> None:
     description = {"corpus": "files", "texts": str(texts.resolve()), "source": source, "target": target}
     description |= {"merges": arguments.merges}
     if not is_made(output, description, "output"):
+        for split in SPLITS:  # before any work on them, which would have to be thrown away
+            if not sum(1 for _ in file_pairs(texts, split, source, target)):
+                raise ConfigError(f"texts={texts}: {split}.{source} and {split}.{target} have no lines")
         pairs = {split: file_pairs(texts, split, source, target) for split in SPLITS}
         folder.build(output, recipe, description, pairs, arguments.jobs)
 

@@ -333,7 +333,7 @@ def test_files_that_the_user_has(tmp_path: Path, capsys: pytest.CaptureFixture) 
     for language in ("en", "de"):
         (texts / f"train.{language}").write_bytes(b"")
     assert prepare.main([*arguments, "merges=40"]) == 2
-    assert "split train: expected at least one pair of lines, got none" in capsys.readouterr().err
+    assert "train.en and train.de have no lines" in capsys.readouterr().err
     for language, content in zip(("en", "de"), train, strict=True):
         (texts / f"train.{language}").write_bytes(content)
     assert prepare.main([*arguments, "merges=40"]) == 0
