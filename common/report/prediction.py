@@ -25,7 +25,7 @@ def predicted_step_ms(run: Run) -> float:
             workers["count"],
             workers["per_host"],
             parallel["bucket_mb"] if method == "allreduce" else None,
-            parallel["order"] if method == "decentralized" else None,
+            {"allreduce": None, "decentralized": parallel.get("order")}[method],  # KeyError: another method
             tuple(sorted(topology.items())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -113,10 +113,10 @@ def test_exponential(topology: str, servers: int) -> None:
 
 
 def test_columns_of_the_proxies() -> None:
-    assert ",".join(TABLES["table3_proxy"].columns) == (
+    assert ",".join(TABLES["table3_proxy"].columns).startswith(
         "method,topology,workers,seeds,top1_mean,top1_2sigma,top5_mean,train_loss_mean,consensus_distance_mean"
     )
-    assert ",".join(TABLES["exponential_proxy"].columns) == (
+    assert ",".join(TABLES["exponential_proxy"].columns).startswith(
         "method,topology,workers,seeds,top1_mean,top1_2sigma,spectral_gap,bytes_per_step"
     )
 

@@ -350,6 +350,7 @@ def test_predicted_time_of_allreduce_is_between_its_parts_and_their_sum(tmp_path
 
 def test_predicted_time_needs_a_configuration(tmp_path):
     run = read_run(write_run(tmp_path / "run", []))
-    del run.config["parallel"]
-    with pytest.raises(RunError, match="no step time can be predicted"):
-        value_of("predicted_step_ms", [run])
+    for parallel in ({}, {"method": "sgp", "order": "awc"}):
+        run.config["parallel"] = parallel
+        with pytest.raises(RunError, match="no step time can be predicted"):
+            value_of("predicted_step_ms", [run])
