@@ -11,6 +11,7 @@ Exit codes: 0 all runs are there; 1 some failed; 2 wrong arguments, or a run fol
 """
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -109,19 +110,24 @@ def _print_plan(cells: Sequence[Cell], states: Sequence[str]) -> None:
 
 def _submit(arguments: ReproduceArguments, table: Table, cells: Sequence[Cell], states: Sequence[str]) -> int:
     """Shows the state of every run; submits those that are neither finished nor in Slurm's hands."""
-    from slurm.submit import Cluster, ended, submit, submitted
+    from slurm.submit import Cluster, ended, sized, submit, submitted
 
     cluster, runs = Cluster.load(arguments.cluster or table.cluster, arguments.sbatch), Path(arguments.runs)
     queue = submitted(table, runs)
-    todo = []
+    open_cells = [cell for cell, state in zip(cells, states, strict=True) if state != "finished"]
+    todo = [cell for cell in open_cells if cell.run_dir not in queue]
+    # What is submitted are arrays of these.
+    commands = {
+        cell.run_dir: shlex.join(["sbatch", *options, "slurm/train.sbatch", cell.task, *cell.overrides])
+        for options, alike in (sized(todo, cluster) if arguments.dry_run else {}).items()
+        for cell in alike
+    }
     for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):
-        if state != "finished" and cell.run_dir not in queue:
-            todo.append(cell)
-            last = ended(cell.run_dir)
-            state += f"; its last job: {last}" * bool(last)
+        last = ended(cell.run_dir) if cell in todo else None
+        state += f"; its last job: {last}" * bool(last)
         print(f"# [{number}/{len(cells)}] {cell.label}: {queue.get(cell.run_dir, state)}")
-        if arguments.dry_run and cell in todo:
-            print(_command(cell))
+        if cell.run_dir in commands:
+            print(commands[cell.run_dir])
     waiting = sum(cell.run_dir in queue for cell in cells)
     print(f"# {states.count('finished')} of {len(cells)} finished, {waiting} with Slurm, {len(todo)} to submit")
     if todo and not arguments.dry_run:

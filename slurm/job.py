@@ -24,9 +24,10 @@ from types import FrameType
 from typing import IO
 
 FINISHED, FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 75
-CPU_COUNTS = r"(\d+)(?:\(x\d+\))?"  # such as 4(x2),8
+CPU_COUNTS = r"(\d+)(?:\(x\d+\))?"  # such as 64(x3),32
 REMIND_S = 5.0  # a worker that is just starting does not hear the first warning
 STARTS_WITHOUT_PROGRESS = 2
+STARTS = "starts.jsonl"
 
 
 class JobError(RuntimeError):
@@ -62,9 +63,7 @@ class Allocation:
             nodes=int(environment["SLURM_JOB_NUM_NODES"]),
             first_node=environment["SLURMD_NODENAME"],  # where the batch script runs
             ranks_per_node=int(environment.get("SLURM_GPUS_ON_NODE") or 0) or int(tasks),
-            cpus_per_node=min(
-                int(n) for n in re.findall(r"(\d+)(?:\(x\d+\))?", environment["SLURM_JOB_CPUS_PER_NODE"])
-            ),
+            cpus_per_node=min(map(int, re.findall(CPU_COUNTS, environment["SLURM_JOB_CPUS_PER_NODE"]))),
         )
 
 
@@ -118,7 +117,8 @@ def training_command(allocation: Allocation, task: str, overrides: Sequence[str]
         "--rdzv-backend=c10d",
         f"--rdzv-id={allocation.job}.{restarts}",
         "-m",
-        f"{task}.train",
+        "slurm.rank",
+        task,
         *overrides,
         *resume,
     ]
@@ -127,6 +127,12 @@ def training_command(allocation: Allocation, task: str, overrides: Sequence[str]
 def newest_step(run_dir: Path) -> int:
     """The step of the newest complete checkpoint; 0 if there is none."""
     return max((int(f.parent.name[5:]) for f in run_dir.glob("checkpoints/step_*/manifest.json")), default=0)
+
+
+def last_job(run_dir: Path) -> str | None:
+    """The id of the job that started this run last; None if there was none."""
+    file = run_dir / "slurm" / STARTS
+    return json.loads(file.read_text().splitlines()[-1])["job"] if file.exists() else None
 
 
 def read_status(run_dir: Path) -> str | None:
@@ -152,31 +158,51 @@ class Attempt:
     def run(self) -> int:
         """Train until the run is finished, the time is nearly over, or it fails."""
         signal.signal(signal.SIGUSR1, self._warn)  # --signal: the time limit is near
-        signal.signal(signal.SIGTERM, self._stop)  # scancel and preemption, which signal the workers themselves
-        before = read_status(self._run_dir)
-        if before != "finished":
+        signal.signal(signal.SIGTERM, self._stop)  # scancel, or Slurm is about to requeue the job itself
+        if read_status(self._run_dir) != "finished":
+            self._check_alone()
             self._check_progress()
         self._tell(f"job {self._allocation.job}, start {int(self._restarts) + 1}, at step {newest_step(self._run_dir)}")
         code = self._train()
-        status = read_status(self._run_dir)
-        if status == "finished":
+        if code == 0 and read_status(self._run_dir) == "finished":
             return FINISHED
-        if status == "interrupted" and self._warned and not self._stopped:
-            return self._requeue()
-        if status == "interrupted":
-            self._tell(f"stopped at step {newest_step(self._run_dir)}; the same sbatch command continues")
+        if self._stopped:
+            self._tell(
+                f"stopped at step {newest_step(self._run_dir)}; after preemption or the failure of a node Slurm starts "
+                "the job again, otherwise the same sbatch command continues"
+            )
             return INTERRUPTED
-        self._tell(f"failed: srun ended with exit code {code}; the reason is above")
-        return FAILED
+        if code:
+            self._tell(
+                f"failed: srun ended with exit code {code}, the reason is above; if it is the failure of a node, Slurm "
+                "starts the job again"
+            )
+            return FAILED
+        return self._requeue()  # all ranks saved: the time is nearly over, or a partition's GraceTime began
+
+    def _check_alone(self) -> None:
+        """JobError if the job that started this run last still works on it: two would spoil each other's files."""
+        job = last_job(self._run_dir)
+        while job not in (None, self._allocation.job):
+            state = subprocess.run(["squeue", "-h", "-j", job, "-o", "%T"], capture_output=True, text=True).stdout
+            if state.strip() in ("RUNNING", "SUSPENDED"):
+                raise JobError(f"run_dir={self._run_dir}: job {job} is training it now", BAD_CONFIGURATION)
+            if state.strip() != "COMPLETING":
+                return
+            self._tell(f"waiting for job {job}, which is ending")  # bounded by Slurm: it kills what does not end
+            time.sleep(REMIND_S)
 
     def _check_progress(self) -> None:
         """Note this start; JobError if the last ones of this job began at the same step: it gets nowhere."""
-        file = self._run_dir / "slurm" / "starts.jsonl"
+        file = self._run_dir / "slurm" / STARTS
         earlier = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         step = newest_step(self._run_dir)
         last = [start["step"] for start in earlier if start["job"] == self._allocation.job][-STARTS_WITHOUT_PROGRESS:]
         if len(last) == STARTS_WITHOUT_PROGRESS and set(last) == {step}:
-            message = f"job {self._allocation.job} failed {len(last)} times at step {step}: it is not started again"
+            message = (
+                f"job {self._allocation.job} began {len(last)} times at step {step} and got no further: it stops; "
+                "the same sbatch command tries again"
+            )
             self._tell(message)
             raise JobError(message, FAILED)
         with file.open("a") as starts:
@@ -222,15 +248,16 @@ class Attempt:
         self._pass_on()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopped = True
+        self._stopped = True  # Slurm tells the workers
 
     def _pass_on(self) -> None:
         """srun sends the warning to slurm/node.sh on every node, and that to its workers: they save and stop."""
-        if self._warned and self._steps is not None:
+        if (self._warned or self._stopped) and self._steps is not None:
             self._steps.send_signal(signal.SIGUSR1)
 
     def _requeue(self) -> int:
         self._tell(f"saved at step {newest_step(self._run_dir)}; back to the queue")
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # how Slurm ends this start; else it waits for KillWait
         done = subprocess.run(["scontrol", "requeue", self._allocation.job], capture_output=True, text=True)
         if done.returncode:
             self._tell(f"cannot be requeued ({done.stderr.strip()}); the same sbatch command continues")

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # srun starts one of these on each node: it starts torchrun there, and passes warnings on to the workers themselves.
-# torchrun would die of SIGUSR1, and kills workers that need more than 30 s to save after a SIGTERM.
+# torchrun itself ignores both signals (SIGTERM since PyTorch 2.9): it would die of SIGUSR1 and of a second SIGTERM, and
+# kill workers that need more than 30 s to save after the first.
 set -uo pipefail
 
 address_of() { # the address by which Slurm knows a node
@@ -20,7 +21,8 @@ if [ -z "${GLOO_SOCKET_IFNAME:-}" ]; then
 fi
 
 (
-    trap '' USR1 # inherited: workers that are still starting ignore it too, and are told again
+    trap '' USR1 TERM # inherited: workers that are still starting ignore USR1 too, and are told again
+    export PET_SIGNALS_TO_HANDLE=SIGINT
     exec python -m torch.distributed.run --rdzv-endpoint="$first:$RENDEZVOUS_PORT" --local-addr="$here" "$@"
 ) &
 launcher=$!

@@ -4,50 +4,63 @@ Everything about submitted jobs is asked of Slurm: an array's command names the 
 to be remembered here. `scripts.reproduce launcher=slurm` is the command line.
 """
 
+import argparse
 import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from common.report.cli import UsageError
 from common.report.registry import ROOT, Cell, Table
+from slurm.job import last_job
 
 CLUSTERS = ROOT / "slurm" / "clusters"
 TIMEOUT_S = 60
 
 
+# Options of sbatch that are read here; all others are only handed on.
+SIZES = ("nodes", "gpus-per-node", "ntasks-per-node")
+ACCOUNTS = ("account", "partition", "qos", "reservation")  # what the job that builds the table needs too
+SHORT = {"nodes": "-N", "account": "-A", "partition": "-p", "qos": "-q"}
+
+
 @dataclass(frozen=True)
 class Cluster:
-    """Options of sbatch: those of a file in slurm/clusters, then those that the user adds."""
+    """Options of sbatch: those of a file in slurm/clusters, then those that the user adds, which win.
 
-    options: tuple[str, ...]
+    known:  values of SIZES and ACCOUNTS that are given
+    others: as they were written
+    """
+
+    known: Mapping[str, str]
+    others: tuple[str, ...]
 
     @classmethod
     def load(cls, name: str | None, more: str | None = None) -> "Cluster":
         """The preset `name`, none if it is None; UsageError if there is no such file."""
         lines: list[str] = []
         if name is not None:
-            known = sorted(file.name for file in CLUSTERS.iterdir())
-            if name not in known:
-                raise UsageError(f"cluster={name}: expected one of: {', '.join(known)} (files of slurm/clusters)")
-            lines = (CLUSTERS / name).read_text().splitlines()
-        return cls((*(line for line in lines if not line.startswith("#")), *shlex.split(more or "")))
-
-    def number(self, name: str) -> int | None:
-        """The value of `--name=...`; None if it is not given."""
-        values = [option.split("=", 1)[1] for option in self.options if option.startswith(f"--{name}=")]
-        return int(values[-1].split(":")[-1]) if values else None
+            presets = sorted(file.name for file in CLUSTERS.iterdir())
+            if name not in presets:
+                raise UsageError(f"cluster={name}: expected one of: {', '.join(presets)} (files of slurm/clusters)")
+            lines = [line for line in (CLUSTERS / name).read_text().splitlines() if not line.startswith("#")]
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        for option in (*SIZES, *ACCOUNTS):
+            parser.add_argument(*filter(None, [SHORT.get(option)]), f"--{option}", dest=option)
+        given, others = parser.parse_known_args([*lines, *shlex.split(more or "")])
+        return cls({option: value for option, value in vars(given).items() if value is not None}, tuple(others))
 
     @property
     def ranks_per_node(self) -> int:
         """One for each GPU; without GPUs as many as --ntasks-per-node says."""
-        return self.number("gpus-per-node") or self.number("ntasks-per-node") or 1
+        ranks = self.known.get("gpus-per-node") or self.known.get("ntasks-per-node") or "1"
+        return int(ranks.split(":")[-1])  # such as a40:4
 
     def for_ranks(self, ranks: int) -> tuple[str, ...]:
         """The options with as many nodes as so many ranks need; UsageError if they do not fill their nodes."""
@@ -56,7 +69,14 @@ class Cluster:
             raise UsageError(
                 f"{ranks} ranks on nodes of {self.ranks_per_node} (cluster, sbatch): expected a multiple of it"
             )
-        return (*(option for option in self.options if not option.startswith("--nodes=")), f"--nodes={nodes}")
+        return (*self._options(*SIZES[1:], *ACCOUNTS), *self.others, f"--nodes={nodes}")
+
+    def for_report(self) -> tuple[str, ...]:
+        """Who pays, and where it runs."""
+        return self._options(*ACCOUNTS)
+
+    def _options(self, *names: str) -> tuple[str, ...]:
+        return tuple(f"--{name}={self.known[name]}" for name in names if name in self.known)
 
 
 def ranks_of(cell: Cell) -> int:
@@ -72,25 +92,27 @@ def ranks_of(cell: Cell) -> int:
 
 
 def submitted(table: Table, runs: Path) -> dict[Path, str]:
-    """Run folders of cells that wait or run in Slurm now, with the state as Slurm names it and the job's id."""
-    lines = _slurm("squeue", "--me", "--noheader", "--array", "--format=%A %K %T %o").splitlines()
-    found = {}
-    for line in lines:
-        match = re.fullmatch(r"(\d+) (\d+) (\w+) .*--cells (\S+)", line.strip())
-        if match:
-            job, element, state, file = match.groups()
-            if Path(file).parent.resolve() == folder(table, runs).resolve():
-                cell = json.loads(Path(file).read_text().splitlines()[int(element)])
-                found[run_dir_of(cell)] = f"{state.lower()} (job {job})"
-    return found
+    """Run folders of cells that wait or run in Slurm now, with the state as Slurm names it and the job's id.
+
+    They are elements of an array that was submitted here, or were started by another job, such as a row's file.
+    """
+    states, found = {}, {}
+    for line in _slurm("squeue", "--me", "--noheader", "--array", "--format=%A %K %T %o").splitlines():
+        job, element, state, command = line.split(maxsplit=3)
+        states[job] = f"{state.lower()} (job {job})"
+        match = re.search(r" --cells (.+)", command)
+        if match and Path(match[1]).parent.resolve() == folder(table, runs).resolve():
+            cell = json.loads(Path(match[1]).read_text().splitlines()[int(element)])
+            found[run_dir_of(cell)] = states[job]
+    started = {cell.run_dir: last_job(cell.run_dir) for cell in table.cells(runs)}
+    return {run_dir: states[job] for run_dir, job in started.items() if job in states} | found
 
 
 def ended(run_dir: Path) -> str | None:
     """How Slurm says that the folder's last job ended; None if it does not know."""
-    starts = run_dir / "slurm" / "starts.jsonl"
-    if not starts.exists():
+    job = last_job(run_dir)
+    if job is None:
         return None
-    job = json.loads(starts.read_text().splitlines()[-1])["job"]
     accounting = ["sacct", "-X", "-n", "-P", "-j", job, "-o", "State"]
     for command, pattern in ((accounting, r"^([A-Z_]+)"), (["scontrol", "show", "job", "-o", job], r"JobState=(\w+)")):
         try:
@@ -102,31 +124,37 @@ def ended(run_dir: Path) -> str | None:
     return None
 
 
+def sized(cells: Sequence[Cell], cluster: Cluster) -> dict[tuple[str, ...], list[Cell]]:
+    """These cells by the options of sbatch that they need; UsageError if a cell cannot be composed."""
+    rows = {cell.run_dir.parent: cell for cell in cells}
+    options = {row: cluster.for_ranks(ranks_of(cell)) for row, cell in rows.items()}  # the same for all seeds
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(options[cell.run_dir.parent], []).append(cell)
+    return groups
+
+
 def submit(table: Table, cells: Sequence[Cell], runs: Path, cluster: Cluster, name: str) -> list[str]:
     """Submit these cells, and the table's report after them; returns the jobs' ids, the report's last.
 
     Raises UsageError if Slurm refuses; what was submitted before is cancelled then.
     """
-    rows = {cell.row.name: cell for cell in cells}
-    ranks = {name: ranks_of(cell) for name, cell in rows.items()}  # the same for all seeds
-    sizes: dict[int, list[Cell]] = {}
-    for cell in cells:
-        sizes.setdefault(ranks[cell.row.name], []).append(cell)
-    groups = [(cluster.for_ranks(ranks), of_size) for ranks, of_size in sizes.items()]
-    for options, _ in groups:  # all of them before the first is submitted
+    groups = sized(cells, cluster)
+    for options in groups:  # all of them before the first is submitted
         _slurm("sbatch", "--test-only", *options, "slurm/train.sbatch")
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     jobs: list[str] = []
     try:
-        for number, (options, of_size) in enumerate(groups):
+        for number, (options, of_size) in enumerate(groups.items()):
             file = folder(table, runs) / f"{stamp}-{os.getpid()}-{number}.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("".join(json.dumps([c.task, *c.overrides]) + "\n" for c in of_size))
             array = [f"--array=0-{len(of_size) - 1}", f"--job-name={name}", f"--output={file.parent}/%A_%a.log"]
             jobs.append(_sbatch(*array, *options, "slurm/train.sbatch", "--cells", str(file)))
         after = f"--dependency=afterany:{':'.join(jobs)}"  # also if some fail: then the table names them
-        report = [f"--output={folder(table, runs)}/%j.log", f"--job-name={name}-report", "--kill-on-invalid-dep=yes"]
-        jobs.append(_sbatch(after, *report, "slurm/report.sbatch", f"table={table.name}", f"runs={runs}"))
+        report = [f"--output={folder(table, runs)}/%j.log", f"--job-name={name}-report", *cluster.for_report()]
+        command = ["slurm/report.sbatch", f"table={table.name}", f"runs={runs}"]
+        jobs.append(_sbatch(after, "--kill-on-invalid-dep=yes", *report, *command))
     except UsageError:
         if jobs:
             _slurm("scancel", *jobs)

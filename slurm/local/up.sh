@@ -2,20 +2,21 @@
 # A real Slurm on this one machine (Debian or Ubuntu), with virtual nodes, for trying jobs without a cluster.
 #
 #   sudo slurm/local/up.sh                        # node1 ... node4; ends by saying what to export
-#   NODES=2 CPUS=8 STATE=/tmp/slurm slurm/local/up.sh
+#   NODES=2 CPUS=128 GPUS=8 STATE=/tmp/slurm slurm/local/up.sh
 #
 # NODES   virtual nodes (4)
 # CPUS    that each of them claims to have (4); it may be more than the machine's
+# GPUS    that each of them claims to have (0): for trying options; jobs do not see any
 # STATE   the folder that holds all of it: configuration, keys, logs, spool (/run/slurm-local)
 #
 # Debian's packages munge, slurmctld, slurmd and slurm-client are installed if they are missing. Nothing else outside
 # STATE is touched; where a Slurm runs or is configured already, nothing is done. slurm/local/down.sh ends it.
 set -euo pipefail
-NODES=${NODES:-4} CPUS=${CPUS:-4} STATE=${STATE:-/run/slurm-local}
+NODES=${NODES:-4} CPUS=${CPUS:-4} GPUS=${GPUS:-0} STATE=${STATE:-/run/slurm-local}
 refuse() { echo "up.sh: $1" >&2; exit 1; }
 
 [ "$(id -u)" = 0 ] || refuse "needs root (sudo slurm/local/up.sh)"
-case $NODES$CPUS in *[!0-9]*) refuse "NODES=$NODES CPUS=$CPUS: expected numbers" ;; esac
+case $NODES$CPUS$GPUS in *[!0-9]*) refuse "NODES=$NODES CPUS=$CPUS GPUS=$GPUS: expected numbers" ;; esac
 [ ! -e "$STATE/pids" ] || refuse "$STATE/pids exists: this Slurm is up already; slurm/local/down.sh ends it"
 # The kernel cuts names to 15 characters; slurmctld and slurmd are shorter.
 for daemon in slurmctld slurmd; do
@@ -57,8 +58,7 @@ start munged setpriv --reuid=munge --regid=munge --clear-groups munged --foregro
     --key-file="$munge/private/key" --socket="$munge/socket" --pid-file="$munge/pid" \
     --log-file="$munge/private/log" --seed-file="$munge/private/seed"
 
-memory=$(awk '/MemTotal/ {print int($2 / 1024)}' /proc/meminfo)
-export SLURM_CONF=$STATE/slurm.conf
+export STATE SLURM_CONF=$STATE/slurm.conf
 {
     # cred_expire is also how long a job that was requeued waits: 120 s by default.
     cat <<CONF
@@ -96,15 +96,20 @@ MinJobAge=86400
 SlurmctldTimeout=30
 SlurmdTimeout=15
 MailProg=/bin/true
+GresTypes=gpu
 CONF
     for number in $(seq "$NODES"); do
         echo "NodeName=node$number NodeHostname=$host NodeAddr=127.0.0.1 Port=$((17000 + number))" \
-            "CPUs=$CPUS RealMemory=$memory State=UNKNOWN"
+            "CPUs=$CPUS RealMemory=1000000 Gres=gpu:$GPUS State=UNKNOWN"
     done
     # Jobs in `spot` give way to those in `main`: they are requeued.
     echo "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=10"
     echo "PartitionName=spot Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=0"
 } >"$SLURM_CONF"
+for number in $(seq "$GPUS"); do
+    : >"$STATE/gpu$number" # a GPU is a file
+    echo "Name=gpu File=$STATE/gpu$number"
+done >"$STATE/gres.conf"
 
 for _ in $(seq 100); do [ -S "$munge/socket" ] && break; sleep 0.1; done
 start slurmctld slurmctld -D -f "$SLURM_CONF"
@@ -121,4 +126,5 @@ for _ in $(seq 150); do
     sleep 0.3
 done
 tail -n 5 "$STATE"/log/*.out >&2 || true
-refuse "only ${idle:-0} of $NODES nodes became idle; logs: $STATE/log; slurm/local/down.sh removes all of it"
+"$(dirname "$0")/down.sh" >&2
+refuse "only ${idle:-0} of $NODES nodes became idle; the ends of their logs are above"

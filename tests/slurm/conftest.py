@@ -1,6 +1,7 @@
 """A real Slurm of four virtual nodes, brought up once for these tests by slurm/local/up.sh."""
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -12,8 +13,9 @@ import pytest
 from common.report.registry import ROOT
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
-# A job of two nodes with two CPU ranks each.
+# A job of two nodes with two CPU ranks each; "GPUs" of the local Slurm are words only, and mean a rank each, too.
 FOUR_RANKS = ("--nodes=2", "--ntasks-per-node=2")
+FOUR_GPUS = ("--nodes=2", "--gpus-per-node=2")
 
 
 @dataclass
@@ -35,8 +37,12 @@ class Slurm:
 
     def state(self, job: str) -> str:
         """As Slurm names it."""
+        return self.field(job, "JobState")
+
+    def field(self, job: str, name: str) -> str:
+        """Of what `scontrol show job` says."""
         line = self.call("scontrol", "show", "job", "-o", job).stdout
-        return line.split("JobState=")[1].split()[0]
+        return line.split(f" {name}=")[1].split()[0]
 
     def wait(self, job: str, timeout_s: float = 200) -> str:
         """Wait until the job has ended; returns its last state."""
@@ -51,10 +57,60 @@ class Slurm:
                 pytest.fail(f"job {job} is {self.state(job)} after {timeout_s} s:\n{self.log(job)}")
             time.sleep(0.2)
 
+    def crash(self, node: str) -> None:
+        """What a power cut would do: kill the node's daemon and all that runs there."""
+        processes = {int(file.parent.name): environment_of(file) for file in Path("/proc").glob("[0-9]*/environ")}
+        there = [pid for pid, environment in processes.items() if f"SLURMD_NODENAME={node}" in environment]
+        steps = {parent_of(pid) for pid in there} - set(there)  # slurmstepd, one for each step
+        for pid in [self.daemon(node), *there, *(pid for pid in steps if "slurmstepd" in command_of(pid))]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+    def boot(self, node: str) -> None:
+        """Start the daemon of a node that crashed; slurm/local/down.sh will end it."""
+        daemon = subprocess.Popen(
+            ["slurmd", "-D", "-N", node], env=self.environment, start_new_session=True, stderr=subprocess.DEVNULL
+        )
+        text = self.pids.read_text().replace(f"slurmd-{node} {self.daemon(node)}\n", f"slurmd-{node} {daemon.pid}\n")
+        self.pids.write_text(text)
+
+    def daemon(self, node: str) -> int:
+        """The process of the node's slurmd."""
+        return int(dict(line.split() for line in self.pids.read_text().splitlines())[f"slurmd-{node}"])
+
+    @property
+    def pids(self) -> Path:
+        """Where slurm/local/up.sh notes its daemons."""
+        return Path(self.environment["STATE"]) / "pids"
+
     def log(self, job: str) -> str:
         """What the job has written so far."""
         file = self.logs / f"{job}.log"
         return file.read_text() if file.exists() else ""
+
+
+def command_of(pid: int) -> str:
+    """A process's command line; empty if it is gone."""
+    return _read(Path(f"/proc/{pid}/cmdline")).replace("\0", " ")
+
+
+def environment_of(file: Path) -> list[str]:
+    """NAME=value of a process, from its /proc/PID/environ; empty if it is gone."""
+    return _read(file).split("\0")
+
+
+def parent_of(pid: int) -> int:
+    """Its parent's id; 0 if it is gone."""
+    return next((int(line.split()[1]) for line in _read(Path(f"/proc/{pid}/status")).splitlines() if "PPid" in line), 0)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 @pytest.fixture(scope="package")
@@ -63,7 +119,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     logs = tmp_path_factory.mktemp("slurm_logs")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
     # Two test runs on one machine would meet in the daemons' ports: up.sh refuses the second one.
-    environment |= {"STATE": "/run/slurm-tests", "NODES": "4", "CPUS": "4", "OMP_NUM_THREADS": "1"}
+    environment |= {"STATE": "/run/slurm-tests", "NODES": "4", "CPUS": "128", "GPUS": "8", "OMP_NUM_THREADS": "1"}
     environment |= {"VENV": str(Path(os.environ.get("VIRTUAL_ENV", ROOT / ".venv")))}
     up = subprocess.run(
         ["slurm/local/up.sh"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False

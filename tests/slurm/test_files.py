@@ -1,16 +1,18 @@
 """What can be said of jobs without a Slurm: files of rows and clusters, commands, starts without progress."""
 
 import json
+import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from common.report.cli import UsageError
-from common.report.registry import ROOT
+from common.report.registry import ROOT, load_table
 from slurm.job import Allocation, Attempt, JobError, cell, main, newest_step, training_command
 from slurm.rows import FOLDER, all_files
-from slurm.submit import CLUSTERS, Cluster
+from slurm.submit import CLUSTERS, Cluster, ended, folder, submitted
 
 
 def test_the_rows_files_fit_the_tables() -> None:
@@ -89,9 +91,82 @@ def test_one_torchrun_for_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"--nodes=4", "--ntasks=4", "--ntasks-per-node=1", "--container-image=my image"} <= set(command)
     after = command[command.index("slurm/node.sh") + 1 :]
     assert {"--nnodes=4", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=7.3"} <= set(after)
-    assert after[-4:] == ["-m", "gpt2.train", "seed=2", "resume=true"]
+    assert after[-5:] == ["-m", "slurm.rank", "gpt2", "seed=2", "resume=true"]
     own = training_command(Allocation.read(VARIABLES), "gpt2", ["resume=false"], "0")
     assert own[-1] == "resume=false"
+
+
+def test_what_the_user_adds_wins_and_the_report_runs_where_the_runs_do() -> None:
+    cluster = Cluster.load("t4_4x8", "-p gpu --account=physics --gpus-per-node 4 --exclusive")
+    assert cluster.for_ranks(32) == (
+        "--gpus-per-node=4", "--account=physics", "--partition=gpu",
+        "--cpus-per-gpu=16", "--mem-per-gpu=64G", "--exclusive", "--nodes=8",
+    )  # fmt: skip
+    assert cluster.for_report() == ("--account=physics", "--partition=gpu")
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Puts a program in the path that answers this to every call."""
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    (tmp_path / "bin").mkdir()
+
+    def write(name: str, answer: str) -> None:
+        file = tmp_path / "bin" / name
+        file.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
+        file.chmod(0o755)
+
+    return write
+
+
+def started(run: Path, job: str) -> None:
+    (run / "slurm").mkdir(parents=True)
+    (run / "slurm" / "starts.jsonl").write_text(json.dumps({"job": job, "step": 0}) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("job", "state", "refused"), [("6", "RUNNING", True), ("6", "", False), ("7", "RUNNING", False)]
+)
+def test_a_run_is_trained_by_one_job_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program, job: str, state: str, refused: bool
+) -> None:
+    program("squeue", state)
+    started(tmp_path / "run", job)
+    with (tmp_path / "log").open("ab", buffering=0) as log:
+        attempt = Attempt(Allocation.read(VARIABLES), "cnn", [], tmp_path / "run", log)
+        if not refused:
+            attempt._check_alone()
+            return
+        with pytest.raises(JobError, match="job 6 is training it now"):
+            attempt._check_alone()
+
+
+def test_what_slurm_has_is_not_submitted_again(tmp_path: Path, program) -> None:
+    """Elements of arrays that were submitted here, and runs that another job has started."""
+    table = load_table("table3")
+    first, second, *others = table.cells(tmp_path)
+    file = folder(table, tmp_path) / "cells of today.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps([first.task, *first.overrides]) + "\n")
+    elsewhere = tmp_path / "elsewhere.jsonl"
+    started(second.run_dir, "9")
+    started(others[0].run_dir, "8")  # which has ended
+    lines = [
+        f"5 0 PENDING /home/me/slurm/train.sbatch --cells {file}",
+        f"6 0 RUNNING /home/me/slurm/train.sbatch --cells {elsewhere}",
+        f"9 N/A RUNNING /home/me/slurm/table3/{second.row.name}.sbatch seed={second.seed}",
+        "10 N/A RUNNING (null)",
+    ]
+    program("squeue", "\n".join(lines))
+    assert submitted(table, tmp_path) == {first.run_dir: "pending (job 5)", second.run_dir: "running (job 9)"}
+
+
+@pytest.mark.parametrize("answer", ["CANCELLED by 1000", "NODE_FAIL", "OUT_OF_MEMORY"])
+def test_accounting_says_how_a_job_ended(tmp_path: Path, program, answer: str) -> None:
+    assert ended(tmp_path) is None
+    started(tmp_path, "7")
+    program("sacct", answer)
+    assert ended(tmp_path) == f"{answer.split()[0].lower()} (job 7)"
 
 
 def test_an_array_element_takes_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +194,7 @@ def test_a_job_that_gets_nowhere_stops(tmp_path: Path, monkeypatch: pytest.Monke
 
     start()
     start()
-    with pytest.raises(JobError, match="failed 2 times at step 0"):
+    with pytest.raises(JobError, match="began 2 times at step 0"):
         start()
     start(job="8")  # somebody submits it again: that job may try, too
     checkpoint = tmp_path / "checkpoints" / "step_00000120"
@@ -129,7 +204,7 @@ def test_a_job_that_gets_nowhere_stops(tmp_path: Path, monkeypatch: pytest.Monke
     assert newest_step(tmp_path) == 120
     start()  # it got further
     start()
-    with pytest.raises(JobError, match="failed 2 times at step 120"):
+    with pytest.raises(JobError, match="began 2 times at step 120"):
         start()
     starts = [json.loads(line) for line in (tmp_path / "slurm" / "starts.jsonl").read_text().splitlines()]
     assert [(start["job"], start["step"]) for start in starts] == [("7", 0), ("7", 0), ("8", 0), ("7", 120), ("7", 120)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,9 +15,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from common.report.registry import ROOT
-from tests.slurm.conftest import FOUR_RANKS, Slurm
+from slurm.rows import FOLDER
+from tests.slurm.conftest import FOUR_GPUS, FOUR_RANKS, Slurm, command_of
 
 SMALL = ["experiment=quickstart", "model.width=2", "training.checkpoint_every=20", "logging.every=5"]
+# A run that takes long enough to be interrupted in the middle.
+RUN = [*SMALL, "training.steps=300", "topology=aer", "seed=3"]
+MIDDLE = 45
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -59,75 +64,97 @@ def small_transformer(folder: Path) -> list[str]:
     return [*size, *data, *few, "training.steps=6", "schedule.warmup=2"]
 
 
-@pytest.mark.parametrize(("task", "overrides"), [("gpt2", small_gpt2), ("transformer", small_transformer)])
-def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path, task: str, overrides) -> None:
+@pytest.fixture(scope="module")
+def uninterrupted(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Metrics of RUN in local processes, without Slurm."""
+    run = tmp_path_factory.mktemp("uninterrupted")
+    slurm.call(sys.executable, "-m", "cnn.train", *RUN, "workers.count=4", "workers.per_host=2", f"run_dir={run}")
+    return metrics(run)
+
+
+@pytest.mark.parametrize(
+    ("task", "overrides", "options"),
+    [("gpt2", small_gpt2, FOUR_RANKS), ("transformer", small_transformer, FOUR_GPUS)],
+)
+def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path, task: str, overrides, options) -> None:
     run = tmp_path / "run"
     chosen = [*overrides(tmp_path), "seed=5", f"run_dir={run}"]
-    job = slurm.sbatch(*FOUR_RANKS, "slurm/train.sbatch", task, *chosen)
+    job = slurm.sbatch(*options, "slurm/train.sbatch", task, *chosen)
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)
     config = OmegaConf.load(run / "config.yaml")
     assert (config.task, config.seed, config.workers.count) == (task, 5, 4)
     assert status(run) == "finished"
 
 
-def test_two_nodes_of_two_ranks_with_overrides(slurm: Slurm, tmp_path: Path) -> None:
+def test_two_nodes_of_two_ranks_with_overrides(slurm: Slurm, tmp_path: Path, uninterrupted) -> None:
     run = tmp_path / "run"
-    overrides = [*SMALL, "training.steps=30", "topology=aer", "seed=3", f"run_dir={run}"]
-    job = slurm.sbatch(*FOUR_RANKS, "slurm/train.sbatch", "cnn", *overrides)
+    job = slurm.sbatch(*FOUR_RANKS, "slurm/train.sbatch", "cnn", *RUN, f"run_dir={run}")
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)
     config = OmegaConf.load(run / "config.yaml")
     assert (config.workers.count, config.workers.per_host) == (4, 2)
     assert (config.topology.name, config.seed) == ("aer", 3)
     log = (run / "slurm" / f"{job}.log").read_text()  # beside the run
-    assert "step 30/30" in log
+    assert "step 300/300" in log
     assert log == slurm.log(job)
-    # The same run in local processes: where the ranks live changes nothing.
-    local = tmp_path / "local"
-    here = ["workers.count=4", "workers.per_host=2", f"run_dir={local}"]
-    subprocess.run(
-        [sys.executable, "-m", "cnn.train", *overrides[:-1], *here],
-        cwd=ROOT,
-        check=True,
-        timeout=200,
-        capture_output=True,
-    )
-    assert metrics(run) == metrics(local)
+    assert metrics(run) == uninterrupted  # where the ranks live changes nothing
 
 
-def test_a_requeued_job_gives_the_metrics_of_an_uninterrupted_one(slurm: Slurm, tmp_path: Path) -> None:
-    def command(run: Path) -> list[str]:
-        return [*FOUR_RANKS, "slurm/train.sbatch", "cnn", *SMALL, "training.steps=200", f"run_dir={run}"]
+def time_limit(slurm: Slurm, job: str) -> None:
+    slurm.call("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@120 sends before it
+    slurm.until(lambda: "back to the queue" in slurm.log(job), job)
 
-    once, twice = tmp_path / "once", tmp_path / "twice"
-    job = slurm.sbatch(*command(twice))
-    slurm.until(lambda: reached(twice, 25), job)
-    slurm.call("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@120 sends before the time limit
+
+def preemption(slurm: Slurm, job: str) -> None:
+    other = slurm.sbatch("--partition=main", "--nodes=4", "--exclusive", "--wrap=true")
+    assert slurm.wait(other) == "COMPLETED"
+    assert "DUE TO PREEMPTION" in slurm.log(job)
+
+
+def crash(slurm: Slurm, job: str) -> None:
+    node = slurm.call("scontrol", "show", "hostnames", slurm.field(job, "NodeList")).stdout.split()[-1]
+    slurm.crash(node)
     slurm.until(lambda: "start 2" in slurm.log(job), job)
-    assert "back to the queue" in slurm.log(job)
-    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
-    assert slurm.wait(slurm.sbatch(*command(once))) == "COMPLETED"
-    assert metrics(twice) == metrics(once)
-    resumed = json.loads((twice / "environment.json").read_text())["resumed"]
-    assert len(resumed) == 1
-    starts = [json.loads(line) for line in (twice / "slurm" / "starts.jsonl").read_text().splitlines()]
-    assert [start["job"] for start in starts] == [job, job]
-    assert starts[1]["step"] >= 20
+    slurm.boot(node)  # not earlier: Slurm would repeat there what it could not tell the job's first start, to end
+    assert "DUE TO NODE FAILURE" in slurm.log(job)
 
 
-def test_scancel_leaves_a_checkpoint_that_the_same_command_continues(slurm: Slurm, tmp_path: Path) -> None:
+@pytest.mark.parametrize("interrupt", [time_limit, preemption, crash])
+def test_an_interrupted_job_is_requeued_and_gives_the_metrics_of_an_uninterrupted_one(
+    slurm: Slurm, tmp_path: Path, uninterrupted, interrupt
+) -> None:
     run = tmp_path / "run"
-    command = [*FOUR_RANKS, "slurm/train.sbatch", "cnn", *SMALL, "training.steps=400", f"run_dir={run}"]
+    job = slurm.sbatch("--partition=spot", *FOUR_RANKS, "slurm/train.sbatch", "cnn", *RUN, f"run_dir={run}")
+    slurm.until(lambda: reached(run, MIDDLE), job)
+    interrupt(slurm, job)
+    slurm.until(lambda: "start 2" in slurm.log(job), job)
+    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+    assert metrics(run) == uninterrupted
+    assert len(json.loads((run / "environment.json").read_text())["resumed"]) == 1
+    starts = [json.loads(line) for line in (run / "slurm" / "starts.jsonl").read_text().splitlines()]
+    assert [start["job"] for start in starts] == [job, job]
+    if interrupt is crash:
+        assert starts[1]["step"] % 20 == 0  # from the last checkpoint
+        assert starts[1]["step"] > 0
+    else:
+        assert starts[1]["step"] >= MIDDLE  # it was saved
+        assert "Traceback" not in slurm.log(job)
+
+
+def test_scancel_leaves_a_checkpoint_that_the_same_command_continues(
+    slurm: Slurm, tmp_path: Path, uninterrupted
+) -> None:
+    run = tmp_path / "run"
+    command = [*FOUR_RANKS, "slurm/train.sbatch", "cnn", *RUN, f"run_dir={run}"]
     job = slurm.sbatch(*command)
-    slurm.until(lambda: reached(run, 45), job)
+    slurm.until(lambda: reached(run, MIDDLE), job)
     slurm.call("scancel", job)
-    assert slurm.wait(job) == "CANCELLED"
-    slurm.until(lambda: status(run) == "interrupted", job, timeout_s=60)
-    saved = json.loads((run / "summary.json").read_text())["steps"]
-    assert saved >= 45
-    again = slurm.sbatch(*command)
+    again = slurm.sbatch(*command)  # at once: it waits until the first job has saved and ended
     assert slurm.wait(again) == "COMPLETED", slurm.log(again)
-    assert f"resumed at step {saved}" in slurm.log(again)
-    assert status(run) == "finished"
+    assert slurm.state(job) == "CANCELLED"
+    saved = re.search(r"resumed at step (\d+)", slurm.log(again))
+    assert saved
+    assert int(saved[1]) >= MIDDLE
+    assert metrics(run) == uninterrupted
 
 
 def test_a_rank_that_dies_fails_the_job_and_the_log_says_why(slurm: Slurm, tmp_path: Path) -> None:
@@ -136,18 +163,13 @@ def test_a_rank_that_dies_fails_the_job_and_the_log_says_why(slurm: Slurm, tmp_p
     job = slurm.sbatch(*FOUR_RANKS, "slurm/train.sbatch", "cnn", *long)
     slurm.until(lambda: reached(run, 5), job)
     ranks = subprocess.run(
-        ["pgrep", "-f", f"cnn.train.*run_dir={run} resume"], capture_output=True, text=True, check=True
+        ["pgrep", "-f", f"slurm.rank.*run_dir={run} resume"], capture_output=True, text=True, check=True
     )
     workers = [pid for pid in map(int, ranks.stdout.split()) if "torch.distributed.run" not in command_of(pid)]
     os.kill(workers[-1], signal.SIGKILL)
     assert slurm.wait(job, timeout_s=100) == "FAILED"
     assert "Signal 9 (SIGKILL)" in slurm.log(job) or "exitcode: -9" in slurm.log(job)
     assert "[slurm] failed: srun ended with exit code" in slurm.log(job)
-
-
-def command_of(pid: int) -> str:
-    file = Path(f"/proc/{pid}/cmdline")
-    return file.read_text().replace("\0", " ") if file.exists() else ""
 
 
 def test_a_bad_configuration_fails_at_once_with_one_line(slurm: Slurm, tmp_path: Path) -> None:
@@ -192,8 +214,9 @@ def test_a_table_is_built_from_the_rows_that_did_not_fail(slurm: Slurm, tmp_path
     table = (copy / "results" / "tables" / "jobs.md").read_text()
     assert "1 of 2 finished" in table
     assert "bad seed 1: not finished: status 'failed'" in table
-    plan = call("--dry-run")
+    plan = call("sbatch=--ntasks-per-node=2", "--dry-run")
     assert "good seed 1: finished" in plan
+    assert "\nsbatch --ntasks-per-node=2 --nodes=1 slurm/train.sbatch cnn experiment=quickstart" in plan
     assert "bad seed 1: failed; its last job: failed (job" in plan
     assert "1 of 2 finished, 0 with Slurm, 1 to submit" in plan
 
@@ -201,7 +224,7 @@ def test_a_table_is_built_from_the_rows_that_did_not_fail(slurm: Slurm, tmp_path
 @pytest.mark.parametrize(
     ("table", "options", "named"),
     [
-        ("quickstart", ["sbatch=--gpus-per-node=1"], "--gpus-per-node=1"),
+        ("table3", ["sbatch=--gpus-per-node=a40:16"], "--gpus-per-node=a40:16"),
         ("quickstart", ["sbatch=--partition=none"], "--partition=none"),
         ("table3", ["cluster=one_node_cpu"], "--nodes=32"),  # a rank on each node
     ],
@@ -216,6 +239,14 @@ def test_what_the_cluster_cannot_give_is_refused_at_submission(
     assert done.stderr.count("\n") == 1
     assert slurm.call("squeue", "--noheader").stdout == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_slurm_takes_the_files_of_rows_that_fit_and_refuses_the_others(slurm: Slurm) -> None:
+    """The local Slurm claims to have 4 nodes of 8 GPUs."""
+    for file in FOLDER.glob("*/*.sbatch"):
+        nodes = int(re.search(r"--nodes=(\d+)", file.read_text())[1])
+        done = slurm.call("sbatch", "--test-only", str(file), "seed=2", check=False)
+        assert (done.returncode == 0) == (nodes <= 4), (file, done.stderr)
 
 
 def test_a_second_slurm_is_refused(slurm: Slurm) -> None:
