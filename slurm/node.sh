@@ -26,7 +26,7 @@ fi
     exec python -m torch.distributed.run --rdzv-endpoint="$first:$RENDEZVOUS_PORT" --local-addr="$here" "$@"
 ) &
 launcher=$!
-trap 'pkill -USR1 -P "$launcher"' USR1 TERM
+trap '(trap "" USR1 TERM && pkill -USR1 -P "$launcher")' USR1 TERM
 while :; do
     wait "$launcher"
     code=$?
