@@ -4,13 +4,15 @@ python -m scripts.emulate hosts=4 ranks_per_host=2 mbit_per_s=200 delay_ms=1 run
 
 Every host gets one torchrun with `ranks_per_host` processes, as nodes of a cluster do; `run` is what follows after
 `torchrun`. slow=2@50 gives host 2 another rate. All that it makes is removed at the end, also after a failure or a
-signal; --down removes what a killed one left behind, and nothing else. Needs root, iproute2 (ip, tc) and, where the
-kernel has no sch_netem, iptables and a C compiler for the delay. Packets travel through a bridge between the hosts,
-both directions limited at the host's end, so that a host sends and receives `mbit_per_s` at the same time.
+signal; --down removes what killed ones left behind: their names hold the process that made them, and it is gone. Needs
+root, iproute2 (ip, tc) and, where the kernel has no sch_netem, iptables and a C compiler for the delay. Packets travel
+through a bridge between the hosts, both directions limited at the host's end, so that a host sends and receives
+`mbit_per_s` at the same time.
 """
 
 import contextlib
 import os
+import re
 import secrets
 import shlex
 import shutil
@@ -28,10 +30,11 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from common.report.cli import Arguments, Text, UsageError, main_function, parse
 
 MODULE = "scripts.emulate"
-PREFIX = "gossip-"  # of the namespaces' names: only such are ever removed
+PREFIX = "gossip-"  # of the namespaces' names
+NAME = re.compile(rf"{PREFIX}(?P<maker>\d+)-[0-9a-f]{{8}}-(\d+|switch)")  # maker: id of the process
 NETWORK = "10.77.0"
 SMALLEST_BURST = 131_072  # bytes: two packets as segmentation offload merges them, or tbf must cut them
-STATISTICS = ("tx_bytes", "rx_bytes")
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class EmulateArguments(Arguments):
@@ -46,7 +49,7 @@ class EmulateArguments(Arguments):
     )
     limit_s: PositiveFloat = Field(600, description="the program is ended after so long")
     run: Text | None = Field(None, description="what torchrun gets: -m MODULE ... or FILE ...")
-    down: bool = Field(False, description="remove what an earlier one left behind, run nothing")
+    down: bool = Field(False, description="remove what killed ones left behind, run nothing")
 
 
 @main_function
@@ -55,7 +58,14 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(EmulateArguments, argv, MODULE, "Runs a program on emulated hosts.")
     check_machine(arguments)
     if arguments.down:
-        print(f"removed {remove_leftovers()} namespaces")
+        gone = leftovers()
+        remove(gone)
+        print(f"removed {len(gone)} namespaces")
+        for name in existing():
+            if name.startswith(PREFIX):
+                match = NAME.fullmatch(name)
+                reason = f"process {match['maker']} runs" if match else "not made by this script"
+                print(f"left alone {name}: {reason}")
         return 0
     if arguments.run is None:
         raise UsageError('run=...: missing; expected what torchrun gets, such as run="-m cnn.train seed=1"')
@@ -121,13 +131,18 @@ class Host:
 @contextlib.contextmanager
 def emulated_hosts(arguments: EmulateArguments) -> Iterator[list[Host]]:
     """Hosts on one bridge; at the end they and all processes in them are gone."""
-    stem = f"{PREFIX}{secrets.token_hex(2)}-"
+    stem = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}-"
     rates = dict.fromkeys(range(1, arguments.hosts + 1), arguments.mbit_per_s) | dict(slow_hosts(arguments))
     switch = f"{stem}switch"
     hosts = [Host(number, f"{stem}{number}") for number in rates]
+    made: list[str] = []
     with contextlib.ExitStack() as stack:
-        stack.callback(remove, [switch, *(host.namespace for host in hosts)])
-        make_namespace(switch)
+        stack.callback(remove, made)
+        for name in (switch, *(host.namespace for host in hosts)):
+            with undisturbed():
+                ip("netns", "add", name)
+                made.append(name)
+            ip("-n", name, "link", "set", "lo", "up")
         ip("-n", switch, "link", "add", "bridge", "type", "bridge")
         ip("-n", switch, "link", "set", "bridge", "up")
         for host in hosts:
@@ -139,15 +154,8 @@ def emulated_hosts(arguments: EmulateArguments) -> Iterator[list[Host]]:
         yield hosts
 
 
-def make_namespace(name: str) -> None:
-    """A network namespace with its loopback interface."""
-    ip("netns", "add", name)
-    ip("-n", name, "link", "set", "lo", "up")
-
-
 def connect(host: Host, switch: str) -> None:
     """A cable from the host's eth0 to a port of the bridge."""
-    make_namespace(host.namespace)
     port = f"port{host.number}"
     ip("link", "add", port, "netns", switch, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
     ip("-n", switch, "link", "set", port, "master", "bridge", "up")
@@ -237,21 +245,34 @@ def run_on(hosts: Sequence[Host], ranks_per_host: int, program: Sequence[str], l
                 process.wait(35)
 
 
-def remove(namespaces: Sequence[str]) -> int:
-    """End all processes in these namespaces and delete them, with cables, limits and rules; returns how many."""
-    there = [name for name in namespaces if name.startswith(PREFIX) and name in existing()]
-    for name in there:
-        pids = [int(pid) for pid in call("ip", "netns", "pids", name, check=False).stdout.split()]
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        call("ip", "netns", "del", name, check=False)
-    return len(there)
+def remove(namespaces: Sequence[str]) -> None:
+    """End all processes in these namespaces and delete them, with cables, limits and rules."""
+    with undisturbed():
+        for name in namespaces:
+            for pid in call("ip", "netns", "pids", name, check=False).stdout.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            call("ip", "netns", "del", name, check=False)
 
 
-def remove_leftovers() -> int:
-    """Remove every namespace of ours, whoever made it."""
-    return remove(existing())
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Signals that would end this process wait until the block is done."""
+    waiting: list[int] = []
+    handlers = {number: signal.signal(number, lambda n, _: waiting.append(n)) for number in ENDINGS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in waiting:
+            signal.raise_signal(number)
+
+
+def leftovers() -> list[str]:
+    """Names of the namespaces whose maker is gone."""
+    matches = [match for name in existing() if (match := NAME.fullmatch(name))]
+    return [match.string for match in matches if not Path(f"/proc/{match['maker']}").exists()]
 
 
 def existing() -> list[str]:
@@ -265,8 +286,8 @@ def ip(*arguments: str) -> str:
 
 
 def call(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A system command, with its own words in the error if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    """A system command, with its own words in the error if it fails. A terminal's Ctrl-C does not reach it."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, start_new_session=True)
     if check and done.returncode:
         raise UsageError(f"{shlex.join(command)}: {' '.join(done.stderr.split())}")
     return done

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,23 +35,32 @@ if dist.get_rank() == 0:
 """
 
 
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "scripts.emulate", *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 def run(*arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "scripts.emulate", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False,
-    )  # fmt: skip
+    with start(*arguments) as process:
+        output = process.communicate(timeout=timeout)
+    assert made_by(process.pid) == []
+    return subprocess.CompletedProcess(process.args, process.returncode, *output)
 
 
-@pytest.fixture
-def nothing_left():
-    before = emulate.existing()
-    yield
-    assert emulate.existing() == before
+def wait_for(condition: Callable[[], bool], seconds: float = 100) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.1)
+    return condition()
+
+
+def made_by(pid: int) -> list[str]:
+    return [name for name in emulate.existing() if name.startswith(f"gossip-{pid}-")]
 
 
 @needs_namespaces
 @pytest.mark.parametrize("slow", [None, "2@20"])
-def test_bytes_and_rate_are_real(tmp_path: Path, nothing_left, slow: str | None) -> None:
+def test_bytes_and_rate_are_real(tmp_path: Path, slow: str | None) -> None:
     program = tmp_path / "send.py"
     program.write_text(SEND)
     done = run("hosts=2", "mbit_per_s=80", f"run={program}", *([f"slow={slow}"] if slow else []))
@@ -64,7 +74,7 @@ def test_bytes_and_rate_are_real(tmp_path: Path, nothing_left, slow: str | None)
 
 
 @needs_namespaces
-def test_a_failing_program_fails_and_everything_is_removed(tmp_path: Path, nothing_left) -> None:
+def test_a_failing_program_fails_and_everything_is_removed(tmp_path: Path) -> None:
     program = tmp_path / "fail.py"
     program.write_text("import os, sys, time\nif os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(300)\n")
     done = run("hosts=2", f"run={program}", timeout=100)
@@ -72,31 +82,39 @@ def test_a_failing_program_fails_and_everything_is_removed(tmp_path: Path, nothi
 
 
 @needs_namespaces
-def test_a_signal_ends_the_program_and_removes_everything(tmp_path: Path, nothing_left) -> None:
+def test_a_signal_ends_the_program_and_removes_everything(tmp_path: Path) -> None:
     program = tmp_path / "wait.py"
     program.write_text(f"import time\nopen('{tmp_path}/started', 'w')\ntime.sleep(300)\n")
-    command = [sys.executable, "-m", "scripts.emulate", "hosts=2", f"run={program}"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
-    end = time.monotonic() + 100
-    while not (tmp_path / "started").exists():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    process = start("hosts=2", f"run={program}")
+    assert wait_for((tmp_path / "started").exists)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(90) != 0
+    process.communicate(timeout=90)
+    assert process.returncode != 0
+    assert made_by(process.pid) == []
     left = subprocess.run(["pgrep", "-f", str(program)], capture_output=True, text=True, check=False)
     assert left.stdout == ""
 
 
 @needs_namespaces
-def test_down_removes_only_what_is_ours() -> None:
-    for name in ("gossip-test-1", "somebody-elses"):
+def test_down_removes_only_what_a_dead_process_made() -> None:
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    left, used, mine = f"gossip-{dead.pid}-0123abcd-1", f"gossip-{os.getpid()}-0123abcd-switch", "gossip-mine"
+    names = [left, used, mine, f"{left}-not", "somebody-elses"]
+    for name in names:
         subprocess.run(["ip", "netns", "add", name], check=True)
     try:
-        assert run("--down").returncode == 0
-        assert "gossip-test-1" not in emulate.existing()
-        assert "somebody-elses" in emulate.existing()
+        inside = subprocess.Popen(["ip", "netns", "exec", left, "sleep", "100"])
+        assert wait_for(lambda: str(inside.pid) in emulate.ip("netns", "pids", left).split())
+        done = run("--down")
+        assert done.returncode == 0
+        assert inside.wait(10) == -signal.SIGKILL
+        assert set(names) - set(emulate.existing()) == {left}
+        assert f"left alone {used}: process {os.getpid()} runs\n" in done.stdout
+        assert f"left alone {mine}: not made by this script\n" in done.stdout
     finally:
-        subprocess.run(["ip", "netns", "del", "somebody-elses"], check=True)
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize(
