@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from common.report.cli import UsageError
 from common.report.registry import ROOT
 from scripts import emulate
 
@@ -21,17 +22,26 @@ needs_namespaces = pytest.mark.skipif(
     reason="network namespaces need root and iproute2",
 )
 
-# Rank 0 sends 2 MB to rank 1, once; prints the seconds that it took.
-SEND = """
+# Rank 0 sends 4 bytes, then 2 MB to rank 1 and gets 4 bytes back, REPEATS times; prints the seconds of the fastest.
+REPEATS = 3
+SEND = f"""
 import time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
-x = torch.ones(500_000)
-dist.barrier()
-start = time.perf_counter()
-dist.send(x, 1) if dist.get_rank() == 0 else dist.recv(x, 0)
-dist.barrier()
-if dist.get_rank() == 0:
-    print("seconds", time.perf_counter() - start, flush=True)
+back = torch.ones(1)
+for x in torch.ones(1), torch.ones(500_000):
+    seconds = []
+    for _ in range({REPEATS}):
+        dist.barrier()
+        start = time.perf_counter()
+        if dist.get_rank() == 0:
+            dist.send(x, 1)
+            dist.recv(back, 1)
+        else:
+            dist.recv(x, 0)
+            dist.send(back, 0)
+        seconds.append(time.perf_counter() - start)
+    if dist.get_rank() == 0:
+        print(min(seconds), flush=True)
 """
 
 
@@ -59,18 +69,22 @@ def made_by(pid: int) -> list[str]:
 
 
 @needs_namespaces
-@pytest.mark.parametrize("slow", [None, "2@20"])
-def test_bytes_and_rate_are_real(tmp_path: Path, slow: str | None) -> None:
+@pytest.mark.parametrize(("slow", "delay_ms"), [(None, 0), ("2@20", 30)])
+def test_bytes_rate_and_delay_are_real(tmp_path: Path, slow: str | None, delay_ms: float) -> None:
     program = tmp_path / "send.py"
     program.write_text(SEND)
-    done = run("hosts=2", "mbit_per_s=80", f"run={program}", *([f"slow={slow}"] if slow else []))
+    options = [f"delay_ms={delay_ms}", *([f"slow={slow}"] if slow else [])]
+    done = run("hosts=2", "mbit_per_s=80", f"run={program}", *options)
     assert done.returncode == 0, done.stderr
     sent = [line for line in done.stderr.splitlines() if line.startswith("host ")]
     megabytes = float(sent[0].split("sent ")[1].split()[0])
-    assert 2.0 < megabytes < 2.0 * 1.06  # headers, handshakes
-    seconds = float(done.stdout.split("seconds ")[1])
-    rate = 20e6 if slow else 80e6
-    assert seconds > (2e6 - 2 * emulate.SMALLEST_BURST) * 8 / rate  # no faster than the slower end's token bucket
+    assert 2.0 < megabytes / REPEATS < 2.0 * 1.06  # headers, handshakes
+    round_trip, seconds = map(float, done.stdout.split())
+    bits_per_s = 20e6 if slow else 80e6
+    # No faster than the slower end's token bucket and the delay allow, and not much slower.
+    assert round_trip >= 2 * delay_ms / 1000
+    assert seconds >= (2e6 - 2 * emulate.SMALLEST_BURST) * 8 / bits_per_s + 2 * delay_ms / 1000
+    assert seconds < 2 * 2e6 * 8 / bits_per_s + 10 * 2 * delay_ms / 1000
 
 
 @needs_namespaces
@@ -93,6 +107,38 @@ def test_a_signal_ends_the_program_and_removes_everything(tmp_path: Path) -> Non
     assert made_by(process.pid) == []
     left = subprocess.run(["pgrep", "-f", str(program)], capture_output=True, text=True, check=False)
     assert left.stdout == ""
+
+
+@needs_namespaces
+@pytest.mark.parametrize("function", ["connect", "limit"])
+def test_a_failing_set_up_leaves_nothing(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = getattr(emulate, function)
+
+    def fail(*arguments: object) -> None:
+        assert made_by(os.getpid())
+        original(*arguments)
+        raise UsageError("no more")
+
+    monkeypatch.setattr(emulate, function, fail)
+    with pytest.raises(UsageError, match="no more"), emulate.emulated_hosts(emulate.EmulateArguments(hosts=2)):
+        pytest.fail("hosts came up")
+    assert made_by(os.getpid()) == []
+
+
+@needs_namespaces
+def test_signals_wait_while_hosts_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = emulate.call
+
+    def interrupted(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        if command[:3] == ("ip", "netns", "del"):
+            signal.raise_signal(signal.SIGINT)
+        return call(*command, check=check)
+
+    monkeypatch.setattr(emulate, "call", interrupted)
+    with pytest.raises(KeyboardInterrupt), emulate.emulated_hosts(emulate.EmulateArguments(hosts=2)):
+        assert len(made_by(os.getpid())) == 3
+    assert made_by(os.getpid()) == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @needs_namespaces
