@@ -20,20 +20,10 @@ from tqdm import tqdm
 from common.parallel import DecentralizedDataParallel
 from common.parallel.collectives import gather_objects
 from common.report.benchmark import Benchmark
-from common.report.cli import Text, UsageError, command_of, main_function, parse
+from common.report.cli import Text, UsageError, main_function, parse
 from common.topology import Topology, build
-from scripts.layouts import (
-    LayoutArguments,
-    Row,
-    bytes_sent_by_host,
-    finish,
-    is_worker,
-    mean_over_hosts,
-    names_in,
-    rows_of_layouts,
-    say,
-    work,
-)
+from scripts.host_interface import bytes_sent_by_host
+from scripts.layouts import LayoutArguments, Row, finish, mean_over_hosts, names_in, run, say
 
 MODULE = "scripts.bench_communication"
 BETWEEN = "_between_hosts"  # that topology over hosts, complete inside each
@@ -84,7 +74,6 @@ class BenchArguments(LayoutArguments):
     tensors: PositiveInt = Field(3, description="averaged in an iteration")
     tensor_mb: PositiveFloat = Field(25.0, description="MB (1e6 bytes) of each")
     bucket_mb: PositiveFloat | None = Field(None, description="MiB per message of gossip; none: a tensor")
-    output: Text = Field("results/benchmarks", description="where communication.csv and communication.md are written")
 
 
 @main_function
@@ -94,16 +83,10 @@ def main(argv: Sequence[str]) -> int:
     names = names_in(arguments.topologies, KNOWN, "topologies")
     benchmark = Benchmark("communication", "Averaging without training", COLUMNS, FORMATS)
 
-    def write(rows: list[Row]) -> None:
-        command = command_of(MODULE, arguments)
-        benchmark.write(rows, conclude(rows, arguments), arguments.output, command, "all used")
+    def measure(device: torch.device, ranks_per_host: int) -> list[Row]:
+        return [row for n in names for row in time_topology(n, device, ranks_per_host, arguments)]
 
-    if is_worker():
-        return work(
-            arguments, lambda device, L: [r for n in names for r in time_topology(n, device, L, arguments)], write
-        )
-    write(rows_of_layouts(MODULE, arguments))
-    return 0
+    return run(MODULE, arguments, benchmark, measure, lambda rows: conclude(rows, arguments))
 
 
 def time_topology(name: str, device: torch.device, ranks_per_host: int, arguments: BenchArguments) -> list[Row]:

@@ -4,14 +4,16 @@ python -m scripts.bench_parallel [layouts=8x1,4x2] [mbit_per_s=200] [compute_ms=
 
 Every engine trains the same model from the same seed, in the same run. compute_ms=0 trains really; other values replace
 forward and backward by a wait (scripts.emulated_compute). Needs root (scripts.emulate). What was measured already (in
-`work`) is not measured again.
+`work`) is not measured again; the table holds all of it, whichever commands it took.
 """
 
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
@@ -106,17 +108,14 @@ def main(argv: Sequence[str]) -> int:
     end_like_an_interruption()
     benchmark = Benchmark("parallel", "Engines of data parallelism", COLUMNS, FORMATS)
     Path(arguments.work).mkdir(parents=True, exist_ok=True)
-    jobs, results = list(jobs_of(arguments)), {}
-    for job in tqdm(jobs, desc="engines", disable=None):
-        results[job] = measured(job, arguments)
-    frame = table(results)
-    benchmark.write(
-        frame.to_dict("records"),
-        conclude(frame, arguments),
-        arguments.output,
-        command_of(MODULE, arguments),
-        "all used",
-    )
+    for job in tqdm(list(jobs_of(arguments)), desc="engines", disable=None):
+        measure(job, arguments)
+    records = [
+        record for file in sorted(Path(arguments.work).glob("*.json")) for record in json.loads(file.read_text())
+    ]
+    frame = table(records)
+    commands = "; ".join(dict.fromkeys(record["command"] for record in sorted(records, key=itemgetter("time"))))
+    benchmark.write(frame.to_dict("records"), conclude(frame, arguments), arguments.output, commands, "all used")
     return 0
 
 
@@ -147,42 +146,44 @@ def cases(ranks_per_host: int) -> Iterator[tuple[str, str]]:
     yield from [("ours", "aer"), ("ours", "aer/staggered")]
 
 
-def measured(job: Job, arguments: BenchArguments) -> list[dict]:
-    """The job's results, one for each compute_ms; measured now if they are not there."""
+def measure(job: Job, arguments: BenchArguments) -> None:
+    """Adds what is missing to the job's records in `work`, one for each compute_ms."""
     wanted = [float(text) for text in arguments.compute_ms.split(",")]
     file = Path(arguments.work).resolve() / job.file_name
     known = json.loads(file.read_text()) if file.exists() else []
-    missing = [ms for ms in wanted if ms not in [result["compute_ms"] for result in known]]
-    if missing:
-        cluster = EmulateArguments(
-            hosts=job.hosts, ranks_per_host=job.ranks_per_host, mbit_per_s=job.mbit_per_s, delay_ms=arguments.delay_ms
-        )
-        check_machine(cluster)
-        part = file.with_suffix(".part")
-        settings = {
-            "engine": job.engine,
-            "topology": job.topology,
-            "model": job.model,
-            "compute_ms": ",".join(f"{ms:g}" for ms in missing),
-            "bucket_mb": f"{job.bucket_mb:g}",
-            "steps": arguments.steps,
-            "rounds": arguments.rounds,
-            "result": part,
-        }
-        program = ["-m", "scripts.parallel_engines", *(f"{key}={value}" for key, value in settings.items())]
-        with emulated_hosts(cluster) as hosts:
-            code = run_on(hosts, job.ranks_per_host, program, limit_s=900)
-        if code:
-            raise UsageError(f"{' '.join(map(str, program))} failed with exit code {code}")
-        known += json.loads(part.read_text())
-        part.write_text(json.dumps(known, indent=1))
-        part.replace(file)
-    return [next(result for result in known if result["compute_ms"] == ms) for ms in wanted]
+    missing = [ms for ms in wanted if ms not in [record["compute_ms"] for record in known]]
+    if not missing:
+        return
+    cluster = EmulateArguments(
+        hosts=job.hosts, ranks_per_host=job.ranks_per_host, mbit_per_s=job.mbit_per_s, delay_ms=arguments.delay_ms
+    )
+    check_machine(cluster)
+    part = file.with_suffix(".part")
+    settings = {
+        "engine": job.engine,
+        "topology": job.topology,
+        "model": job.model,
+        "compute_ms": ",".join(f"{ms:g}" for ms in missing),
+        "bucket_mb": f"{job.bucket_mb:g}",
+        "steps": arguments.steps,
+        "rounds": arguments.rounds,
+        "result": part,
+    }
+    program = ["-m", "scripts.parallel_engines", *(f"{key}={value}" for key, value in settings.items())]
+    with emulated_hosts(cluster) as hosts:
+        code = run_on(hosts, job.ranks_per_host, program, limit_s=900)
+    if code:
+        raise UsageError(f"{' '.join(map(str, program))} failed with exit code {code}")
+    origin = {"command": command_of(MODULE, arguments), "time": time.time()}
+    known += [vars(job) | result | origin for result in json.loads(part.read_text())]
+    part.write_text(json.dumps(known, indent=1))
+    part.replace(file)
 
 
-def table(results: dict[Job, list[dict]]) -> pd.DataFrame:
-    """One row for each job and compute_ms, with the ratios."""
-    rows = [vars(job) | result for job, of_job in results.items() for result in of_job]
+def table(records: Sequence[dict]) -> pd.DataFrame:
+    """One row for each record, with the ratios; engines in the order of ``cases``."""
+    order = [(engine, topology) for engine, topology in cases(ranks_per_host=2)]
+    rows = sorted(records, key=lambda record: order.index((record["engine"], record["topology"])))
     frame = pd.DataFrame(rows)
     case = ["model", "hosts", "ranks_per_host", "mbit_per_s", "compute_ms"]
 
@@ -196,7 +197,7 @@ def table(results: dict[Job, list[dict]]) -> pd.DataFrame:
         frame.loc[index, "ratio_to_ddp"] = row.step_ms / compared(row, "ddp", "complete")
         peer = PEERS.get(row.topology.split("/")[0]) if row.engine == "ours" else None
         frame.loc[index, "ratio_to_decent_dp"] = row.step_ms / compared(row, "decent_dp", peer)
-    return frame.sort_values([*case[:-1], "compute_ms"], kind="stable")
+    return frame.sort_values(case, kind="stable")
 
 
 def conclude(frame: pd.DataFrame, arguments: BenchArguments) -> list[str]:

@@ -22,21 +22,11 @@ from common.optim import AccumAdamW
 from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel
 from common.parallel.collectives import gather_objects
 from common.report.benchmark import Benchmark
-from common.report.cli import Text, UsageError, command_of, main_function, parse
+from common.report.cli import Text, UsageError, main_function, parse
 from common.topology import build
 from scripts.emulated_compute import EmulatedCompute
-from scripts.layouts import (
-    LayoutArguments,
-    Row,
-    bytes_sent_by_host,
-    finish,
-    is_worker,
-    mean_over_hosts,
-    names_in,
-    rows_of_layouts,
-    say,
-    work,
-)
+from scripts.host_interface import bytes_sent_by_host
+from scripts.layouts import LayoutArguments, Row, finish, mean_over_hosts, names_in, run, say
 
 MODULE = "scripts.bench_scaling"
 LAYERS = 8  # of the model; their gradients come one after another
@@ -88,7 +78,6 @@ class BenchArguments(LayoutArguments):
     bucket_mb: PositiveFloat = Field(1, description="MiB per message of gossip; DDP has its own 25")
     steps: PositiveInt = Field(12, description="of a block; a multiple of the topologies' periods")
     blocks: PositiveInt = Field(5, ge=2, description="that are timed, after one that is not")
-    output: Text = Field("results/benchmarks", description="where scaling.csv and scaling.md are written")
 
 
 @main_function
@@ -98,18 +87,10 @@ def main(argv: Sequence[str]) -> int:
     names = names_in(arguments.methods, tuple(METHODS), "methods")
     benchmark = Benchmark("scaling", "Strong scaling at a fixed global batch", COLUMNS, FORMATS)
 
-    def write(rows: list[Row]) -> None:
-        command = command_of(MODULE, arguments)
-        benchmark.write(rows, conclude(rows, arguments), arguments.output, command, "all used")
+    def measure(device: torch.device, ranks_per_host: int) -> list[Row]:
+        return [row for n in names for row in time_method(METHODS[n], device, ranks_per_host, arguments)]
 
-    if is_worker():
-        return work(
-            arguments,
-            lambda device, L: [r for n in names for r in time_method(METHODS[n], device, L, arguments)],
-            write,
-        )
-    write(rows_of_layouts(MODULE, arguments))
-    return 0
+    return run(MODULE, arguments, benchmark, measure, lambda rows: conclude(rows, arguments))
 
 
 def time_method(method: Method, device: torch.device, ranks_per_host: int, arguments: BenchArguments) -> list[Row]:

@@ -18,11 +18,14 @@ import torch.distributed as dist
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from common.parallel.collectives import gather_objects
+from common.parallel.process_group import process_group
+from common.report.benchmark import Benchmark
 from common.report.cli import Arguments, Text, UsageError, command_of
 from common.runtime.measure import layout
 from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, run_on
 
 EMULATED_RATE = "200"  # Mbit/s
+TIMEOUT_S = 300.0  # of a collective
 Row = dict[str, object]
 
 
@@ -37,10 +40,11 @@ class LayoutArguments(Arguments):
     )
     delay_ms: NonNegativeFloat = Field(1.0, description="one-way, between emulated hosts")
     limit_s: PositiveFloat = Field(3600, description="an emulated layout is ended after so long")
+    output: Text = Field("results/benchmarks", description="where the table is written, as .csv and .md")
     rows: Text | None = Field(None, description="where workers leave their rows for the process that started them")
 
 
-def rows_of_layouts(module: str, arguments: LayoutArguments) -> list[Row]:
+def _rows_of_layouts(module: str, arguments: LayoutArguments) -> list[Row]:
     """Run `module` on every emulated layout and rate, one after another; returns all rows.
 
     Raises UsageError where hosts cannot be emulated, or naming the layout whose workers failed.
@@ -73,49 +77,46 @@ def _run(module: str, arguments: LayoutArguments, cluster: EmulateArguments) -> 
         return json.loads(file.read_text(encoding="utf-8"))
 
 
-def is_worker() -> bool:
-    """Whether a launcher started this process."""
-    return "RANK" in os.environ
-
-
-def work(
-    arguments: LayoutArguments, measure: Callable[[torch.device, int], list[Row]], write: Callable[[list[Row]], None]
+def run(
+    module: str,
+    arguments: LayoutArguments,
+    benchmark: Benchmark,
+    measure: Callable[[torch.device, int], list[Row]],
+    conclude: Callable[[list[Row]], list[str]],
 ) -> int:
-    """One worker: in a process group, every rank calls measure(device, ranks_per_host), and rank 0 keeps the rows."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        names, ranks_per_host = layout()
-        known = {
-            "workers": len(names),
-            "hosts": len(names) // ranks_per_host,
-            "ranks_per_host": ranks_per_host,
-            "mbit_per_s": None if arguments.mbit_per_s is None else float(arguments.mbit_per_s),
-        }
-        rows = [known | row for row in measure(device, ranks_per_host)]
-        if dist.get_rank() == 0:
-            if arguments.rows is None:
-                write(rows)
-            else:
-                Path(arguments.rows).write_text(json.dumps(rows), encoding="utf-8")
-        dist.barrier()
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    finally:
-        dist.destroy_process_group()
+    """Runs a benchmark here (as one of a launcher's workers) or on emulated hosts, and writes its table.
+
+    measure(device, ranks_per_host) gives the rows of one layout, called by every rank. Raises UsageError where hosts
+    cannot be emulated, or naming the layout whose workers failed.
+    """
+    if "RANK" in os.environ:
+        rows = _work(arguments, measure)
+        if rows is not None and arguments.rows is not None:
+            Path(arguments.rows).write_text(json.dumps(rows), encoding="utf-8")
+            return 0
+    else:
+        rows = _rows_of_layouts(module, arguments)
+    if rows is not None:
+        benchmark.write(rows, conclude(rows), arguments.output, command_of(module, arguments), "all used")
     return 0
 
 
-def bytes_sent_by_host() -> int | None:
-    """Bytes that the interface GLOO_SOCKET_IFNAME sent since it exists, with all headers; None where none is named."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME")
-    if name is None:
-        return None
-    lines = [line.split(":") for line in Path("/proc/self/net/dev").read_text().splitlines() if ":" in line]
-    return next((int(values.split()[8]) for device, values in lines if device.strip() == name), None)
+def _work(arguments: LayoutArguments, measure: Callable[[torch.device, int], list[Row]]) -> list[Row] | None:
+    """One worker's part; rank 0 gets the rows."""
+    try:
+        with process_group(TIMEOUT_S) as device:
+            names, ranks_per_host = layout()
+            known = {
+                "workers": len(names),
+                "hosts": len(names) // ranks_per_host,
+                "ranks_per_host": ranks_per_host,
+                "mbit_per_s": None if arguments.mbit_per_s is None else float(arguments.mbit_per_s),
+            }
+            rows = [known | row for row in measure(device, ranks_per_host)]
+            dist.barrier()
+            return rows if dist.get_rank() == 0 else None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def mean_over_hosts(value: float | None, ranks_per_host: int) -> float | None:

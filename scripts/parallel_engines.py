@@ -25,6 +25,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from common.report.cli import Arguments, Text, main_function, parse  # noqa: E402
 from scripts.emulated_compute import EmulatedCompute  # noqa: E402
+from scripts.host_interface import bytes_sent_by_host  # noqa: E402
 
 MODULE = "scripts.parallel_engines"
 LR = 1e-4
@@ -214,22 +215,13 @@ def measure(arguments: EngineArguments, compute_ms: float) -> dict[str, object]:
     dist.barrier()
     steps(arguments.steps - 1)
     dist.barrier()
-    before = bytes_of_host()
+    before = bytes_sent_by_host() or 0
     rounds = [steps(arguments.steps) for _ in range(arguments.rounds)]
     dist.barrier()  # only now has everybody sent all that it had to send
-    sent = (bytes_of_host() - before) / (arguments.steps * arguments.rounds)
+    sent = ((bytes_sent_by_host() or 0) - before) / (arguments.steps * arguments.rounds)
     with contextlib.suppress(RuntimeError):
         engine.close()
     return {"rounds": rounds, "sent": sent, "startup_s": started, "first_step_s": first, "payload_mb": payload / 1e6}
-
-
-def bytes_of_host() -> int:
-    """Bytes that left this (emulated) host through eth0; 0 where there is none."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, values = line.partition(":")
-        if name.strip() == "eth0":
-            return int(values.split()[8])
-    return 0
 
 
 def summary(everywhere: Sequence[dict]) -> dict[str, object]:

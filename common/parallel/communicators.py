@@ -35,7 +35,6 @@ class Communicators:
         self.ranks_per_worker = ranks_per_worker
         self.workers = self.world_size // ranks_per_worker
         self.worker, self.place = divmod(self.rank, ranks_per_worker)
-        self.backend = dist.get_backend() if self.distributed else "none"
         self._timeout = timeout
         self._groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
         self.inner = self.rail = None

@@ -42,7 +42,7 @@ class Hierarchical(Exchange):
     rail:           the group of the workers that M averages uniformly, if an all-reduce pays there
     message_dtype:  of messages between hosts, None for the dtype of the sum; an all-reduce keeps that
     error:          what earlier messages left out [numel of the chunk], where the dtype wants it
-    ahead:          whether receives may be posted long before their sends (gloo)
+    ahead:          whether receives may be posted long before their sends (gloo, so on the CPU)
     """
 
     kind = Transport.HIERARCHICAL
@@ -134,8 +134,7 @@ class Hierarchical(Exchange):
     # -- stages
 
     def _sum_and_send(self, timeout: timedelta) -> None:
-        for work in self._scattered:
-            self._wait_for(work, timeout)
+        self._wait_for(self._scattered, timeout)
         mean = self._mean
         own, (first, *rest) = self._piece(self._source, self._place), map(self._landing, self._local)
         if rest:
@@ -158,8 +157,7 @@ class Hierarchical(Exchange):
             self._post_each(receives + [self._op(dist.isend, message, worker, Tag.RAIL) for worker in self._out])
 
     def _combine_and_gather(self, timeout: timedelta) -> None:
-        for work in self._railed:  # sends too: what they read is written next
-            self._wait_for(work, timeout)
+        self._wait_for(self._railed, timeout)  # sends too: what they read is written next
         mean = self._mean
         weighted = [(received, self._in[worker]) for worker, received in self._from_rails.items()]
         if self._narrow is not None:

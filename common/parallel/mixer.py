@@ -56,7 +56,7 @@ class Mixer:
         self.counters = CommunicationCounters()
         self._communicators = communicators
         self._routes = Routes(in_phases(topology, phases), communicators, transport, message_dtype)
-        self._network = Network(communicators.backend, timeout)
+        self._network = Network(timeout)
         self._timeout = timeout
         self._in_flight: list[Exchange | None] | None = None
         self._launched_at = 0.0

@@ -16,28 +16,29 @@ STAGES = 2  # the most that an exchange has
 class Network:
     """Posts exchanges, in the same order on all ranks.
 
-    backend: of the process group. On gloo every receive is posted before any send; stage k of all exchanges is run,
-             in order, by a thread of its own, so that the stages of different buckets overlap. Elsewhere (NCCL) the
-             messages of an exchange are one batch and its stages are put on a side stream: the host does not wait.
-    timeout: what a stage may wait for a peer
+    What lies on the CPU travels by gloo: every receive is posted before any send; stage k of all exchanges is run, in
+    order, by a thread of its own, so that the stages of different buckets overlap. On GPUs (NCCL) the messages of an
+    exchange are one batch and its stages are put on a side stream: the host does not wait. The device decides, not the
+    process group's backend, which has no name of its own where it was left to PyTorch.
+
+    timeout: what a stage may wait for its peers
     """
 
-    def __init__(self, backend: str, timeout: timedelta) -> None:
-        self._gloo = backend == "gloo"
+    def __init__(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self._queues: list[queue.SimpleQueue[Exchange | None]] = []
         self._stream: torch.cuda.Stream | None = None
 
     def post(self, exchanges: Sequence[Exchange]) -> None:
         """Hand them to the network: receives first, then sends."""
-        if not self._gloo:
-            for exchange in exchanges:
+        for exchange in exchanges:
+            if exchange.chunk.is_cuda:
                 self._post_batch(exchange)
-            return
-        pending = [(exchange, op) for exchange in exchanges for op in exchange.receives()]
+        on_cpu = [exchange for exchange in exchanges if not exchange.chunk.is_cuda]
+        pending = [(exchange, op) for exchange in on_cpu for op in exchange.receives()]
         for exchange, op in pending:
             exchange.post([op])
-        for exchange in exchanges:
+        for exchange in on_cpu:
             for op in exchange.start():
                 exchange.post([op])
             if exchange.stages:
@@ -57,7 +58,7 @@ class Network:
         exchange.staged.set()
 
     def _side_stream(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
-        if not exchange.stages or not exchange.chunk.is_cuda:
+        if not exchange.stages:
             return contextlib.nullcontext()
         if self._stream is None:
             self._stream = torch.cuda.Stream(exchange.chunk.device)

@@ -60,7 +60,6 @@ class Routes:
             hosts, size = round_.between_hosts(self.ranks_per_host), self.ranks_per_host
             members = self._rail_of(hosts, worker // size)
             rail = communicators.group("rail", members) if members else None
-            ahead = communicators.backend == "gloo"
             return Hierarchical(
                 chunk,
                 hosts,
@@ -70,7 +69,7 @@ class Routes:
                 group,
                 rail,
                 self._pool,
-                ahead=ahead,
+                ahead=not chunk.is_cuda,
                 message_dtype=self._message_dtype,
                 error=error,
             )

@@ -9,6 +9,7 @@ receives and sends that depend on each other in one batch, in the same order on 
 """
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -115,6 +116,8 @@ class Exchange(ABC):
                 self.stages[index](timeout)
             except RuntimeError as error:
                 self._failure = error
+            except Exception as error:  # a thread that died of it would be waited for without end
+                self._failure = RuntimeError(f"stage {index}: {error!r}")
 
     def wait(self, timeout: timedelta) -> None:
         """Block until every message of this bucket arrived and its sends are done.
@@ -127,13 +130,17 @@ class Exchange(ABC):
             self.staged.wait()  # each stage gives up by itself
         if self._failure is not None:
             raise self._failure
-        while self._works:
-            self._wait_for(self._works[-1], timeout)
-            self._works.pop()
+        self._wait_for(self._works, timeout)
 
-    def _wait_for(self, work: dist.Work, timeout: timedelta) -> None:
-        # With a timeout NCCL would block the host until the messages arrived.
-        work.wait() if self.chunk.is_cuda else work.wait(timeout)
+    def _wait_for(self, works: list[dist.Work], timeout: timedelta) -> None:
+        """Wait for all of them together so long at most; what is done leaves the list."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while works:
+            if self.chunk.is_cuda:
+                works[-1].wait()  # with a timeout NCCL would block the host until the messages arrived
+            else:
+                works[-1].wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+            works.pop()
 
     def attach_works(self, works: Sequence[dist.Work]) -> None:
         """Remember what `wait` has to wait for."""

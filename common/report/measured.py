@@ -3,39 +3,33 @@
 from pathlib import Path
 
 import pandas as pd
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from yaml import YAMLError
+from pydantic import Field
 
-from common.report.cli import UsageError, explain, nearest, one_line
+from common.report.cli import UsageError, one_line
+from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
 from common.report.formats import format_texts, latex, write_files
-from common.report.published import ROOT, load_published
+from common.report.published import load_published
 from common.report.tables import published_lines
 
 BENCHMARKS = ROOT / "configs" / "benchmark"
 SOURCES = {"published": "as published, not measured here", "ours": "measured by the benchmark"}
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Column(_Strict):
+class Column(Definition):
     """A column of numbers: what it means, and its format for reading."""
 
     definition: str
     style: str
 
 
-class Ratio(_Strict):
+class Ratio(Definition):
     """The quotient of a value and that of the row of the same cluster and number of workers with these labels."""
 
     of: str
     over: dict[str, str]
 
 
-class BenchmarkTable(_Strict):
+class BenchmarkTable(Definition):
     """The content of configs/benchmark/<name>.yaml.
 
     cluster: a row's cluster in words, made of its columns.
@@ -55,21 +49,14 @@ class BenchmarkTable(_Strict):
 
 def load_benchmark(name: str, folder: Path = BENCHMARKS) -> BenchmarkTable:
     """Reads a file; UsageError naming file, key, value and expectation if it is unknown or wrong."""
-    known = benchmark_names(folder)
-    if name not in known:
-        raise UsageError(f"table={name}: unknown; {nearest(name, known)}")
-    path = folder / f"{name}.yaml"
-    try:
-        return BenchmarkTable.model_validate({**OmegaConf.to_container(OmegaConf.load(path)), "name": name})
-    except ValidationError as error:
-        raise UsageError(f"{path.name}: {explain(error, BenchmarkTable)}") from None
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UsageError(f"{path.name}: not valid YAML: {one_line(error)}") from None
+    content = read_definition(folder, name, key="table")
+    with explained(folder, name, BenchmarkTable):
+        return BenchmarkTable.model_validate({**content, "name": name})
 
 
 def benchmark_names(folder: Path = BENCHMARKS) -> list[str]:
     """The tables that are made from benchmarks."""
-    return sorted(path.stem for path in folder.glob("*.yaml"))
+    return names_in(folder)
 
 
 def build_benchmark(table: BenchmarkTable, records: Path) -> pd.DataFrame:

@@ -6,14 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from yaml import YAMLError
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from common.report.cli import UsageError, explain, nearest, one_line
+from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
 
-ROOT = Path(__file__).resolve().parents[2]
 PAPER = ROOT / "results" / "paper"
 PAPERS = {
     "promise": "From Promise to Practice: Realizing High-performance Decentralized Training (ICLR 2025, "
@@ -24,10 +20,6 @@ PAPERS = {
 PLUS_MINUS = re.compile(r"(?P<value>\S+) \+- (?P<two_sigma>\S+)")
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
 def _read(written: Any) -> Any:
     """27.79 | "27.79 +- 0.16" | {value: null, reason: ...} as a record."""
     if isinstance(written, str):
@@ -36,7 +28,7 @@ def _read(written: Any) -> Any:
     return written if isinstance(written, dict) else {"value": written}
 
 
-class Published(_Strict):
+class Published(Definition):
     """One published number; None with the reason where it is not known to us."""
 
     value: float | None
@@ -50,14 +42,14 @@ class Published(_Strict):
         return self
 
 
-class PublishedQuantity(_Strict):
+class PublishedQuantity(Definition):
     """What is published, in which unit."""
 
     unit: str
     definition: str
 
 
-class PublishedRow(_Strict):
+class PublishedRow(Definition):
     """A row (or bar, or curve): its name is that of the row of ours beside it."""
 
     name: str
@@ -71,7 +63,7 @@ def _is_file(name: str) -> str:
     return name
 
 
-class PublishedTable(_Strict):
+class PublishedTable(Definition):
     """A published table or figure: numbers, and where they were read.
 
     curves: a CSV file beside it with the columns method, topology, epoch, time_ks and metrics
@@ -122,21 +114,14 @@ class PublishedTable(_Strict):
 
 def load_published(name: str, folder: Path = PAPER) -> PublishedTable:
     """Reads results/paper/<name>.yaml; UsageError naming file, key, value and expectation if it is missing or wrong."""
-    known = published_names(folder)
-    if name not in known:
-        raise UsageError(f"published={name}: unknown; {nearest(name, known)}")
-    path = folder / f"{name}.yaml"
-    try:
-        return PublishedTable.model_validate(OmegaConf.to_container(OmegaConf.load(path)))
-    except ValidationError as error:
-        raise UsageError(f"{path.name}: {explain(error, PublishedTable)}") from None
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UsageError(f"{path.name}: not valid YAML: {one_line(error)}") from None
+    content = read_definition(folder, name, key="published")
+    with explained(folder, name, PublishedTable):
+        return PublishedTable.model_validate(content)
 
 
 def published_names(folder: Path = PAPER) -> list[str]:
     """The published tables and figures."""
-    return sorted(path.stem for path in folder.glob("*.yaml"))
+    return names_in(folder)
 
 
 def published_values(names: tuple[str, ...]) -> Mapping[str, Mapping[str, Published]]:

@@ -10,25 +10,19 @@ from typing import Annotated, Any, Literal
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     PositiveInt,
     StrictInt,
-    ValidationError,
     model_validator,
 )
-from yaml import YAMLError
 
-from common.report.cli import UsageError, explain, nearest, one_line
+from common.report.cli import nearest
 from common.report.columns import DEFAULT_COLUMNS, QUANTITIES, check_column, quantities_of, split_variant
+from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
 from common.report.published import Published, published_names, published_values
 
-ROOT = Path(__file__).resolve().parents[2]
 TABLES = ROOT / "configs" / "table"
 
 # Keys that say where a run writes and what it prints, not what it computes.
@@ -60,11 +54,7 @@ Override = Annotated[str, AfterValidator(_check_override)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case letters, digits and _")]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Row(_Strict):
+class Row(Definition):
     """One row: a method on a topology, and the overrides that make it."""
 
     name: Name
@@ -87,7 +77,7 @@ class Row(_Strict):
         return dict(map(parse_override, self.overrides)).get("workers.count")
 
 
-class TableFile(_Strict):
+class TableFile(Definition):
     """The content of configs/table/<name>.yaml."""
 
     title: str = Field(description="a line of text")
@@ -242,18 +232,9 @@ def load_table(name: str, key: str = "table", folder: Path = TABLES, also: Seque
     UsageError: unknown name (with the nearest one), or what is wrong in the file (file, key, value and expectation).
     """
     name = full_name(name, key)
-    path = folder / f"{name}.yaml"
-    known = table_names(folder)
-    if name not in known:
-        raise UsageError(f"{key}={name}: unknown; {nearest(name, {*known, *also})}")
-    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
+    content = read_definition(folder, name, key, also)
+    with explained(folder, name, TableFile):
         return Table.of(name, TableFile.model_validate(content))
-    except ValidationError as error:
-        raise UsageError(f"{shown}: {explain(error, TableFile)}") from None
-    except (YAMLError, OmegaConfBaseException) as error:
-        raise UsageError(f"{shown}: not valid YAML: {one_line(error)}") from None
 
 
 def full_name(name: str, key: str) -> str:
@@ -263,7 +244,7 @@ def full_name(name: str, key: str) -> str:
 
 def table_names(folder: Path = TABLES) -> list[str]:
     """The tables that can be asked for."""
-    return sorted(path.stem for path in folder.glob("*.yaml"))
+    return names_in(folder)
 
 
 def _meaning(overrides: Sequence[str]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ HELP = {
 }
 FACTORS = {"slow_hosts": "computes FACTOR times slower", "slow_links": "has a link FACTOR times slower"}
 MOST_STEPS = 200
+TIMEOUT_S = 300.0  # of a collective
 
 
 class _Parser(argparse.ArgumentParser):
@@ -103,22 +104,14 @@ def _measured(given: dict[str, Any], tflop: float | None) -> dict[str, Any] | No
         raise ValueError("--measure: expected one of --compute-ms and --tflop: what your model takes is not measured")
     if tflop is not None and not tflop > 0:
         raise ValueError(f"--tflop {tflop}: expected a number > 0")
-    import torch
-    import torch.distributed as dist
-
+    from common.parallel.collectives import rank
+    from common.parallel.process_group import process_group
     from common.runtime.measure import measure
 
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
+    with process_group(TIMEOUT_S) as device:
         measured = measure(device)
-        if dist.get_rank() != 0:
+        if rank() != 0:
             return None
-    finally:
-        dist.destroy_process_group()
     print("\n".join([*measured.lines(), ""]))
     return measured.numbers(tflop) | given
 

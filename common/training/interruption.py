@@ -5,23 +5,30 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from common.parallel.collectives import sum_over_ranks
+from common.parallel.collectives import explained, is_distributed
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+EVERY = 10  # steps, at most: a warning may come only 30 s before the end
 
 
 class Interruption:
     """Whether to stop, decided for all processes alike. A context manager that puts former handlers back.
 
-    A signal may reach one process only, or reach them in different steps, so they must agree. They do it where they
-    meet anyway, when a train row is due (`logging.every` steps): asking in every step would make all workers wait
-    for the slowest one in every step, which gossip is there to avoid.
+    A signal may reach one process only, or reach them in different steps, so they must agree. They do it every few
+    steps, over a sum that has been under way since the last time: waiting for it at once would make all workers wait
+    for the slowest one, which gossip is there to avoid.
+
+    every: steps from one agreement to the next, the same on all ranks; at most EVERY are used.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, every: int = EVERY) -> None:
         self._device = device
+        self._every = min(every, EVERY)
         self._asked = False
+        self._sum: tuple[Tensor, dist.Work] | None = None
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
@@ -29,13 +36,32 @@ class Interruption:
             self._former[number] = signal.signal(number, self._ask)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
+        if kind is None:  # after an error others may not come, and nobody waits for them
+            self._agreed()
 
-    def requested(self) -> bool:
-        """Whether any process was asked to stop. Collective."""
-        return bool(sum_over_ranks(torch.tensor(float(self._asked), device=self._device)) > 0)
+    def requested(self, step: int) -> bool:
+        """Whether any process was asked to stop some steps ago. Collective: every rank asks once after every step."""
+        if not is_distributed():
+            return self._asked
+        if step % self._every:
+            return False
+        stop = self._agreed()
+        asked = torch.tensor(float(self._asked), device=self._device)
+        self._sum = asked, dist.all_reduce(asked, async_op=True)
+        return stop
+
+    @explained("asking whether to stop")
+    def _agreed(self) -> bool:
+        """The result of the last sum; False without one."""
+        if self._sum is None:
+            return False
+        asked, work = self._sum
+        work.wait()
+        self._sum = None
+        return bool(asked > 0)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True

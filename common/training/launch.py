@@ -8,7 +8,6 @@ import socket
 import sys
 import traceback
 import uuid
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
@@ -19,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from common.parallel.collectives import gather_objects
+from common.parallel.process_group import local_device, open_process_group
 from common.training.checkpoint import CheckpointError, Checkpoints
 from common.training.compose import compose_config
 from common.training.config import Config, ConfigError
@@ -124,8 +124,7 @@ def run_here(config: Config, overrides: list[str]) -> int:
         # Before any process group is opened: a refused folder must not leave others waiting.
         folder = RunFolder(config, overrides) if rank == 0 else None
         if distributed:
-            timeout = timedelta(seconds=config.parallel.timeout_s)
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+            open_process_group(device, config.parallel.timeout_s)
         hosts = gather_objects(socket.gethostname())
         if folder is not None:
             folder.record_hosts(hosts)
@@ -153,9 +152,7 @@ def pick_device(config: Config) -> torch.device:
         raise ConfigError("training.device=cuda: no GPU is available, expected cpu or auto")
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-    torch.cuda.set_device(device)
-    return device
+    return local_device()
 
 
 def threads_per_process(distributed: bool) -> int:

@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from common.parallel import GradScaler
-from common.parallel.collectives import is_distributed
 from common.parallel.regions import region
 from common.training.config import Config
 from common.training.interruption import Interruption
@@ -34,7 +33,10 @@ def train(run: Run) -> str:
     session = Session(run, workers, scaler)
     session.resume(lambda: [backward(task, worker, scaler, config, run.device) for worker in workers])
     recorder.begin(workers, steps)
-    with Interruption(run.device) as interruption, Trace(config.run_dir, run.rank, config.profile) as trace:
+    with (
+        Interruption(run.device, config.logging.every) as interruption,
+        Trace(config.run_dir, run.rank, config.profile) as trace,
+    ):
         stop = False
         while recorder.clock < steps and not stop:
             losses = [backward(task, worker, scaler, config, run.device) for worker in workers]
@@ -42,7 +44,7 @@ def train(run: Run) -> str:
             with region("optimizer"):
                 committed = scaler.step_all([worker.optimizer for worker in workers])
             scaler.update()
-            met = recorder.step(committed, losses, norms)
+            recorder.step(committed, losses, norms)
             for worker in workers:
                 worker.optimizer.zero_grad(set_to_none=True)
                 if committed:
@@ -53,7 +55,7 @@ def train(run: Run) -> str:
             step = recorder.clock
             if step % evaluate_every == 0 or step == steps:
                 session.evaluate()
-            stop = (met or not is_distributed()) and interruption.requested()
+            stop = interruption.requested(step)
             if stop or step == steps or step % (config.training.checkpoint_every or steps) == 0:
                 session.save()
     status = "finished" if recorder.clock == steps else "interrupted"

@@ -55,8 +55,8 @@ class Recorder:
         """Updates committed."""
         return self._workers[0].model.clock
 
-    def step(self, committed: bool, losses: Sequence[Tensor], norms: Sequence[Tensor | None]) -> bool:
-        """One pass of the loop is over; returns whether a train row was due.
+    def step(self, committed: bool, losses: Sequence[Tensor], norms: Sequence[Tensor | None]) -> None:
+        """One pass of the loop is over; writes a train row if one is due.
 
         Nothing waits for the device or for other ranks except when a row is due. Raises DivergedError then if a
         loss is not finite and `training.on_nan=stop`.
@@ -69,14 +69,12 @@ class Recorder:
         self._since = now
         if not committed:
             self._skipped += 1
-            return False
-        due = self.clock % self._config.logging.every == 0 or self.clock == self._steps
-        if due:
+            return
+        if self.clock % self._config.logging.every == 0 or self.clock == self._steps:
             self._write_train_row()
             self._losses, self._norms, self._times = [], [], []
             self._window_exposed = self._exposed_s()
             self._since = time.perf_counter()
-        return due
 
     def validation(self, metrics: dict[str, float]) -> bool:
         """The mean model was evaluated; returns whether it is the best so far."""

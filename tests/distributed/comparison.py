@@ -21,13 +21,13 @@ def assert_same(
 
 
 def assert_equal_to_simulator(
-    n: int, scenarios: Sequence[Scenario], rtol: float = RTOL, atol: float = ATOL
+    n: int, scenarios: Sequence[Scenario], rtol: float = RTOL, atol: float = ATOL, backend: str | None = "gloo"
 ) -> list[list[dict]]:
     """Every rank's parameters, buffers, mean model, consensus distance and byte counts equal the simulator's.
 
     Returns the results of the processes, by rank and scenario.
     """
-    real = run_processes(in_process, n, scenarios)
+    real = run_processes(in_process, n, scenarios, backend=backend)
     for index, scenario in enumerate(scenarios):
         for rank, expected in enumerate(in_simulation(n, scenario)):
             got = real[rank][index]

@@ -19,18 +19,23 @@ PRELOAD = ["torch", "torch._dynamo", "pytest", "common.parallel", "common.optim"
 PRELOAD += ["common.training.launch", "cnn.task", *TASK.late_imports]
 
 
-def run_processes(function: Callable[..., Any], n: int, *args: Any, timeout: float = 120.0) -> list[Any]:
+def run_processes(
+    function: Callable[..., Any], n: int, *args: Any, timeout: float = 120.0, backend: str | None = "gloo"
+) -> list[Any]:
     """Call `function(rank, n, *args)` in n processes with a gloo group; results in rank order.
 
+    backend: as the user names it; None leaves it to PyTorch, which takes gloo on a CPU and then calls it "undefined".
     Fails with every traceback if any process raises, dies or outlasts `timeout` seconds. No process survives.
     """
-    outcomes = collect(function, n, args, timeout)
+    outcomes = collect(function, n, args, timeout, backend)
     failures = [f"--- rank {rank} ---\n{result}" for rank, (ok, result) in enumerate(outcomes) if not ok]
     assert not failures, "\n".join(failures)
     return [result for _, result in outcomes]
 
 
-def collect(function: Callable[..., Any], n: int, args: tuple, timeout: float = 120.0) -> list[tuple[bool, Any]]:
+def collect(
+    function: Callable[..., Any], n: int, args: tuple, timeout: float = 120.0, backend: str | None = "gloo"
+) -> list[tuple[bool, Any]]:
     """As run_processes, but returns (ok, result or traceback text) for each rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -39,7 +44,9 @@ def collect(function: Callable[..., Any], n: int, args: tuple, timeout: float = 
         processes, pipes = [], {}
         for rank in range(n):
             receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_main, args=(sender, folder, function, rank, n, args), daemon=True)
+            process = context.Process(
+                target=_main, args=(sender, folder, backend, function, rank, n, args), daemon=True
+            )
             process.start()
             sender.close()
             processes.append(process)
@@ -61,14 +68,14 @@ def collect(function: Callable[..., Any], n: int, args: tuple, timeout: float = 
     return outcomes
 
 
-def _main(sender: Any, folder: str, function: Callable, rank: int, n: int, args: tuple) -> None:
+def _main(sender: Any, folder: str, backend: str | None, function: Callable, rank: int, n: int, args: tuple) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     try:
         dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=n, timeout=timedelta(seconds=60)
+            backend, init_method=f"file://{folder}/store", rank=rank, world_size=n, timeout=timedelta(seconds=60)
         )
         outcome = (True, function(rank, n, *args))
     except BaseException:

@@ -1,6 +1,7 @@
 """What an ordinary training does besides forward, backward, step: the engine still equals the simulator."""
 
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -68,6 +69,19 @@ def test_hosts_of_two_ranks(n: int) -> None:
     between = replace(BASE, topology=build("one_peer_exponential", n, 2, between_hosts=True))
     optimizer = replace(aer, optimizer="accumadamw", model=models.Tied)
     assert_equal_to_simulator(n, [aer, replace(aer, order="atc"), optimizer, tiny, complete, between])
+
+
+@pytest.mark.parametrize("backend", [None, "cpu:gloo"])
+def test_backends_that_are_not_called_gloo(backend: str | None) -> None:
+    """What lies on the CPU overlaps all the same: its stages run in threads, not within the launch."""
+    aer = replace(BASE, topology="aer", ranks_per_host=2)
+    assert_equal_to_simulator(4, [aer], backend=backend)
+    assert all(run_processes(stage_threads, 4, aer, backend=backend))
+
+
+def stage_threads(rank: int, n: int, scenario: Scenario) -> list[str]:
+    real(rank, scenario).run(range(3))
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("gossip-stage")]
 
 
 def test_hosts_of_three_ranks() -> None:

@@ -5,9 +5,11 @@ import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
+from common.parallel.hierarchical import Hierarchical
 from tests.distributed.processes import collect, run_processes
 from tests.distributed.scenarios import Scenario, real
 
@@ -89,3 +91,21 @@ def test_a_failure_between_hosts_reaches_everybody_in_time(how: str) -> None:
         peers = {0: {"1", "2"}, 2: {"0", "3"}, 3: {"1", "2"}}[rank]
         assert set(found["peers"].split(", ")) == peers
         assert int(found["step"]) in (STOP, STOP + 1)
+
+
+def broken_stage(rank: int, n: int) -> tuple[str, str]:
+    """What a thread that carries messages on dies of, whatever it is."""
+
+    def fail(self: Hierarchical, timeout: timedelta) -> None:
+        raise ValueError("an odd end")
+
+    Hierarchical._combine_and_gather = fail
+    with pytest.raises(RuntimeError) as error:
+        real(rank, replace(BASE, topology="aer", ranks_per_host=2)).run(range(3))
+    return str(error.value), str(error.value.__cause__)
+
+
+def test_a_stage_that_raises_is_not_waited_for() -> None:
+    for message, cause in run_processes(broken_stage, 4, timeout=60):
+        assert re.match(MESSAGE, message)
+        assert "an odd end" in cause

@@ -5,7 +5,8 @@ import re
 import pandas as pd
 import pytest
 
-from common.report.published import ROOT, load_published
+from common.report.definitions import ROOT
+from common.report.published import load_published
 from common.report.registry import table_names
 
 README = (ROOT / "results" / "README.md").read_text()

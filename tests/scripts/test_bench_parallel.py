@@ -54,23 +54,25 @@ def test_emulated_compute_takes_its_time_and_gives_gradients() -> None:
 
 
 def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
-    def job(engine: str, topology: str, rate: float = 200) -> bench_parallel.Job:
-        return bench_parallel.Job(4, 2, rate, "gpt_5m", engine, topology, 2)
-
-    def result(step_ms: float, compute_ms: float = 400) -> dict:
-        return {"step_ms": step_ms, "compute_ms": compute_ms}
+    def record(engine: str, topology: str, step_ms: float, compute_ms: float = 400, rate: float = 200) -> dict:
+        job = bench_parallel.Job(4, 2, rate, "gpt_5m", engine, topology, 2)
+        return vars(job) | {"step_ms": step_ms, "compute_ms": compute_ms}
 
     frame = bench_parallel.table(
-        {
-            job("alone", "torch"): [result(480)],
-            job("alone", "fused"): [result(440)],
-            job("ddp", "complete"): [result(2200), result(2600, 1200)],
-            job("ddp", "complete", 100): [result(4400)],
-            job("decent_dp", "alternating-exp-ring"): [result(1000)],
-            job("ours", "aer/staggered"): [result(600), result(1300, 1200)],
-            job("ours", "aer/staggered", 100): [result(1100)],
-        }
+        [
+            record("ours", "aer/staggered", 600),
+            record("ours", "aer/staggered", 1300, 1200),
+            record("ours", "aer/staggered", 1100, rate=100),
+            record("alone", "torch", 480),
+            record("alone", "fused", 440),
+            record("ddp", "complete", 2200),
+            record("ddp", "complete", 2600, 1200),
+            record("ddp", "complete", 4400, rate=100),
+            record("decent_dp", "alternating-exp-ring", 1000),
+        ]
     )
+    assert frame.mbit_per_s.is_monotonic_increasing
+    assert list(frame.engine[frame.mbit_per_s == 100]) == ["ddp", "ours"]
     ours = frame[frame.engine == "ours"].set_index(["mbit_per_s", "compute_ms"])
     assert ours.ratio_to_decent_dp[200, 400] == pytest.approx(0.6)
     assert ours.ratio_to_ddp[200, 400] == pytest.approx(600 / 2200)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from common.report.cli import UsageError
-from common.report.registry import ROOT, load_table
+from common.report.definitions import ROOT
+from common.report.registry import load_table
 from slurm.job import Allocation, Attempt, JobError, cell, main, newest_step, training_command
 from slurm.rows import FOLDER, all_files
 from slurm.submit import CLUSTERS, Cluster, ended, folder, submitted

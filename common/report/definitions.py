@@ -1,0 +1,55 @@
+"""Definitions as data: a folder of YAML files, one for each table, figure or benchmark, named as users ask for it."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, ValidationError
+from yaml import YAMLError
+
+from common.report.cli import UsageError, explain, nearest, one_line
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Definition(BaseModel):
+    """The content of such a file, or a part of it; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def names_in(folder: Path) -> list[str]:
+    """The definitions of a folder."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def read_definition(folder: Path, name: str, key: str, also: Iterable[str] = ()) -> Any:
+    """The content of folder/<name>.yaml, not validated.
+
+    key: what the user typed the name for. also: other names that would do. Raises UsageError for an unknown name and
+    for a file that is no YAML.
+    """
+    known = names_in(folder)
+    if name not in known:
+        raise UsageError(f"{key}={name}: unknown; {nearest(name, {*known, *also})}")
+    try:
+        return OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
+    except (YAMLError, OmegaConfBaseException) as error:
+        raise UsageError(f"{_shown(folder, name)}: not valid YAML: {one_line(error)}") from None
+
+
+@contextmanager
+def explained(folder: Path, name: str, model: type[Definition]) -> Iterator[None]:
+    """What pydantic finds wrong in folder/<name>.yaml becomes a UsageError naming file, key, value and expectation."""
+    try:
+        yield
+    except ValidationError as error:
+        raise UsageError(f"{_shown(folder, name)}: {explain(error, model)}") from None
+
+
+def _shown(folder: Path, name: str) -> str:
+    path = folder / f"{name}.yaml"
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
