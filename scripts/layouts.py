@@ -7,7 +7,6 @@ itself there under torchrun, and collects the rows. Under torchrun or srun it is
 import json
 import os
 import shlex
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from common.parallel.process_group import process_group
 from common.report.benchmark import Benchmark
 from common.report.cli import Arguments, Text, UsageError, command_of
 from common.runtime.measure import layout
-from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, run_on
+from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
 
 EMULATED_RATE = "200"  # Mbit/s
 TIMEOUT_S = 300.0  # of a collective
@@ -49,8 +48,7 @@ def _rows_of_layouts(module: str, arguments: LayoutArguments) -> list[Row]:
 
     Raises UsageError where hosts cannot be emulated, or naming the layout whose workers failed.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # so that the hosts are removed
+    end_like_an_interruption()
     rows: list[Row] = []
     for text in arguments.layouts.split(","):
         hosts, ranks_per_host = map(int, text.split("x"))
