@@ -9,7 +9,7 @@ noise but not that of batches of different length.
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from common.parallel.collectives import gather_objects
 
 REPETITIONS = 8  # of a message; the median counts
 SAMPLES, SAMPLE_S = 30, 0.05  # of computing, and about how long each takes
-SLOW = 1.15  # a host this many times slower than the median one is named
+SLOW, SLOW_LINK = 1.15, 1.25  # a host or link this many times slower than the median one is named
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Measured:
 
     backend, device:   what exchanged and computed
     hosts:             names, in order of ranks
-    inter_gbps:        what each host sends to the next one and receives at the same time, [hosts]; empty for one host
+    inter_gbps:        what each host can send and receive at the same time, at least, [hosts]; empty for one host
     intra_gbps:        what a rank sends to the next one of its host, all at once; None for one rank on each
     latency_us:        half of a round trip between hosts, intra_latency_us inside of one; None where there is no such
     tflop_per_s:       of matrix products in fp32 on one rank, while all compute
@@ -50,20 +50,27 @@ class Measured:
     jitter: float
     slow_hosts: dict[int, float]
 
+    @property
+    def slow_links(self) -> dict[int, float]:
+        """{host: factor}: its link is so many times slower than the median one."""
+        factors = np.median(self.inter_gbps) / np.array(self.inter_gbps) if self.inter_gbps else ()
+        return {host: float(factor) for host, factor in enumerate(factors) if factor > SLOW_LINK}
+
     def numbers(self, tflop: float | None = None) -> dict[str, object]:
-        """What was measured under the names of Cluster's fields; the slowest link stands for all.
+        """What was measured under the names of Cluster's fields.
 
         tflop: of one worker's forward and backward; adds compute_ms.
         """
         found = {
             "hosts": len(self.hosts),
             "ranks_per_host": self.ranks_per_host,
-            "inter_gbps": min(self.inter_gbps, default=None),
+            "inter_gbps": float(np.median(self.inter_gbps)) if self.inter_gbps else None,
             "intra_gbps": self.intra_gbps,
             "latency_us": self.latency_us,
             "intra_latency_us": self.intra_latency_us,
             "jitter": self.jitter,
             "slow_hosts": self.slow_hosts,
+            "slow_links": self.slow_links,
             "compute_ms": None if tflop is None else 1000 * tflop / self.tflop_per_s,
         }
         return {name: value for name, value in found.items() if value is not None}
@@ -75,13 +82,16 @@ class Measured:
             return "-" if value is None else f"{value:.3g} {unit}"
 
         links = ", ".join(f"{rate:.3g}" for rate in self.inter_gbps) or "-"
-        slow = ", ".join(f"{self.hosts[host]} {factor:.2f} times" for host, factor in self.slow_hosts.items())
+
+        def named(factors: dict[int, float]) -> str:
+            return ", ".join(f"{self.hosts[host]} {factor:.2f} times" for host, factor in factors.items()) or "none"
+
         return [
             f"Measured on {len(self.hosts)} hosts of {self.ranks_per_host} ranks, {self.backend}, {self.device}:",
             f"- between hosts: {links} Gbit/s for each host, latency {shown(self.latency_us, 'us')}",
             f"- inside: {shown(self.intra_gbps, 'Gbit/s')} for each rank, latency {shown(self.intra_latency_us, 'us')}",
             f"- matrix products: {self.tflop_per_s:.3g} Tflop/s for each rank, jitter {self.jitter:.3g}",
-            f"- slower hosts: {slow or 'none'}",
+            f"- slower hosts: {named(self.slow_hosts)}; slower links: {named(self.slow_links)}",
         ]
 
 
@@ -111,7 +121,7 @@ def measure(device: torch.device, message_mb: float = 25.0, *, sample_s: float =
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         hosts=tuple(hosts),
         ranks_per_host=L,
-        inter_gbps=tuple(sum(links[h * L : (h + 1) * L]) for h in range(H)) if H > 1 else (),
+        inter_gbps=_links([sum(links[h * L : (h + 1) * L]) for h in range(H)]) if H > 1 else (),
         intra_gbps=_slowest(inside),
         latency_us=_median(across_latency),
         intra_latency_us=_median(inside_latency),
@@ -198,6 +208,16 @@ def _compute(device: torch.device, sample_s: float) -> tuple[list[float], float]
     run(3)
     count = max(gather_objects(max(1, round(sample_s / (run(10) / 10)))))  # the same on all ranks
     return [run(count) for _ in range(SAMPLES)], count * flop / 1e12
+
+
+def _links(exchanged: Sequence[float]) -> tuple[float, ...]:
+    """Rate of each host's link, at least, from that at which each sent to the next one while it received, [hosts].
+
+    A slow link slows the hosts before and after it too. But a host's own link carries what any exchange with it did:
+    its own, and those of its neighbours. Of two or three hosts a slow one is in every exchange: all count as slow.
+    """
+    H = len(exchanged)
+    return tuple(max(exchanged[h - 1], exchanged[h], exchanged[(h + 1) % H]) for h in range(H))
 
 
 def _variation(seconds: np.ndarray, L: int) -> dict:

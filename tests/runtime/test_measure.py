@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.runtime import Cluster
-from common.runtime.measure import Measured, _variation, layout, measure
+from common.runtime.measure import Measured, _links, _variation, layout, measure
 from tests.distributed.processes import collect, run_processes
 
 
@@ -53,10 +53,24 @@ def test_variation_by_hand() -> None:
     assert noisy["slow_hosts"] == {}
 
 
-def test_the_slowest_link_stands_for_all() -> None:
-    measured = Measured("nccl", "A", ("a", "b"), 4, (90.0, 70.0), 300.0, 12.0, 4.0, 50.0, 0.05, {1: 1.3})
+def test_a_slow_link_slows_its_host_only() -> None:
+    """Exchanges of a ring of hosts: each as fast as the slowest of the three links it uses."""
+    rates = np.array([90.0, 100.0, 25.0, 100.0, 100.0, 95.0])
+    exchanged = np.minimum(np.minimum(np.roll(rates, 1), rates), np.roll(rates, -1))
+    assert list(exchanged) == [90, 25, 25, 25, 95, 90]
+    links = _links(exchanged)
+    assert links == (90.0, 90.0, 25.0, 95.0, 95.0, 95.0)
+    measured = Measured("nccl", "A", tuple("abcdef"), 1, links, None, 12.0, None, 50.0, 0.05, {})
+    assert measured.slow_links == {2: pytest.approx(92.5 / 25)}
+    assert list(Cluster(**measured.numbers(tflop=2.0)).link_gbps) == pytest.approx([92.5, 92.5, 25, 92.5, 92.5, 92.5])
+    assert measured.lines()[-1] == "- slower hosts: none; slower links: c 3.70 times"
+    assert _links([30.0, 31.0]) == (31.0, 31.0)  # which of the two is slow, nobody knows
+
+
+def test_numbers_of_a_cluster() -> None:
+    measured = Measured("nccl", "A", ("a", "b"), 4, (90.0, 80.0), 300.0, 12.0, 4.0, 50.0, 0.05, {1: 1.3})
     assert Cluster(**measured.numbers(tflop=2.0)) == Cluster(
-        hosts=2, ranks_per_host=4, inter_gbps=70.0, intra_gbps=300.0, latency_us=12.0, intra_latency_us=4.0,
+        hosts=2, ranks_per_host=4, inter_gbps=85.0, intra_gbps=300.0, latency_us=12.0, intra_latency_us=4.0,
         compute_ms=40.0, jitter=0.05, slow_hosts={1: 1.3},
     )  # fmt: skip
     assert "compute_ms" not in measured.numbers()
