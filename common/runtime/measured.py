@@ -14,6 +14,7 @@ from common.runtime.steps import simulate_allreduce, simulate_gossip
 from common.topology import NAMES, Topology, build
 
 FRAMING = 1448 / 1514  # payload of a full Ethernet frame: what a rate limit counts are whole frames
+MB_OF_MIB = 2**20 / 1e6  # buckets are set in MiB, payloads counted in 1e6 bytes
 # What decent-dp calls them, and what they are.
 PEERS_NAMES = {
     "ring": "one_peer_ring",
@@ -56,8 +57,8 @@ def predict_measured(
             inter_gbps=row.mbit_per_s / 1000 * FRAMING,
             intra_gbps=intra_gbps,
             latency_us=1000 * delay_ms,
-            bucket_mb=row.bucket_mb,
-            gossip_bucket_mb=row.bucket_mb,
+            bucket_mb=row.bucket_mb * MB_OF_MIB,
+            gossip_bucket_mb=row.bucket_mb * MB_OF_MIB,
         )
         try:
             predicted = _predict(cluster, row.engine, row.topology, steps)

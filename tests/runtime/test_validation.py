@@ -6,6 +6,7 @@ import pytest
 
 from common.runtime.figure6 import calibrate, predict_figure6
 from common.runtime.measured import predict_measured, read_topology
+from common.runtime.network import allreduce_ms
 from tests.runtime.clusters import cluster
 
 
@@ -66,6 +67,14 @@ def test_measured_step_times_are_predicted() -> None:
     assert frame.update_ms[0] == pytest.approx(105.0)
     assert frame.error_percent.abs().median() < 6
     assert frame.error_percent.abs().max() < 25
+
+
+def test_buckets_are_set_in_mib() -> None:
+    """25 MiB are 26.2144 MB: 26.2 MB of gradients are one bucket, which travels when all of them are ready."""
+    row = measured().query("engine == 'ddp'").iloc[:1].assign(payload_mb=26.2)
+    frame, _ = predict_measured(row, delay_ms=1.0, intra_gbps=8.0)
+    hosts = cluster(hosts=8, inter_gbps=0.2 * 1448 / 1514, latency_us=1000.0)
+    assert frame.predicted_ms.item() == pytest.approx(1200.0 + allreduce_ms(hosts, 26.2))
 
 
 def test_rows_that_cannot_be_predicted_are_named() -> None:
