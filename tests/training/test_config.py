@@ -48,6 +48,11 @@ def test_allreduce_brings_the_complete_topology() -> None:
     assert (config.parallel.method, config.topology.name) == ("allreduce", "complete")
 
 
+def test_sgp_is_gossip_with_push_sum() -> None:
+    sgp = compose_config("cnn", ["parallel=sgp"]).parallel
+    assert sgp == compose_config("cnn", ["parallel=decentralized", "parallel.push_sum=true"]).parallel
+
+
 def test_batch_and_ranks() -> None:
     overrides = ["workers=simulated", "workers.count=2", "parallel.ranks_per_worker=4"]
     config = compose_config("cnn", overrides)
