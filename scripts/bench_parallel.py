@@ -4,17 +4,18 @@ python -m scripts.bench_parallel [layouts=8x1,4x2] [mbit_per_s=200] [compute_ms=
 
 Every engine trains the same model from the same seed, in the same run. compute_ms=0 trains really; other values replace
 forward and backward by a wait (scripts.emulated_compute). Needs root (scripts.emulate). What was measured already (in
-`work`) is not measured again; the table holds all of it, whichever commands it took.
+`work`) is not measured again; the table holds all of it that has the same settings, whichever commands it took. An
+engine that fails is named, and the others are measured all the same.
 """
 
 import importlib.util
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -22,12 +23,14 @@ from tqdm import tqdm
 
 from common.report.benchmark import Benchmark
 from common.report.cli import Arguments, Text, UsageError, command_of, main_function, nearest, parse
+from common.training.environment import describe_environment
 from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
 
 MODULE = "scripts.bench_parallel"
 NUMBERS = r"^[\d.]+(,[\d.]+)*$"
 COLUMNS = {
-    "engine": "alone: no communication, with torch's AdamW or ours; ours: this project's engine",
+    "engine": "alone: no communication, with torch's AdamW or ours; ours: this project's engine with its AdamW; "
+    "ours_torch: the same engine with torch's AdamW, as DDP and decent-dp have it",
     "model": "gpt_5m, gpt_30m or digits_resnet",
     "hosts": "emulated",
     "ranks_per_host": "processes on each",
@@ -38,15 +41,18 @@ COLUMNS = {
     "step_ms_spread": "largest minus smallest round",
     "exposed_ms": "step_ms minus that of `alone` with the same optimizer",
     "bytes_per_host": "that left the busiest host in a step, with all headers",
+    "wire_ms": "what these bytes take at the rate of the link",
     "payload_mb": "parameters of a rank, in 1e6 bytes",
     "bucket_mb": "of messages, in MiB",
-    "peak_mb": "resident memory of the largest rank",
-    "startup_s": "from the start of the slowest process until its first step begins",
+    "peak_mb": "resident memory of the largest rank; of the first compute_ms of a process only, as it never falls",
+    "startup_s": "from the start of the slowest process until its first step begins; once for each process",
     "first_step_s": "of the slowest rank; ours compiles its optimizer in it",
     "ratio_to_ddp": "of step_ms to DDP's",
     "ratio_to_decent_dp": "of our step_ms to that of decent-dp on the same topology; below 1 is faster",
+    "date": "of the measurement, UTC",
+    "commit": "of the measurement",
 }
-FORMATS = dict.fromkeys(("step_ms", "step_ms_spread", "exposed_ms", "bytes_per_host", "peak_mb"), ".0f")
+FORMATS = dict.fromkeys(("step_ms", "step_ms_spread", "exposed_ms", "bytes_per_host", "wire_ms", "peak_mb"), ".0f")
 FORMATS |= dict.fromkeys(("ratio_to_ddp", "ratio_to_decent_dp"), ".3f")
 # What decent-dp calls the topology that each of ours is compared with.
 PEERS = {
@@ -58,6 +64,11 @@ PEERS = {
 }
 
 
+ENGINES = ("alone", "ddp", "decent_dp", "ours_torch", "ours")
+SETTINGS = ("delay_ms", "bucket_mb", "peers_bucket_mb", "steps", "rounds")  # only what shares them is compared
+CASE = ["model", "hosts", "ranks_per_host", "mbit_per_s", "compute_ms"]  # ratios are taken within it
+
+
 class BenchArguments(Arguments):
     """Command line of scripts.bench_parallel."""
 
@@ -66,11 +77,13 @@ class BenchArguments(Arguments):
     delay_ms: float = Field(1, ge=0, description="one-way, between hosts")
     models: Text = Field("gpt_5m", description="of gpt_5m, gpt_30m, digits_resnet")
     compute_ms: Text = Field("400,1200", pattern=NUMBERS, description="of a step, emulated; 0: really computed")
-    engines: Text = Field("alone,ddp,decent_dp,ours", description="which to measure")
+    engines: Text = Field(",".join(ENGINES), description="which to measure")
+    topologies: Text | None = Field(None, description="which to measure, under their engines' names; none: all")
     bucket_mb: PositiveFloat = Field(2, description="of our messages, in MiB")
     peers_bucket_mb: PositiveFloat = Field(5, description="of DDP's and decent-dp's")
     steps: PositiveInt = Field(12, description="of a round: a multiple of the schedules' periods")
-    rounds: PositiveInt = Field(2, description="that are timed")
+    rounds: PositiveInt = Field(3, description="that are timed")
+    limit_s: PositiveFloat = Field(1800, description="an engine that takes longer is given up")
     work: Text = Field("runs/bench_parallel", description="where what was measured is kept")
     output: Text = Field("results/benchmarks", description="where parallel.csv and parallel.md are written")
 
@@ -101,22 +114,29 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(BenchArguments, argv, MODULE, "Measures engines on emulated hosts.")
     engines = arguments.engines.split(",")
     for engine in engines:
-        if engine not in ("alone", "ddp", "decent_dp", "ours"):
-            raise UsageError(f"engines={arguments.engines}: {nearest(engine, ('alone', 'ddp', 'decent_dp', 'ours'))}")
+        if engine not in ENGINES:
+            raise UsageError(f"engines={arguments.engines}: {nearest(engine, ENGINES)}")
     if "decent_dp" in engines and importlib.util.find_spec("decent_dp") is None:
         raise UsageError("decent-dp is not installed: make env, or leave it out of engines")
     end_like_an_interruption()
     benchmark = Benchmark("parallel", "Engines of data parallelism", COLUMNS, FORMATS)
     Path(arguments.work).mkdir(parents=True, exist_ok=True)
-    for job in tqdm(list(jobs_of(arguments)), desc="engines", disable=None):
-        measure(job, arguments)
-    records = [
-        record for file in sorted(Path(arguments.work).glob("*.json")) for record in json.loads(file.read_text())
-    ]
+    jobs = tqdm(list(jobs_of(arguments)), desc="engines", disable=None)
+    failed = [job for job in jobs if not measure(job, arguments)]
+    for job in failed:
+        print(f"failed, left out: {job}", file=sys.stderr)
+    files = sorted(Path(arguments.work).glob("*.json"))
+    records = [record for file in files for record in json.loads(file.read_text())]
+    records = [record for record in records if record["settings"] == settings_of(arguments)]
+    if not records:
+        raise UsageError("nothing was measured")
+    records.sort(key=itemgetter("date"))
     frame = table(records)
-    commands = "; ".join(dict.fromkeys(record["command"] for record in sorted(records, key=itemgetter("time"))))
-    benchmark.write(frame.to_dict("records"), conclude(frame, arguments), arguments.output, commands, "all used")
-    return 0
+    commands = "; ".join(dict.fromkeys(record["command"] for record in records))
+    benchmark.write(
+        frame.to_dict("records"), conclude(frame, arguments), arguments.output, commands, "all used", ["decent-dp"]
+    )
+    return 1 if failed else 0
 
 
 def jobs_of(arguments: BenchArguments) -> Iterator[Job]:
@@ -126,8 +146,9 @@ def jobs_of(arguments: BenchArguments) -> Iterator[Job]:
         for rate in map(float, arguments.mbit_per_s.split(",")):
             for model in arguments.models.split(","):
                 for engine, topology in cases(ranks_per_host):
-                    if engine in arguments.engines.split(","):
-                        bucket = arguments.bucket_mb if engine == "ours" else arguments.peers_bucket_mb
+                    wanted = arguments.topologies is None or topology in arguments.topologies.split(",")
+                    if wanted and engine in arguments.engines.split(","):
+                        bucket = arguments.bucket_mb if engine.startswith("ours") else arguments.peers_bucket_mb
                         yield Job(hosts, ranks_per_host, rate, model, engine, topology, bucket)
 
 
@@ -144,22 +165,30 @@ def cases(ranks_per_host: int) -> Iterator[tuple[str, str]]:
     if ranks_per_host > 1:
         yield from [("decent_dp", "alternating-exp-ring"), ("ours", "one_peer_exponential/between_hosts")]
     yield from [("ours", "aer"), ("ours", "aer/staggered")]
+    yield from [("ours_torch", "complete"), ("ours_torch", "aer/staggered")]
 
 
-def measure(job: Job, arguments: BenchArguments) -> None:
-    """Adds what is missing to the job's records in `work`, one for each compute_ms."""
+def settings_of(arguments: BenchArguments) -> dict[str, object]:
+    """What all rows of a table have in common."""
+    return {name: getattr(arguments, name) for name in SETTINGS}
+
+
+def measure(job: Job, arguments: BenchArguments) -> bool:
+    """Adds what is missing to the job's records in `work`, one for each compute_ms; whether that went well."""
     wanted = [float(text) for text in arguments.compute_ms.split(",")]
     file = Path(arguments.work).resolve() / job.file_name
     known = json.loads(file.read_text()) if file.exists() else []
-    missing = [ms for ms in wanted if ms not in [record["compute_ms"] for record in known]]
+    settings = settings_of(arguments)
+    there = [record["compute_ms"] for record in known if record["settings"] == settings]
+    missing = [ms for ms in wanted if ms not in there]
     if not missing:
-        return
+        return True
     cluster = EmulateArguments(
         hosts=job.hosts, ranks_per_host=job.ranks_per_host, mbit_per_s=job.mbit_per_s, delay_ms=arguments.delay_ms
     )
     check_machine(cluster)
     part = file.with_suffix(".part")
-    settings = {
+    given = {
         "engine": job.engine,
         "topology": job.topology,
         "model": job.model,
@@ -169,15 +198,18 @@ def measure(job: Job, arguments: BenchArguments) -> None:
         "rounds": arguments.rounds,
         "result": part,
     }
-    program = ["-m", "scripts.parallel_engines", *(f"{key}={value}" for key, value in settings.items())]
+    program = ["-m", "scripts.parallel_engines", *(f"{key}={value}" for key, value in given.items())]
     with emulated_hosts(cluster) as hosts:
-        code = run_on(hosts, job.ranks_per_host, program, limit_s=900)
+        code = run_on(hosts, job.ranks_per_host, program, limit_s=arguments.limit_s)
     if code:
-        raise UsageError(f"{' '.join(map(str, program))} failed with exit code {code}")
-    origin = {"command": command_of(MODULE, arguments), "time": time.time()}
+        return False
+    now = describe_environment("", [])
+    origin = {"settings": settings, "command": command_of(MODULE, arguments), "date": now["start"]}
+    origin["commit"] = f"{now['git_commit'][:12]}{' with uncommitted changes' * now['git_dirty']}"
     known += [vars(job) | result | origin for result in json.loads(part.read_text())]
     part.write_text(json.dumps(known, indent=1))
     part.replace(file)
+    return True
 
 
 def table(records: Sequence[dict]) -> pd.DataFrame:
@@ -185,19 +217,19 @@ def table(records: Sequence[dict]) -> pd.DataFrame:
     order = [(engine, topology) for engine, topology in cases(ranks_per_host=2)]
     rows = sorted(records, key=lambda record: order.index((record["engine"], record["topology"])))
     frame = pd.DataFrame(rows)
-    case = ["model", "hosts", "ranks_per_host", "mbit_per_s", "compute_ms"]
+    frame["wire_ms"] = frame.bytes_per_host * 8 / frame.mbit_per_s / 1e3
 
     def compared(row: pd.Series, engine: str, topology: str | None) -> float:
-        same = (frame[case] == row[case]).all(axis=1) & (frame.engine == engine) & (frame.topology == topology)
-        return frame[same].step_ms.squeeze() if same.any() else float("nan")
+        same = (frame[CASE] == row[CASE]).all(axis=1) & (frame.engine == engine) & (frame.topology == topology)
+        return frame[same].step_ms.item() if same.any() else float("nan")
 
     for index, row in frame.iterrows():
         optimizer = "fused" if row.engine == "ours" or row.topology == "fused" else "torch"
         frame.loc[index, "exposed_ms"] = row.step_ms - compared(row, "alone", optimizer)
         frame.loc[index, "ratio_to_ddp"] = row.step_ms / compared(row, "ddp", "complete")
-        peer = PEERS.get(row.topology.split("/")[0]) if row.engine == "ours" else None
+        peer = PEERS.get(row.topology.split("/")[0]) if row.engine.startswith("ours") else None
         frame.loc[index, "ratio_to_decent_dp"] = row.step_ms / compared(row, "decent_dp", peer)
-    return frame.sort_values(case, kind="stable")
+    return frame.sort_values(CASE, kind="stable")
 
 
 def conclude(frame: pd.DataFrame, arguments: BenchArguments) -> list[str]:
@@ -214,7 +246,6 @@ def conclude(frame: pd.DataFrame, arguments: BenchArguments) -> list[str]:
 def verdicts_of(frame: pd.DataFrame) -> Iterator[str]:
     """The aims set for 200 Mbit/s, and what came out."""
     at = frame[(frame.mbit_per_s == 200) & (frame.model == "gpt_5m") & (frame.engine == "ours")]
-    alone = frame[(frame.engine == "alone") & (frame.topology == "torch")]
     aims = [
         ("8x1", "complete", None, "ratio_to_decent_dp", 1.03),
         ("8x1", "one_peer_ring", None, "ratio_to_decent_dp", 1.03),
@@ -232,11 +263,31 @@ def verdicts_of(frame: pd.DataFrame) -> Iterator[str]:
             yield verdict(f"{layout}, {row.compute_ms:g} ms, {topology}: {column}", getattr(row, column), aim)
     rows = at[(at.hosts == 4) & (at.ranks_per_host == 2) & (at.topology == "aer/staggered") & (at.compute_ms == 1200)]
     for row in rows.itertuples():
-        same = alone[(alone.hosts == 4) & (alone.ranks_per_host == 2) & (alone.mbit_per_s == 200)]
-        base = same[(same.compute_ms == 1200) & (same.model == "gpt_5m")].step_ms
-        if len(base):
-            name = "4x2, 1200 ms, aer/staggered: ratio to computing alone (torch's AdamW)"
-            yield verdict(name, row.step_ms / base.item(), 1.02)
+        for optimizer, step_ms in alone_beside(frame, row):
+            name = f"4x2, 1200 ms, aer/staggered: ratio to computing alone with {optimizer} AdamW"
+            yield verdict(name, row.step_ms / step_ms, 1.02)
+    for row in at[(at.wire_ms <= 0.8 * at.compute_ms)].itertuples():
+        name = f"{row.hosts}x{row.ranks_per_host}, {row.compute_ms:g} ms, {row.topology}: exposed share of the step"
+        yield verdict(f"{name}, its bytes taking {row.wire_ms:.0f} ms", row.exposed_ms / row.step_ms, 0.05)
+    yield from verdicts_against_peer(frame)
+
+
+def alone_beside(frame: pd.DataFrame, row: NamedTuple) -> Iterator[tuple[str, float]]:
+    """("torch" or "fused", step_ms) of computing alone on the row's cluster."""
+    same = (frame[CASE] == [getattr(row, name) for name in CASE]).all(axis=1) & (frame.engine == "alone")
+    for other in frame[same].itertuples():
+        yield other.topology, other.step_ms
+
+
+def verdicts_against_peer(frame: pd.DataFrame) -> Iterator[str]:
+    """Memory and start of ours against decent-dp's, medians over the topologies."""
+    started = frame[frame.startup_s.notna()]
+    for place, rows in started.groupby(["model", "hosts", "ranks_per_host"]):
+        ours, peer = rows[rows.engine == "ours"], rows[rows.engine == "decent_dp"]
+        if len(ours) and len(peer):
+            name = f"{place[0]} on {place[1]}x{place[2]}"
+            yield verdict(f"{name}: peak memory, median to median", ours.peak_mb.median() / peer.peak_mb.median(), 1)
+            yield verdict(f"{name}: start, median to median", ours.startup_s.median() / peer.startup_s.median(), 1)
 
 
 def verdict(what: str, value: float, aim: float) -> str:

@@ -15,6 +15,7 @@ import statistics  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Sequence  # noqa: E402
 from datetime import timedelta  # noqa: E402
+from functools import partial  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import NamedTuple  # noqa: E402
 
@@ -30,6 +31,8 @@ from scripts.host_interface import bytes_sent_by_host  # noqa: E402
 MODULE = "scripts.parallel_engines"
 LR = 1e-4
 TIMEOUT_S = 120.0
+WARM_UP = 5  # steps after the first
+ONCE = ("peak_mb", "startup_s", "first_step_s")  # of each process
 
 
 class EngineArguments(Arguments):
@@ -140,7 +143,11 @@ def decent_dp(module: nn.Module, arguments: EngineArguments) -> Engine:
     return Engine(model, lambda: None)
 
 
-def ours(module: nn.Module, arguments: EngineArguments) -> Engine:
+def ours(
+    module: nn.Module,
+    arguments: EngineArguments,
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = fused_adamw,
+) -> Engine:
     """This project's gossip; topology: a name, with /between_hosts and /staggered."""
     from common.parallel import DecentralizedDataParallel
     from common.topology import build
@@ -156,7 +163,7 @@ def ours(module: nn.Module, arguments: EngineArguments) -> Engine:
         phases="staggered" if "staggered" in options else "aligned",
         timeout_s=TIMEOUT_S,
     )
-    return Engine(model, stepping(model.attach(fused_adamw(module))), model.close)
+    return Engine(model, stepping(model.attach(optimizer_of(module))), model.close)
 
 
 ENGINES: dict[str, Callable[[nn.Module, EngineArguments], Engine]] = {
@@ -164,6 +171,7 @@ ENGINES: dict[str, Callable[[nn.Module, EngineArguments], Engine]] = {
     "ddp": ddp,
     "decent_dp": decent_dp,
     "ours": ours,
+    "ours_torch": partial(ours, optimizer_of=lambda module: torch.optim.AdamW(module.parameters(), lr=LR)),
 }
 
 # -- measuring
@@ -177,11 +185,10 @@ def main(argv: Sequence[str]) -> int:
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     results = []
     for index, compute_ms in enumerate(map(float, arguments.compute_ms.split(","))):
-        measured = measure(arguments, compute_ms) | {
-            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-        }
-        if index > 0:  # a start is measured once
-            measured |= {"startup_s": None, "first_step_s": None}
+        measured = measure(arguments, compute_ms)
+        measured["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        if index > 0:  # a process starts once, and its peak never falls
+            measured |= dict.fromkeys(ONCE)
         everywhere: list[dict] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(everywhere, measured)
         results.append(summary(everywhere) | {"compute_ms": compute_ms})
@@ -213,7 +220,7 @@ def measure(arguments: EngineArguments, compute_ms: float) -> dict[str, object]:
     dist.barrier()
     first = steps(1)
     dist.barrier()
-    steps(arguments.steps - 1)
+    steps(WARM_UP)
     dist.barrier()
     before = bytes_sent_by_host() or 0
     rounds = [steps(arguments.steps) for _ in range(arguments.rounds)]
@@ -229,16 +236,11 @@ def summary(everywhere: Sequence[dict]) -> dict[str, object]:
     steps = [
         statistics.mean(rank["rounds"][index] for rank in everywhere) for index in range(len(everywhere[0]["rounds"]))
     ]
-    starts = [rank["startup_s"] for rank in everywhere if rank["startup_s"] is not None]
     return {
         "step_ms": 1000 * statistics.median(steps),
         "step_ms_spread": 1000 * (max(steps) - min(steps)),
         "bytes_per_host": max(rank["sent"] for rank in everywhere),
-        "peak_mb": max(rank["peak_mb"] for rank in everywhere),
-        "startup_s": max(starts, default=None),
-        "first_step_s": max(
-            (rank["first_step_s"] for rank in everywhere if rank["first_step_s"] is not None), default=None
-        ),
+        **{name: max((r[name] for r in everywhere if r[name] is not None), default=None) for name in ONCE},
         "payload_mb": everywhere[0]["payload_mb"],
     }
 

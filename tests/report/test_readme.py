@@ -69,3 +69,14 @@ def test_table2() -> None:
             assert value == f"{row[f'{pair}_bleu_mean']:.2f} ± {row[f'{pair}_bleu_2sigma']:.2f}"
             expected = row[f"{pair}_bleu_p_value"]
             assert p == ("" if pd.isna(expected) else f"{expected:.2g}")
+
+
+def test_gpt2() -> None:
+    ours = pd.read_csv(ROOT / "results" / "tables" / "gpt2_proxy.csv")
+    for (_, row), shown in zip(ours.iterrows(), cells("gpt2_proxy"), strict=True):
+        assert shown[:2] == [row["method"], row["topology"]]
+        assert shown[2] == f"{row['validation_loss_mean']:.3f} ± {row['validation_loss_2sigma']:.3f}"
+        assert shown[3:5] == [f"{row['train_loss_mean']:.3f}", f"{row['consensus_distance_mean']:.3f}"]
+        expected = row["validation_loss_p_value"]
+        assert shown[5] == ("" if pd.isna(expected) else f"{expected:.2g}")
+    assert f"unigram entropy of {ours['unigram_entropy'].iloc[0]:.3f}" in discussion("gpt2_proxy")

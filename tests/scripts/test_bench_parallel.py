@@ -56,7 +56,8 @@ def test_emulated_compute_takes_its_time_and_gives_gradients() -> None:
 def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
     def record(engine: str, topology: str, step_ms: float, compute_ms: float = 400, rate: float = 200) -> dict:
         job = bench_parallel.Job(4, 2, rate, "gpt_5m", engine, topology, 2)
-        return vars(job) | {"step_ms": step_ms, "compute_ms": compute_ms}
+        more = {"bytes_per_host": 12.5e6, "peak_mb": 300 + step_ms, "startup_s": 5.0 + rate}
+        return vars(job) | more | {"step_ms": step_ms, "compute_ms": compute_ms}
 
     frame = bench_parallel.table(
         [
@@ -84,3 +85,9 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
     verdicts = list(bench_parallel.verdicts_of(frame))
     assert "4x2, 400 ms, aer/staggered: ratio_to_decent_dp 0.600, aim at most 0.580: missed" in verdicts
     assert "4x2, 400 ms, aer/staggered: ratio_to_ddp 0.273, aim at most 0.286: met" in verdicts
+    # 12.5 MB take 0.5 s at 200 Mbit/s: too long beside 400 ms of computing, and there is no computing alone for 1200.
+    exposed = [verdict for verdict in verdicts if "exposed" in verdict]
+    assert len(exposed) == 1
+    assert exposed[0].startswith("4x2, 1200 ms, aer/staggered: exposed share of the step, its bytes taking 500 ms nan")
+    assert "gpt_5m on 4x2: peak memory, median to median 1.077, aim at most 1.000: missed" in verdicts
+    assert "gpt_5m on 4x2: start, median to median 1.000, aim at most 1.000: met" in verdicts
