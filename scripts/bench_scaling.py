@@ -84,6 +84,12 @@ class BenchArguments(LayoutArguments):
     compute_ms: NonNegativeFloat = Field(
         2400, description="forward and backward of the whole global batch on one worker; 0: real ones"
     )
+    jitter: NonNegativeFloat = Field(
+        0, description="of compute_ms: standard deviation of the logarithm of a step's time"
+    )
+    slow_host: Text | None = Field(
+        None, pattern=r"^\d+@[\d.]+$", description="HOST@FACTOR: this one, from 1, computes so many times slower"
+    )
     samples: PositiveInt = Field(1024, description="the global batch of compute_ms=0")
     payload_mb: PositiveFloat = Field(5, description="MB (1e6 bytes) of parameters, up to rounding")
     bucket_mb: PositiveFloat = Field(1, description="MiB per message, of all methods")
@@ -96,6 +102,8 @@ def main(argv: Sequence[str]) -> int:
     """Times the methods on every layout, writes the table."""
     arguments = parse(BenchArguments, argv, MODULE, "Times steps with more and more workers.")
     names = names_in(arguments.methods, tuple(METHODS), "methods")
+    if not arguments.compute_ms and (arguments.jitter or arguments.slow_host):
+        raise UsageError("compute_ms=0: jitter and slow_host are of emulated computing")
     benchmark = Benchmark("scaling", "Strong scaling at a fixed global batch", COLUMNS, FORMATS)
 
     def measure(device: torch.device, ranks_per_host: int) -> list[Row]:
@@ -106,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
 
 def time_method(method: Method, device: torch.device, ranks_per_host: int, arguments: BenchArguments) -> list[Row]:
     """One row; none, and a line that says why, where the method does not exist for these workers."""
-    module, compute = workload(arguments, device)
+    module, compute = workload(arguments, device, ranks_per_host)
     payload_mb = sum(p.nbytes for p in module.parameters()) / 1e6
     try:
         model = wrap(module, method, ranks_per_host, arguments)
@@ -134,14 +142,25 @@ def time_method(method: Method, device: torch.device, ranks_per_host: int, argum
     ]
 
 
-def workload(arguments: BenchArguments, device: torch.device) -> tuple[nn.Module, str]:
+def workload(arguments: BenchArguments, device: torch.device, ranks_per_host: int) -> tuple[nn.Module, str]:
     """A worker's share of the global batch: a module whose forward() gives the loss, and what stands for computing."""
-    n = dist.get_world_size()
+    n, rank = dist.get_world_size(), dist.get_rank()
     module = Layers(arguments.payload_mb, math.ceil(arguments.samples / n), device)
     if not arguments.compute_ms:
         return module, f"{LAYERS} linear layers, {len(module.inputs)} samples"
-    compute_ms = arguments.compute_ms / n
-    return EmulatedCompute(module, compute_ms), f"wait of {compute_ms:g} ms"
+    compute_ms, factor = arguments.compute_ms / n, 1.0
+    said = [f"wait of {compute_ms:g} ms"]
+    if arguments.jitter:
+        said.append(f"jitter {arguments.jitter:g}")
+    if arguments.slow_host:
+        host, times = arguments.slow_host.split("@")
+        if not 1 <= int(host) <= n // ranks_per_host:
+            raise UsageError(f"slow_host={arguments.slow_host}: expected a host from 1 to {n // ranks_per_host}")
+        said.append(f"host {host} {times} times slower")
+        if rank // ranks_per_host + 1 == int(host):
+            factor = float(times)
+    module = EmulatedCompute(module, compute_ms, factor=factor, jitter=arguments.jitter, seed=(0, rank))
+    return module, ", ".join(said)
 
 
 class Layers(nn.Module):

@@ -5,8 +5,10 @@ accelerator does.
 """
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,14 +18,27 @@ class EmulatedCompute(nn.Module):
 
     compute_ms:     of forward and backward together, shared among the parameters by their size
     backward_share: of it
+    factor:         a slow host takes so many times as long
+    jitter:         standard deviation of the logarithm of a step's time, whose mean stays (lognormal)
+    seed:           of the jitter, such as (seed, rank)
 
     `forward()` returns a scalar; its backward gives every parameter a fixed random gradient, last parameter first.
     """
 
-    def __init__(self, module: nn.Module, compute_ms: float, backward_share: float = 2 / 3) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        compute_ms: float,
+        backward_share: float = 2 / 3,
+        *,
+        factor: float = 1.0,
+        jitter: float = 0.0,
+        seed: int | Sequence[int] = 0,
+    ) -> None:
         super().__init__()
         self.module = module
         self._waiter = Waiter()
+        self._factor, self._jitter, self._draws = factor, jitter, np.random.default_rng(seed)
         generator = torch.Generator().manual_seed(0)
         trained = [p for p in module.parameters() if p.requires_grad]
         total = sum(p.numel() for p in trained)
@@ -37,8 +52,10 @@ class EmulatedCompute(nn.Module):
     def forward(self) -> Tensor:
         """A scalar with gradient; takes the forward's share of the time."""
         activation = torch.zeros((), requires_grad=True)
-        for layer in self._layers:
-            activation = _Layer.apply(activation, *layer, self._waiter)
+        longer = self._factor * self._draws.lognormal(-(self._jitter**2) / 2, self._jitter)
+        for parameter, gradient, *times in self._layers:
+            forward_s, backward_s = (longer * seconds for seconds in times)
+            activation = _Layer.apply(activation, parameter, gradient, forward_s, backward_s, self._waiter)
         return activation
 
 

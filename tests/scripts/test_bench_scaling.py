@@ -7,14 +7,17 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from common.report.cli import UsageError
 from common.report.published import load_published
 from common.report.registry import ROOT
 from scripts.bench_scaling import SGP, BenchArguments, Layers, conclude, main, workload
-from scripts.emulated_compute import EmulatedCompute
+from scripts.emulated_compute import EmulatedCompute, Waiter
 
 
 def test_gradients_come_one_after_another_last_layer_first() -> None:
@@ -34,9 +37,47 @@ def test_gradients_come_one_after_another_last_layer_first() -> None:
     assert order[-1][1] - order[0][1] > 0.02
 
 
-def test_real_computing_divides_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def pretend(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     monkeypatch.setattr(dist, "get_world_size", lambda: 4)
-    module, compute = workload(BenchArguments(compute_ms=0, samples=10, payload_mb=0.32), torch.device("cpu"))
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+
+
+def waits(model: EmulatedCompute, steps: int, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Seconds that each step wants to wait."""
+    wanted = []
+    monkeypatch.setattr(Waiter, "wait", lambda self, seconds: wanted.append(seconds))
+    found = []
+    for _ in range(steps):
+        wanted.clear()
+        model().backward()
+        found.append(sum(wanted))
+    return np.array(found)
+
+
+def test_jitter_is_lognormal_of_the_same_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = nn.Linear(2, 2)
+    models = [EmulatedCompute(layer, 100.0, factor=2.0, jitter=0.5, seed=seed) for seed in ((0, 1), (0, 1), (0, 2))]
+    one, same, other = (waits(model, 2000, monkeypatch) for model in models)
+    assert np.array_equal(one, same)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
+    assert one.mean() == pytest.approx(0.2, rel=0.05)
+    assert np.log(one).std() == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize(("rank", "compute_s"), [(1, 0.1), (2, 0.15), (3, 0.15)])
+def test_a_slow_host_waits_longer(rank: int, compute_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, rank)
+    arguments = BenchArguments(compute_ms=400, slow_host="2@1.5")
+    module, compute = workload(arguments, torch.device("cpu"), ranks_per_host=2)
+    assert compute == "wait of 100 ms, host 2 1.5 times slower"
+    assert waits(module, 2, monkeypatch) == pytest.approx(compute_s)
+    with pytest.raises(UsageError, match="slow_host=3@2: expected a host from 1 to 2"):
+        workload(BenchArguments(slow_host="3@2"), torch.device("cpu"), ranks_per_host=2)
+
+
+def test_real_computing_divides_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, rank=0)
+    module, compute = workload(BenchArguments(compute_ms=0, samples=10, payload_mb=0.32), torch.device("cpu"), 2)
     assert compute == "8 linear layers, 3 samples"
     assert module.inputs.shape == (3, 100)
     module().backward()
@@ -44,7 +85,15 @@ def test_real_computing_divides_the_batch(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_under_torchrun(tmp_path: Path) -> None:
-    small = ["compute_ms=40", "payload_mb=0.1", "steps=2", "blocks=2", f"output={tmp_path}"]
+    small = [
+        "compute_ms=40",
+        "jitter=0.1",
+        "slow_host=1@1.5",
+        "payload_mb=0.1",
+        "steps=2",
+        "blocks=2",
+        f"output={tmp_path}",
+    ]
     chosen = ["methods=allreduce,sgp_exp,decent_exp,decent_aer,decent_exp_between_hosts"]
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
@@ -57,7 +106,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert set(rows) == {"AllReduce", "SGP (Exp)", "Decent (Exp)", "Decent (AER)", "Decent (Exp between hosts)"}
     for row in rows.values():
         assert row["engine"] == ("ddp" if row["method"] == "AllReduce" else "ours")
-        assert row["compute"] == "wait of 20 ms"
+        assert row["compute"] == "wait of 20 ms, jitter 0.1, host 1 1.5 times slower"
         assert float(row["step_ms"]) >= 20
         assert float(row["payload_mb"]) == pytest.approx(0.1, rel=0.02)
     assert "SGP (Exp) does not measure SGP's overhead" in (tmp_path / "scaling.md").read_text()
@@ -83,7 +132,13 @@ def test_what_is_said_of_the_published_sgp() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["methods=all"], "'all' is unknown"), (["blocks=1"], "blocks=1"), (["layouts=2by2"], "layouts='2by2'")],
+    [
+        (["methods=all"], "'all' is unknown"),
+        (["blocks=1"], "blocks=1"),
+        (["layouts=2by2"], "layouts='2by2'"),
+        (["slow_host=2"], "slow_host=2: "),
+        (["compute_ms=0", "jitter=0.1"], "compute_ms=0: jitter"),
+    ],
 )
 def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
