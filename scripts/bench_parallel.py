@@ -82,7 +82,7 @@ class BenchArguments(Arguments):
     bucket_mb: PositiveFloat = Field(2, description="of our messages, in MiB")
     peers_bucket_mb: PositiveFloat = Field(5, description="of DDP's and decent-dp's")
     steps: PositiveInt = Field(12, description="of a round: a multiple of the schedules' periods")
-    rounds: PositiveInt = Field(3, description="that are timed")
+    rounds: PositiveInt = Field(2, description="that are timed")
     limit_s: PositiveFloat = Field(1800, description="an engine that takes longer is given up")
     work: Text = Field("runs/bench_parallel", description="where what was measured is kept")
     output: Text = Field("results/benchmarks", description="where parallel.csv and parallel.md are written")

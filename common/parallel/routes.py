@@ -1,5 +1,6 @@
 """How the rounds of a training travel: chooses the transport of each and makes its exchanges."""
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +20,7 @@ class Routes:
     message_dtype: dtype of messages between peers, None for the parameters' own; all-reduces, and averages inside hosts
                    that talk to others, keep their precision
 
-    Collective: opens the process groups that the rounds need.
+    Collective: opens the process groups that the rounds need. Warns where no message can have the dtype.
     """
 
     def __init__(
@@ -36,6 +37,13 @@ class Routes:
         self._pool = BufferPool()
         # Random schedules get no groups: theirs are not known beforehand, they use send/recv.
         rounds = [topology.round(t) for topology in topologies for t in range(topology.period or 0)]
+        kinds = {kind for round_ in rounds if (kind := self._narrowable(round_)) is not Transport.IDLE}
+        if message_dtype is not None and kinds == {Transport.SUBGROUP} and communicators.rank == 0:
+            warnings.warn(
+                f"message_dtype={message_dtype}: all rounds of topology {topologies[0].name} travel by all-reduce, "
+                "which keeps the precision of parameters: it has no effect",
+                stacklevel=2,
+            )
         communicators.open_groups("subgroup", {members for round_ in rounds for members in self._subgroups(round_)})
         communicators.open_groups("rail", {members for round_ in rounds for members in self._rails(round_)})
 
@@ -83,6 +91,11 @@ class Routes:
         if kind is Transport.IDLE:
             return None
         return SendRecv(chunk, round_, worker, to_rank, group, self._pool, self._message_dtype, error)
+
+    def _narrowable(self, round_: Round) -> Transport:
+        """How what `message_dtype` applies to travels: between hosts, where these average inside."""
+        kind = self.kind(round_)
+        return transport_of(round_.between_hosts(self.ranks_per_host)) if kind is Transport.HIERARCHICAL else kind
 
     def _subgroups(self, round_: Round) -> list[tuple[int, ...]]:
         """Workers that average by all-reduce."""

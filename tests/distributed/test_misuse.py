@@ -1,5 +1,6 @@
 """What would corrupt a training in silence is an error that says what to do."""
 
+import contextlib
 import re
 from dataclasses import replace
 
@@ -117,6 +118,8 @@ def constructed(rank: int, n: int) -> None:
         DecentralizedDataParallel(models.mlp(), build("ring", 2), ranks_per_worker=2)
     with pytest.raises(ValueError, match="ranks_per_worker=3: expected a positive divisor of the number of ranks, 2"):
         DecentralizedDataParallel(models.mlp(), "ring", ranks_per_worker=3)
+    with pytest.warns(UserWarning, match="it has no effect") if rank == 0 else contextlib.nullcontext():
+        DecentralizedDataParallel(models.mlp(), "complete", transport="subgroup", message_dtype=torch.bfloat16)
     model = DecentralizedDataParallel(models.mlp(), "ring")
     with pytest.raises(ValueError, match="needs order='atc', got order='awc'"):
         model.attach(DmSGD(model.parameters(), lr=0.1))
