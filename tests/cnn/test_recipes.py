@@ -12,7 +12,8 @@ from common.training.compose import CONFIGS, compose_config
 from common.training.run_folder import compare
 
 TABLES = {
-    name: load_table(name) for name in ("quickstart", "table3", "table3_proxy", "exponential", "exponential_proxy")
+    name: load_table(name)
+    for name in ("quickstart", "table3", "table3_proxy", "exponential", "exponential_proxy", "exponential_cifar10")
 }
 ROWS = [(table, row) for table in TABLES.values() for row in table.rows]
 KEPT = CONFIGS.parent / "results" / "runs"
@@ -109,6 +110,24 @@ def test_exponential(topology: str, servers: int) -> None:
             "dmsgd",
             True,
         )
+
+
+@pytest.mark.parametrize("topology", ["static_exponential", "one_peer_exponential"])
+def test_cifar10(topology: str) -> None:
+    (row,) = (row for row in TABLES["exponential_cifar10"].rows if row.topology == topology)
+    config = composed(TABLES["exponential_cifar10"], row)
+    assert config.name == f"exponential_cifar10_{topology}_4"
+    assert (config.n, config.ranks, config.workers.per_host, config.seed) == (4, 4, 1, 42)
+    assert (config.model.name, config.model.depth, config.data.name) == ("resnet_cifar", 56, "cifar10")
+    assert (config.data.shift, config.data.flip) == (4, True)
+    assert (config.training.epochs, config.training.steps, config.training.batch_size) == (200, None, 4 * 128)
+    assert config.lr == pytest.approx(0.01 * 4)
+    assert (config.schedule.name, config.schedule.warmup, config.schedule.final_fraction) == ("cosine", 0, 0)
+    optimizer = config.optimizer
+    assert (optimizer.momentum, optimizer.weight_decay, optimizer.decay_biases) == (0.9, 5e-4, False)
+    assert (optimizer.momentum_mixing, config.parallel.order) == (False, "atc")  # as the authors' script
+    assert config.label_smoothing == 0
+    assert config.evaluation.local_models
 
 
 # -- tables
