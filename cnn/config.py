@@ -23,6 +23,19 @@ class Digits(Strict):
     alpha: PositiveFloat
 
 
+class Cifar10(Strict):
+    """CIFAR-10, read from FOLDER/cifar-10-batches-py.
+
+    shift, flip: training images are moved by up to so many pixels in both directions, black beyond their border (crops
+                 of 32 x 32 with so much padding), and mirrored every other time
+    """
+
+    name: Literal["cifar10"]
+    folder: str
+    shift: NonNegativeInt
+    flip: bool
+
+
 class ImageFolder(Strict):
     """Images in files, read by FFCV (FOLDER/train.beton) or by torchvision (FOLDER/train/CLASS/*).
 
@@ -72,7 +85,7 @@ class ImageFolder(Strict):
         return folder
 
 
-DataChoice = Annotated[Digits | ImageFolder, Field(discriminator="name")]
+DataChoice = Annotated[Digits | Cifar10 | ImageFolder, Field(discriminator="name")]
 
 
 class ResNetDigits(Strict):
@@ -80,6 +93,20 @@ class ResNetDigits(Strict):
 
     name: Literal["resnet_digits"]
     width: PositiveInt
+
+
+class ResNetCifar(Strict):
+    """The ResNets that He et al. (2016, section 4.2) train on CIFAR-10: 6n + 2 layers, n blocks in each of 3 stages."""
+
+    name: Literal["resnet_cifar"]
+    depth: Annotated[int, Field(ge=8)]
+
+    @field_validator("depth")
+    @classmethod
+    def _is_6n_plus_2(cls, depth: int) -> int:
+        if depth % 6 != 2:
+            raise PydanticCustomError("depth", "expected 6n + 2, such as 20, 32, 44, 56 or 110")
+        return depth
 
 
 class ResNet(Strict):
@@ -113,7 +140,7 @@ class TorchvisionModel(Strict):
     channels_last: bool
 
 
-ModelChoice = Annotated[ResNetDigits | ResNet | TorchvisionModel, Field(discriminator="name")]
+ModelChoice = Annotated[ResNetDigits | ResNetCifar | ResNet | TorchvisionModel, Field(discriminator="name")]
 
 
 class CnnConfig(Config):

@@ -33,6 +33,10 @@ def open_data(config: CnnConfig) -> ImageData:
             from cnn.digits import DigitsData
 
             return DigitsData(config.data, config.seed)
+        case "cifar10":
+            from cnn.cifar10 import Cifar10Data
+
+            return Cifar10Data(config.data, config.seed)
         case "image_folder" | "imagenet" | "digits_images":
             from cnn.images.data import ImageFolderData
 

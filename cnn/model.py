@@ -1,4 +1,4 @@
-"""The configured network, and a small ResNet (He et al. 2016) for small images."""
+"""The configured network, and the ResNets (He et al. 2016) for small images."""
 
 import torch
 import torch.nn.functional as F
@@ -6,6 +6,8 @@ from torch import Tensor, nn
 
 from cnn.config import ModelChoice
 from common.training.config import ConfigError
+
+CIFAR_WIDTH = 16  # of the first stage, He et al. 2016, section 4.2
 
 
 def build_model(config: ModelChoice, channels: int, classes: int) -> nn.Module:
@@ -15,6 +17,8 @@ def build_model(config: ModelChoice, channels: int, classes: int) -> nn.Module:
     """
     if config.name == "resnet_digits":
         return SmallResNet(channels, classes, config.width)
+    if config.name == "resnet_cifar":
+        return SmallResNet(channels, classes, CIFAR_WIDTH, blocks=(config.depth - 2) // 6, projection=False)
     from cnn.torchvision_models import build_torchvision_model  # takes a second to import
 
     if channels != 3:
@@ -26,20 +30,38 @@ def build_model(config: ModelChoice, channels: int, classes: int) -> nn.Module:
     return model.to(memory_format=torch.channels_last) if config.channels_last else model
 
 
-class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with BatchNorm and a shortcut; [B, in, H, W] -> [B, out, H/stride, W/stride]."""
+class PaddedShortcut(nn.Module):
+    """He et al.'s option A, without parameters: every `stride`-th pixel, and channels of zeros."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.more, self.stride = out_channels - in_channels, stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, in, H, W] -> [B, out, H/stride, W/stride]."""
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with BatchNorm and a shortcut; [B, in, H, W] -> [B, out, H/stride, W/stride].
+
+    projection: where sizes change, the shortcut is a 1x1 convolution with BatchNorm; False: a PaddedShortcut
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int, projection: bool = True) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(out_channels)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_channels)
-        self.downsample = nn.Identity()
-        if stride != 1 or in_channels != out_channels:
+        if stride == 1 and in_channels == out_channels:
+            self.downsample = nn.Identity()
+        elif projection:
             self.downsample = nn.Sequential(
                 nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
             )
+        else:
+            self.downsample = PaddedShortcut(in_channels, out_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, in, H, W]."""
@@ -48,14 +70,22 @@ class BasicBlock(nn.Module):
 
 
 class SmallResNet(nn.Module):
-    """One convolution, three blocks (strides 1, 2, 2), global average pooling, a linear classifier."""
+    """One convolution, three stages of `blocks` blocks (strides 1, 2, 2), global average pooling, a linear classifier.
 
-    def __init__(self, in_channels: int, classes: int, width: int) -> None:
+    width: channels of the first stage; the others have 2 and 4 times as many. projection: see BasicBlock
+    """
+
+    def __init__(self, in_channels: int, classes: int, width: int, blocks: int = 1, projection: bool = True) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(width)
+        stages = [(width, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2)]
         self.blocks = nn.Sequential(
-            BasicBlock(width, width, 1), BasicBlock(width, 2 * width, 2), BasicBlock(2 * width, 4 * width, 2)
+            *(
+                BasicBlock(inputs if first else outputs, outputs, stride if first else 1, projection)
+                for inputs, outputs, stride in stages
+                for first in [True] + [False] * (blocks - 1)
+            )
         )
         self.fc = nn.Linear(4 * width, classes)
         for module in self.modules():

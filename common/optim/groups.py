@@ -22,12 +22,15 @@ NORM_TYPES: tuple[type[nn.Module], ...] = (
 
 
 def decay_groups(
-    module: nn.Module, weight_decay: float, norm_types: tuple[type[nn.Module], ...] = NORM_TYPES
+    module: nn.Module,
+    weight_decay: float,
+    norm_types: tuple[type[nn.Module], ...] = NORM_TYPES,
+    decay_biases: bool = False,
 ) -> list[dict[str, Any]]:
     """Return parameter groups for an optimizer: what decays with ``weight_decay``, and what does not (0.0).
 
     No decay for the parameters of norm layers (modules of ``norm_types``; pass more for layers of your own)
-    and for
+    and, unless ``decay_biases``, for
     biases: parameters whose attribute is 'bias', '*_bias' (attention's in_proj_bias) or 'bias_*' (bias_ih_l0
         of the recurrent layers). A tied parameter counts once, and without decay if any of its owners says
         so. Frozen parameters are left out, and so is a group that would be empty. Order in a group is that of
@@ -40,7 +43,7 @@ def decay_groups(
         param
         for owner in module.modules()
         for name, param in owner.named_parameters(recurse=False)
-        if isinstance(owner, norm_types) or _is_bias(name)
+        if isinstance(owner, norm_types) or (_is_bias(name) and not decay_biases)
     }
     trainable = [param for param in module.parameters() if param.requires_grad]
     groups = [

@@ -94,14 +94,16 @@ class TopologyChoice(Strict):
 
 
 class OptimizerBase(Strict):
-    """Common to all optimizers; decay leaves norms and biases alone (common.optim.decay_groups).
+    """Common to all optimizers; decay leaves norms alone (common.optim.decay_groups).
 
-    lr_batch: lr is meant for a batch of so many samples and scaled linearly to training.batch_size; null: lr as it is
+    lr_batch:     lr is meant for a batch of so many samples and scaled linearly to training.batch_size; null: as it is
+    decay_biases: whether other layers' biases decay
     """
 
     lr: PositiveFloat
     lr_batch: PositiveInt | None
     weight_decay: NonNegative
+    decay_biases: bool = False
 
 
 class Sgd(OptimizerBase):

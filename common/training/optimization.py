@@ -10,8 +10,8 @@ from common.training.config import OptimizerChoice, Schedule
 
 
 def build_optimizer(config: OptimizerChoice, lr: float, module: nn.Module) -> Optimizer:
-    """The configured optimizer over the module's trainable parameters; norms and biases are not decayed."""
-    groups = optim.decay_groups(module, config.weight_decay)
+    """The configured optimizer over the module's trainable parameters; norms are not decayed."""
+    groups = optim.decay_groups(module, config.weight_decay, decay_biases=config.decay_biases)
     match config.name:
         case "sgd":
             return torch.optim.SGD(groups, lr, momentum=config.momentum, nesterov=config.nesterov)

@@ -3,13 +3,18 @@
 import pytest
 import torch
 
-from cnn.digits import InMemoryTrainData, load_digits, random_shift, with_label_noise
+from cnn.digits import load_digits, with_label_noise
+from cnn.in_memory import InMemoryTrainData, random_shift
 
 
 def numbered(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Images whose pixels and labels are their number."""
     labels = torch.arange(count)
     return labels.float()[:, None, None, None].expand(count, 1, 2, 2).contiguous(), labels
+
+
+def unchanged(images: torch.Tensor) -> torch.Tensor:
+    return images
 
 
 def test_the_split_is_stratified_disjoint_and_always_the_same() -> None:
@@ -26,7 +31,9 @@ def test_the_split_is_stratified_disjoint_and_always_the_same() -> None:
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 8), (3, 4), (4, 5), (7, 2)])
 def test_workers_share_each_epoch_without_overlap_in_equal_steps(workers: int, batch_size: int) -> None:
-    shares = [InMemoryTrainData(numbered(61), w, workers, batch_size, seed=3, shift=0) for w in range(workers)]
+    shares = [
+        InMemoryTrainData(numbered(61), w, workers, batch_size, seed=3, augment=unchanged) for w in range(workers)
+    ]
     epochs = []
     for epoch in range(2):
         batches = [list(share.epoch(epoch)) for share in shares]
@@ -39,14 +46,17 @@ def test_workers_share_each_epoch_without_overlap_in_equal_steps(workers: int, b
 
 
 def test_an_epoch_can_be_entered_anywhere() -> None:
-    data = InMemoryTrainData(numbered(60), 1, 2, 5, seed=0, shift=0)
+    data = InMemoryTrainData(numbered(60), 1, 2, 5, seed=0, augment=unchanged)
     whole = [labels for _, labels in data.epoch(4)]
     assert all(torch.equal(a, b) for (_, a), b in zip(data.epoch(4, start=2), whole[2:], strict=True))
 
 
 def test_all_workers_together_see_the_same_global_batches_whatever_their_number() -> None:
     def global_batches(workers: int) -> list[list[int]]:
-        shares = [InMemoryTrainData(numbered(64), w, workers, 16 // workers, seed=5, shift=0) for w in range(workers)]
+        shares = [
+            InMemoryTrainData(numbered(64), w, workers, 16 // workers, seed=5, augment=unchanged)
+            for w in range(workers)
+        ]
         return [
             sorted(torch.cat([labels for _, labels in step]).tolist())
             for step in zip(*(s.epoch(0) for s in shares), strict=True)
@@ -57,13 +67,13 @@ def test_all_workers_together_see_the_same_global_batches_whatever_their_number(
 
 def test_too_few_images_is_an_error() -> None:
     with pytest.raises(ValueError, match="2 x 8 images, but there are 15"):
-        InMemoryTrainData(numbered(15), 0, 2, 8, seed=0, shift=0)
+        InMemoryTrainData(numbered(15), 0, 2, 8, seed=0, augment=unchanged)
 
 
 def test_shift_moves_whole_images_by_at_most_one_pixel() -> None:
     torch.manual_seed(0)
     images = torch.randn(64, 2, 6, 6)
-    moved = random_shift(images, 1)
+    moved = random_shift(images, 1, "replicate")
     padded = torch.nn.functional.pad(images, (1, 1, 1, 1), mode="replicate")
     kinds = set()
     for before, after in zip(padded, moved, strict=True):
@@ -71,7 +81,7 @@ def test_shift_moves_whole_images_by_at_most_one_pixel() -> None:
         assert offsets
         kinds.add(offsets[0])
     assert len(kinds) == 9
-    assert random_shift(images, 0) is images
+    assert random_shift(images, 0, "replicate") is images
 
 
 def test_label_noise_changes_as_many_labels_as_it_says_always_the_same() -> None:

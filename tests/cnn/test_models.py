@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import cnn
-from cnn.config import ResNet, ResNetDigits, TorchvisionModel
-from cnn.model import SmallResNet, build_model
+from cnn.config import ResNet, ResNetCifar, ResNetDigits, TorchvisionModel
+from cnn.model import PaddedShortcut, SmallResNet, build_model
 from common.optim import AccumAdam, decay_groups
 from common.parallel import DecentralizedDataParallel
 from common.parallel.data_parallel import DataParallel
@@ -104,6 +104,51 @@ def test_the_small_resnet_is_built_for_the_data() -> None:
     model = build_model(ResNetDigits(name="resnet_digits", width=4), 2, 6)
     assert isinstance(model, SmallResNet)
     assert model(torch.zeros(3, 2, 8, 8)).shape == (3, 6)
+
+
+# -- He et al. (2016), section 4.2
+
+
+@pytest.mark.parametrize("depth", [20, 56, 110])
+def test_resnets_for_cifar_have_the_layers_and_parameters_of_their_table(depth: int) -> None:
+    """6n + 2 weighted layers: a convolution, 2n of each width, a classifier; parameters in millions: their Table 6."""
+    n = (depth - 2) // 6
+    model = build_model(ResNetCifar(name="resnet_cifar", depth=depth), 3, 10)
+    layers = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
+    assert len(layers) == depth
+    shapes = [(3, 16)] + [(16, 16)] * 2 * n
+    for width in (32, 64):
+        shapes += [(width // 2, width)] + [(width, width)] * (2 * n - 1)
+    weights = sum(inputs * outputs * 9 for inputs, outputs in shapes) + 64 * 10
+    rest = sum(2 * outputs for _, outputs in shapes) + 10
+    decay, others = decay_groups(model, 5e-4)
+    assert (count(decay["params"]), count(others["params"])) == (weights, rest)
+    assert round((weights + rest) / 1e6, 2 if depth < 100 else 1) == {20: 0.27, 56: 0.85, 110: 1.7}[depth]
+    # What the second paper's CIFAR-10 script decays: parameters with more than one dimension.
+    assert {id(p) for p in decay["params"]} == {id(p) for p in model.parameters() if p.dim() > 1}
+
+
+def test_a_resnet_for_cifar_halves_the_image_twice() -> None:
+    model = build_model(ResNetCifar(name="resnet_cifar", depth=20), 3, 10)
+    sizes = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda *call: sizes.append(tuple(call[2].shape[1:])))
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    assert sizes == [(16, 32, 32)] * 3 + [(32, 16, 16)] * 3 + [(64, 8, 8)] * 3
+
+
+def test_the_shortcut_without_parameters_takes_every_second_pixel_and_adds_zeros() -> None:
+    images = torch.randn(2, 3, 6, 6)
+    out = PaddedShortcut(3, 5, 2)(images)
+    assert out.shape == (2, 5, 3, 3)
+    assert torch.equal(out[:, :3], images[:, :, [0, 2, 4]][..., [0, 2, 4]])
+    assert not out[:, 3:].any()
+
+
+@pytest.mark.parametrize(("depth", "expected"), [(57, r"6n \+ 2, such as 20"), (2, "greater than or equal to 8")])
+def test_a_depth_that_does_not_exist_is_refused(depth: int, expected: str) -> None:
+    with pytest.raises(ConfigError, match=rf"model.depth={depth}: .*{expected}"):
+        compose_config("cnn", ["model=resnet_cifar", f"model.depth={depth}"])
 
 
 # -- compilation

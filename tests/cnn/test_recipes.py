@@ -9,11 +9,14 @@ import pytest
 from cnn.config import CnnConfig
 from common.report.registry import Row, Table, load_table
 from common.training.compose import CONFIGS, compose_config
+from common.training.run_folder import compare
 
 TABLES = {
-    name: load_table(name) for name in ("quickstart", "table3", "table3_proxy", "exponential", "exponential_proxy")
+    name: load_table(name)
+    for name in ("quickstart", "table3", "table3_proxy", "exponential", "exponential_proxy", "exponential_cifar10")
 }
 ROWS = [(table, row) for table in TABLES.values() for row in table.rows]
+KEPT = CONFIGS.parent / "results" / "runs"
 TOPOLOGIES = ["ring", "torus", "random_matching", "static_exponential", "one_peer_exponential"]
 
 
@@ -49,7 +52,7 @@ def test_every_experiment_of_table3_has_what_the_paper_says_of_all(experiment: s
     assert (config.schedule.name, config.schedule.unit, config.schedule.warmup) == ("cosine", "epochs", 5)
     assert config.schedule.warmup_start == 0.01
     assert config.schedule.final_fraction * config.lr == pytest.approx(1e-5) or experiment == "base"
-    assert config.optimizer.weight_decay == 1 / 32768
+    assert (config.optimizer.weight_decay, config.optimizer.decay_biases) == (1 / 32768, True)
     assert (config.label_smoothing, config.seed, config.training.precision) == (0.1, 810975, "fp16")
     assert config.evaluation.local_models
     assert not config.evaluation.keep_average
@@ -109,6 +112,24 @@ def test_exponential(topology: str, servers: int) -> None:
         )
 
 
+@pytest.mark.parametrize("topology", ["static_exponential", "one_peer_exponential"])
+def test_cifar10(topology: str) -> None:
+    (row,) = (row for row in TABLES["exponential_cifar10"].rows if row.topology == topology)
+    config = composed(TABLES["exponential_cifar10"], row)
+    assert config.name == f"exponential_cifar10_{topology}_4"
+    assert (config.n, config.ranks, config.workers.per_host, config.seed) == (4, 4, 1, 42)
+    assert (config.model.name, config.model.depth, config.data.name) == ("resnet_cifar", 56, "cifar10")
+    assert (config.data.shift, config.data.flip) == (4, True)
+    assert (config.training.epochs, config.training.steps, config.training.batch_size) == (200, None, 4 * 128)
+    assert config.lr == pytest.approx(0.01 * 4)
+    assert (config.schedule.name, config.schedule.warmup, config.schedule.final_fraction) == ("cosine", 0, 0)
+    optimizer = config.optimizer
+    assert (optimizer.momentum, optimizer.weight_decay, optimizer.decay_biases) == (0.9, 5e-4, False)
+    assert (optimizer.momentum_mixing, config.parallel.order) == (False, "atc")  # as the authors' script
+    assert config.label_smoothing == 0
+    assert config.evaluation.local_models
+
+
 # -- tables
 
 
@@ -149,6 +170,17 @@ def test_the_torus_is_as_square_as_can_be(workers: int) -> None:
 
 
 # -- proxies: the structure of the recipes
+
+
+@pytest.mark.parametrize(
+    ("table", "row"), [(table, row) for table, row in ROWS if table.proxy_of], ids=lambda value: value.name
+)
+def test_a_proxy_composes_to_what_its_kept_runs_were_made_with(table: Table, row: Row) -> None:
+    """Keys that are younger than the runs are not in their files."""
+    config = composed(table, row)
+    differences = compare(table.cell(row, table.seeds[0], KEPT).run_dir / "config.yaml", config)
+    assert [line for line in differences if "(not set) there" not in line] == []
+    assert not config.optimizer.decay_biases
 
 
 @pytest.mark.parametrize("name", ["table3_proxy", "exponential_proxy"])

@@ -7,6 +7,7 @@ from cnn.model import SmallResNet
 from cnn.task import TASK
 from common.optim import decay_groups
 from common.training.compose import compose_config
+from common.training.optimization import build_optimizer
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +27,22 @@ def test_norms_and_biases_do_not_decay() -> None:
     assert (decay["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
     assert all(p.dim() >= 2 for p in decay["params"])
     assert all(p.dim() == 1 for p in rest["params"])  # among them the downsample branch's BatchNorm
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "accumadam", "dmsgd"])
+@pytest.mark.parametrize("decay_biases", [False, True])
+def test_the_optimizer_decays_the_classifiers_bias_if_asked(optimizer: str, decay_biases: bool) -> None:
+    overrides = [f"optimizer={optimizer}", f"optimizer.decay_biases={str(decay_biases).lower()}", "parallel.order=atc"]
+    config = compose_config("cnn", [*overrides, "optimizer.weight_decay=0.1"])
+    model = SmallResNet(in_channels=1, classes=10, width=4)
+    decay = {
+        id(p): group["weight_decay"]
+        for group in build_optimizer(config.optimizer, 0.1, model).param_groups
+        for p in group["params"]
+    }
+    assert decay[id(model.fc.weight)] == 0.1
+    assert decay[id(model.fc.bias)] == (0.1 if decay_biases else 0.0)
+    assert decay[id(model.bn.weight)] == decay[id(model.bn.bias)] == 0.0
 
 
 @pytest.mark.parametrize("shards", [1, 3, 7, 400])

@@ -68,6 +68,22 @@ def test_biases_of_attention_and_recurrent_layers():
     ]
 
 
+@pytest.mark.parametrize(
+    ("module", "exempt"),
+    [
+        (ResidualBlock(), {"bn1.weight", "bn1.bias", "downsample.1.weight", "downsample.1.bias"}),
+        (nn.MultiheadAttention(4, 2, add_bias_kv=True), set()),
+        (nn.LSTM(3, 4), set()),
+    ],
+    ids=["resnet", "attention", "lstm"],
+)
+def test_biases_of_other_layers_than_norms_decay_if_asked(module, exempt):
+    groups = decay_groups(module, 0.1, decay_biases=True)
+    everything = {name for name, _ in module.named_parameters()}
+    assert names_of(module, groups) == [everything - exempt, exempt][: len(groups)]
+    assert [group["weight_decay"] for group in groups] == ([0.1, 0.0] if exempt else [0.1])
+
+
 def test_one_dimensional_weight_decays_and_two_dimensional_bias_does_not():
     module = nn.Module()
     module.scale = nn.Parameter(torch.ones(3))

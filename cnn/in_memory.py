@@ -1,0 +1,74 @@
+"""Images that lie in memory, shared by all workers; augmented batch by batch, on their device."""
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cnn.data import Images
+
+
+class InMemoryTrainData:
+    """One worker's share of images that lie in memory, shuffled each epoch; `augment` changes a batch of them.
+
+    In every epoch one permutation of all images, drawn from (seed, epoch), is dealt out to the workers in local
+    batches; images that do not fill a batch on every worker wait for another epoch.
+
+    Raises ValueError if there are fewer images than one global batch.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        worker: int,
+        workers: int,
+        batch_size: int,
+        seed: int,
+        augment: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._images, self._labels = images
+        self._worker, self._workers, self._batch_size = worker, workers, batch_size
+        self._seed, self._augment = seed, augment
+        self.steps_per_epoch = len(self._labels) // (workers * batch_size)
+        if self.steps_per_epoch == 0:
+            raise ValueError(f"a global batch of {workers} x {batch_size} images, but there are {len(self._labels)}")
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Images]:
+        """Batches from number `start` on."""
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self._labels), generator=generator)
+        for step in range(start, self.steps_per_epoch):
+            first = (step * self._workers + self._worker) * self._batch_size
+            chosen = order[first : first + self._batch_size].to(self._labels.device)
+            yield self._augment(self._images[chosen]), self._labels[chosen]
+
+
+def shard_batches(images: Images, shard: int, shards: int, batch_size: int) -> Iterator[Images]:
+    """Batches of every `shards`-th image, beginning with number `shard`."""
+    pixels, labels = (tensor[shard::shards] for tensor in images)
+    return zip(pixels.split(batch_size), labels.split(batch_size), strict=True) if len(labels) else iter(())
+
+
+def random_shift(images: Tensor, pixels: int, fill: Literal["replicate", "constant"]) -> Tensor:
+    """Move each image [B, C, H, W] by up to `pixels` in both directions, filling with the border's value or zeros.
+
+    Draws from torch's global generator: the worker's own stream.
+    """
+    if pixels == 0:
+        return images
+    batch, _, height, width = images.shape
+    padded = F.pad(images, (pixels,) * 4, mode=fill)
+    top, left = torch.randint(0, 2 * pixels + 1, (2, batch)).to(images.device)
+    rows = (top[:, None] + torch.arange(height, device=images.device))[:, None, :, None]
+    columns = (left[:, None] + torch.arange(width, device=images.device))[:, None, None, :]
+    samples = torch.arange(batch, device=images.device)[:, None, None, None]
+    channels = torch.arange(images.shape[1], device=images.device)[None, :, None, None]
+    return padded[samples, channels, rows, columns]
+
+
+def random_flip(images: Tensor) -> Tensor:
+    """Mirror every image [B, C, H, W] with probability 1/2; draws from torch's global generator."""
+    mirrored = (torch.rand(len(images)) < 0.5).to(images.device)
+    return torch.where(mirrored[:, None, None, None], images.flip(-1), images)
