@@ -244,9 +244,9 @@ def quantities_of(columns: Sequence[str]) -> set[str]:
 
 
 def values_of(quantity: str, runs: Sequence[Run]) -> list[float]:
-    """A quantity of every run that has it."""
-    values = (QUANTITIES[quantity].of(run) for run in runs)
-    return [value for value in values if value is not None]
+    """A quantity of all runs; empty unless every one has it, so that n is the same for all numbers of a row."""
+    values = [QUANTITIES[quantity].of(run) for run in runs]
+    return [] if None in values else values
 
 
 def value_of(column: str, runs: Sequence[Run]) -> float | None:
