@@ -201,6 +201,7 @@ COMPARISONS = {
     "p_value": "p of Welch's t-test over seeds against the baseline row (two-sided, not corrected for several rows)",
     "published": "the published value, not measured here",
     "published_2sigma": "its published 2 sigma",
+    "by_formula": "the paper's formula, evaluated by us",
 }
 
 DEFAULT_COLUMNS = (
@@ -267,7 +268,7 @@ def compare(
         return welch(values_of(quantity, runs), values_of(quantity, baseline))
     if kind in COMPARISONS:
         number = published.get(name)
-        return None if number is None else number.value if kind == "published" else number.two_sigma
+        return None if number is None else number.two_sigma if kind == "published_2sigma" else number.value
     return value_of(column, runs)
 
 
