@@ -131,13 +131,13 @@ def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
                     bar.set_postfix_str(f"{sum(writer.progress.bytes.values()) / 2e6:,.1f}M tokens")
             header = make_header(arguments, corpus, tokenizer, writer)
             write_atomically(folder / INPUTS, corpus.inputs.encode())
-            writer.finish(header)
         except BaseException:  # interrupted: the next start goes on from here
             writer.save()
             writer.close()
             raise
         finally:
             shutil.rmtree(parts, ignore_errors=True)
+        writer.finish(header)
     return header
 
 

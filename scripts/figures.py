@@ -12,14 +12,13 @@ from pathlib import Path
 from pydantic import Field
 
 from common.report.bars import draw_bars
-from common.report.cli import DEFAULT_RUNS, Arguments, Folders, Text, UsageError, main_function, parse
+from common.report.cli import DEFAULT_RUNS, Arguments, Folders, Text, main_function, parse
 from common.report.collect import collect
 from common.report.drawing import save
 from common.report.figure_files import Bars, figure_names, load_figure
-from common.report.figures import write_figure
+from common.report.figures import write_figures
 from common.report.measured import build_benchmark, load_benchmark, missing_records
 from common.report.registry import full_name, load_table
-from common.report.runs import RunError
 from common.report.tables import missing_lines
 from common.report.time_curves import draw_time_curves, of_figure
 
@@ -39,15 +38,11 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(FiguresArguments, argv, "scripts.figures", "Draws finished runs.")
     output, roots = Path(arguments.output), [Path(folder) for folder in arguments.runs]
     name = full_name(arguments.figure, "figure")
-    try:
-        if name not in figure_names():
-            collection = collect(load_table(arguments.figure, "figure", also=figure_names()), *roots)
-            files = [file for each in collection.by_variant() for file in write_figure(each, output)]
-            missing = missing_lines(collection)
-        else:
-            files, missing = write_registered(name, roots, Path(arguments.benchmarks), output)
-    except RunError as error:
-        raise UsageError(str(error)) from None
+    if name not in figure_names():
+        collection = collect(load_table(arguments.figure, "figure", also=figure_names()), *roots)
+        files, missing = write_figures(collection, output), missing_lines(collection)
+    else:
+        files, missing = write_registered(name, roots, Path(arguments.benchmarks), output)
     for line in missing:
         print(f"missing: {line}")
     print("written:", *files)

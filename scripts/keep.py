@@ -36,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
         target.mkdir(parents=True, exist_ok=True)
         for name in (*RECORDS, *OPTIONAL):
             if name in OPTIONAL and not (run.folder / name).exists():
+                (target / name).unlink(missing_ok=True)  # of an earlier run
                 continue
             (target / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(run.folder / name, target / name)

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from common.report.cli import DEFAULT_RUNS, Arguments, Folders, Text, UsageError, command_of, main_function, parse
+from common.report.cli import DEFAULT_RUNS, Arguments, Folders, Text, command_of, main_function, parse
 from common.report.page import render, sections_of
-from common.report.runs import RunError
 from common.training.environment import describe_environment
 
 MODULE = "scripts.report"
@@ -30,10 +29,7 @@ def main(argv: Sequence[str]) -> int:
     """Writes the page; exit code 2 if something in the configuration is wrong."""
     arguments = parse(ReportArguments, argv, MODULE, "Writes an HTML page of all tables and figures.")
     page = Path(arguments.output)
-    try:
-        sections = sections_of([Path(folder) for folder in arguments.runs], Path(arguments.benchmarks), page)
-    except RunError as error:
-        raise UsageError(str(error)) from None
+    sections = sections_of([Path(folder) for folder in arguments.runs], Path(arguments.benchmarks), page)
     environment = describe_environment("", [])
     commit = f"{environment['git_commit']}{' with uncommitted changes' * environment['git_dirty']}"
     page.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Trains what a table still needs.
+"""Trains what a table still needs, and scores the test set where the table shows that.
 
 python -m scripts.reproduce table=quickstart [runs=runs] [jobs=1] [--dry-run]
 python -m scripts.reproduce table=table3 launcher=slurm [cluster=t4_4x8] [sbatch="--time=12:00:00 ..."] [--dry-run]
@@ -26,10 +26,11 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from common.report.cli import Arguments, Text, UsageError, command_of, main_function, parse
-from common.report.collect import check_overrides, read_cell
+from common.report.collect import check_overrides, read_cell, score_arguments
 from common.report.columns import QUANTITIES
 from common.report.registry import Cell, Table, load_table
 from common.report.runs import RunError, read_json
+from scripts.score import score
 
 INTERRUPTED = 75
 MODULE = "scripts.reproduce"
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.cluster or arguments.sbatch:
         raise UsageError("cluster=..., sbatch=...: only with launcher=slurm")
     if arguments.dry_run:
-        _print_plan(cells, states)
+        _print_plan(table, cells, states)
         return 0
     try:
         return _make(table, cells, states, arguments.jobs)
@@ -99,12 +100,14 @@ def _command(cell: Cell) -> str:
     return " ".join([cell.command, *_resume(cell)])
 
 
-def _print_plan(cells: Sequence[Cell], states: Sequence[str]) -> None:
+def _print_plan(table: Table, cells: Sequence[Cell], states: Sequence[str]) -> None:
     """Commands of the runs to make; all else is a comment, so that the whole can be pasted into a shell."""
     for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):
         print(f"# [{number}/{len(cells)}] {cell.label}: {state}")
         if state != "finished":
             print(_command(cell))
+        if scoring := score_arguments(table, cell.run_dir):
+            print(shlex.join(["python", *scoring]))
     print(f"# {states.count('finished')} of {len(cells)} finished")
 
 
@@ -158,7 +161,10 @@ def _make(table: Table, cells: Sequence[Cell], states: Sequence[str], jobs: int)
     for cell, failure in failures:
         print(f"failed: {cell.label}: {failure}; to repeat: {_command(cell)}", file=sys.stderr)
     print(f"{len(cells) - len(failures)} of {len(cells)} runs finished")
-    return 1 if failures else 0
+    unscored = score(table, [cell.run_dir for cell in cells if cell not in dict(failures)])
+    for run in unscored:
+        print(f"failed: {run}: scoring the test set", file=sys.stderr)
+    return 1 if failures or unscored else 0
 
 
 def _train_all(table: Table, cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, str | None, float]]:

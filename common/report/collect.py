@@ -86,6 +86,8 @@ def collect(table: Table, *roots: Path, allow_empty: bool = False) -> Collection
         else:
             runs[cells[0].row.name].append(run)
             variant_of[run.folder] = cells[0].variant
+    if missing:
+        elsewhere.name_others()
     if not any(runs.values()) and not allow_empty:
         where = " or ".join(str(root / table.runs) for root in roots)
         raise UsageError(
@@ -116,6 +118,16 @@ class Elsewhere:
         """The cell in every folder whose run has its task and its overrides."""
         return [replace(cell, run_dir=folder) for folder, recorded in self._recorded if not cell.disagreement(recorded)]
 
+    def name_others(self) -> None:
+        """Warns of every run of the table's experiments that is no cell of it, with the nearest one's difference."""
+        cells = [cell for root in self._roots for cell in self._table.cells(root)]
+        places = {cell.run_dir for cell in cells}  # what is wrong with runs there has been said
+        for folder, recorded in self._recorded:
+            alike = [cell for cell in cells if folder not in places and cell.experiment in recorded]
+            differences = [cell.disagreement(recorded) for cell in alike]
+            if differences and all(differences):
+                logger.warning("skipped %s: no run of %s: %s", folder, self._table.name, min(differences, key=len))
+
     @cached_property
     def _recorded(self) -> list[tuple[Path, list[str]]]:
         """Folders of the table's task, with their overrides."""
@@ -138,10 +150,22 @@ def reproduce_command(table: Table, root: Path) -> str:
     return shlex.join(["python", "-m", "scripts.reproduce", f"table={table.name}", *runs])
 
 
+def score_arguments(table: Table, run: Path) -> list[str]:
+    """What Python is called with to score the test set by a run's last model; empty if the table needs no such scores.
+
+    Empty, too, if the run has them.
+    """
+    needed = any(name.startswith("test_") for name in table.quantities)
+    if not needed or (run / "evaluation" / "test.csv").exists():
+        return []
+    return ["-m", f"{table.task}.evaluate", f"run={run}", "models=last"]
+
+
 def read_cell(table: Table, cell: Cell) -> Run:
     """The finished run of a cell, with all numbers that the table needs; RunError if there is none."""
     run = read_run(cell.run_dir)
     check_overrides(cell, run.environment)
+    run.total("workers")
     for name in table.quantities:
         QUANTITIES[name].of(run)
     return run

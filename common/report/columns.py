@@ -201,6 +201,7 @@ COMPARISONS = {
     "p_value": "p of Welch's t-test over seeds against the baseline row (two-sided, not corrected for several rows)",
     "published": "the published value, not measured here",
     "published_2sigma": "its published 2 sigma",
+    "by_formula": "the paper's formula, evaluated by us",
 }
 
 DEFAULT_COLUMNS = (
@@ -244,9 +245,9 @@ def quantities_of(columns: Sequence[str]) -> set[str]:
 
 
 def values_of(quantity: str, runs: Sequence[Run]) -> list[float]:
-    """A quantity of every run that has it."""
-    values = (QUANTITIES[quantity].of(run) for run in runs)
-    return [value for value in values if value is not None]
+    """A quantity of all runs; empty unless every one has it, so that n is the same for all numbers of a row."""
+    values = [QUANTITIES[quantity].of(run) for run in runs]
+    return [] if None in values else values
 
 
 def value_of(column: str, runs: Sequence[Run]) -> float | None:
@@ -267,7 +268,7 @@ def compare(
         return welch(values_of(quantity, runs), values_of(quantity, baseline))
     if kind in COMPARISONS:
         number = published.get(name)
-        return None if number is None else number.value if kind == "published" else number.two_sigma
+        return None if number is None else number.two_sigma if kind == "published_2sigma" else number.value
     return value_of(column, runs)
 
 

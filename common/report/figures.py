@@ -3,6 +3,8 @@
 A table with several numbers of workers is drawn as the final metric against the number of workers instead.
 """
 
+import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +19,19 @@ from common.report.columns import QUANTITIES
 from common.report.drawing import COLOURS, MARKERS_PER_CURVE, STYLES, draw_legends, label_of, recorded_as, save
 from common.report.prediction import predicted_step_ms
 from common.report.registry import Row, Table
-from common.report.runs import Run
+from common.report.runs import Run, RunError
 
 DODGE = 0.06  # between lines over numbers of workers, in powers of two
 
+logger = logging.getLogger(__name__)
 
-def write_figure(collection: Collection, folder: Path) -> list[Path]:
-    """Writes <folder>/<table>.png, and .svg unless it is large; returns the paths written."""
+
+def write_figures(collection: Collection, folder: Path) -> list[Path]:
+    """Writes <folder>/<table>[_<variant>].png, and .svg unless it is large, of each variant with a run; the paths."""
     several = len({row.workers for row in collection.table.rows}) > 1
-    return save(lambda: (draw_over_workers if several else draw)(collection), folder, collection.table.name)
+    picture = draw_over_workers if several else draw
+    variants = [each for each in collection.by_variant() if each.all_runs]
+    return [file for each in variants for file in save(lambda each=each: picture(each), folder, each.table.name)]
 
 
 def draw(collection: Collection) -> Figure:
@@ -43,11 +49,10 @@ def draw(collection: Collection) -> Figure:
             draw_panel(ax, table, data, x)
             ax.set(xlabel=xs[x], ylabel=label)
             ax.label_outer()
-    seeds = sorted({len(runs) for runs in collection.runs.values() if runs})
-    count = "-".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
     _scale_loss(axes[0, 0], panels[0][0]["value"])
     figure.align_ylabels(axes)
-    figure.suptitle(f"{table.title} (mean of {count} seeds; band: lowest to highest)", fontsize=9)
+    seeds = _range(pd.concat([data for data, _ in panels]).groupby(["method", "topology"])["run"].nunique())
+    figure.suptitle(f"{table.title} (mean of {seeds} seeds; band: lowest to highest)", fontsize=9)
     draw_legends(figure, *labels_of(table))
     return figure
 
@@ -94,7 +99,7 @@ def draw_over_workers(collection: Collection) -> Figure:
     ax.get_legend().remove()
     handles, names = ax.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right center")
-    seeds = max(len(runs) for runs in collection.runs.values())
+    seeds = _range(len(runs) for runs in collection.runs.values() if runs)
     figure.suptitle(f"{table.title} (mean of {seeds} seeds; bars: lowest to highest)", fontsize=9)
     ax.grid(visible=False, axis="x")
     sns.despine(ax=ax)
@@ -105,20 +110,31 @@ def _line_label(row: Row) -> str:
     return f"{row.method}, {row.topology.replace('_', ' ')}"
 
 
-def curves(collection: Collection, metric: str, rows: tuple[str, ...] = ()) -> pd.DataFrame:
-    """Long form: method, topology, step, sent_mb (MB sent per worker until then), time_s, value; of all rows or some.
+def _range(counts: Iterable[int]) -> str:
+    """The n of several means in words: 3, or 1-3 where they differ."""
+    counts = sorted(counts) or [0]
+    return "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
 
-    Bytes and time are means over seeds: a mean over seeds needs one abscissa.
+
+def curves(collection: Collection, metric: str, rows: tuple[str, ...] = ()) -> pd.DataFrame:
+    """Long form: method, topology, run, step, sent_mb (MB sent per worker until then), time_s, value; all rows or some.
+
+    Bytes and time are means over seeds: a mean over seeds needs one abscissa. A run that cannot be drawn is named and
+    left out. From where a seed has diverged, its row has no values: a mean of the other seeds would be another one.
     """
     parts = []
     for row in collection.table.rows:
-        runs = [_curve(run, metric) for run in collection.runs[row.name] if not rows or row.name in rows]
+        drawn = [_curve(run, metric) for run in collection.runs[row.name] if not rows or row.name in rows]
+        runs = [frame for frame in drawn if frame is not None]
         if runs:
             frame = pd.concat(runs, ignore_index=True)
             for x in ("sent_mb", "time_s"):
                 frame[x] = frame.groupby("step")[x].transform("mean")
+            diverged = (~np.isfinite(frame["value"])).groupby(frame["step"]).transform("any")
+            frame["value"] = frame["value"].mask(diverged)
             parts.append(frame.assign(method=row.method, topology=row.topology))
-    return pd.concat(parts, ignore_index=True)
+    columns = ["method", "topology", "run", "step", "sent_mb", "time_s", "value"]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 
 def time_label(runs: list[Run], unit: str) -> str:
@@ -131,23 +147,43 @@ def _is_simulated(run: Run) -> bool:
     return run.config["workers"]["kind"] == "simulated"
 
 
-def _curve(run: Run, metric: str) -> pd.DataFrame:
-    """One run's curve; bytes and time at a step are read off the training rows, which count them."""
+def _curve(run: Run, metric: str) -> pd.DataFrame | None:
+    """One run's curve, None if it cannot be drawn; bytes and time are read off the training rows, which count them."""
     split, name = recorded_as(metric)
-    frame = run.curve(split, name).rename(columns={name: "value"}).dropna()
-    sent = run.curve("train", "bytes_sent").dropna()
-    steps, megabytes = sent["step"].to_numpy(), sent["bytes_sent"].to_numpy() / run.total("workers") / 1e6
-    frame = frame.assign(sent_mb=np.interp(frame["step"], [0, *steps], [0, *megabytes]))
+    try:
+        frame = run.curve(split, name).rename(columns={name: "value"}).assign(run=str(run.folder))
+        sent = run.curve("train", "bytes_sent").dropna()
+        steps, megabytes = sent["step"].to_numpy(), sent["bytes_sent"].to_numpy() / run.total("workers") / 1e6
+        frame["sent_mb"] = np.interp(frame["step"], [0, *steps], [0, *megabytes])
+        frame["time_s"] = _seconds(run, frame["step"])
+    except RunError as error:
+        logger.warning("left out of the curves of %s: %s", metric, error)
+        return None
+    diverged = frame["step"][~np.isfinite(frame["value"])]
+    if not diverged.empty:
+        logger.warning(
+            "%s: %s is not finite from step %d on: its row's curve ends there", run.folder, metric, diverged.iloc[0]
+        )
+    return frame
+
+
+def _seconds(run: Run, steps: pd.Series) -> np.ndarray:
+    """Time until these steps, without evaluation."""
     if _is_simulated(run):
-        return frame.assign(time_s=frame["step"] * predicted_step_ms(run) / 1000)
+        return steps.to_numpy() * predicted_step_ms(run) / 1000
     taken = run.curve("train", "time_step_ms").dropna()
-    steps = taken["step"].to_numpy()
-    seconds = np.cumsum(taken["time_step_ms"] * np.diff(steps, prepend=0)) / 1000
-    return frame.assign(time_s=np.interp(frame["step"], [0, *steps], [0, *seconds]))
+    ends = taken["step"].to_numpy()
+    seconds = np.cumsum(taken["time_step_ms"] * np.diff(ends, prepend=0)) / 1000
+    return np.interp(steps, [0, *ends], [0, *seconds])
 
 
 def draw_panel(ax: Axes, table: Table, data: pd.DataFrame, x: str) -> None:
     """Curves of all methods (colours) and topologies (styles) into a panel."""
+    sns.despine(ax=ax)
+    data = data.dropna(subset="value")
+    if data.empty:
+        ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color="0.4")
+        return
     methods, topologies = labels_of(table)
     styles = dict(zip(topologies, STYLES, strict=False))
     longest = data.groupby(["method", "topology"])["step"].nunique().max()
@@ -171,7 +207,6 @@ def draw_panel(ax: Axes, table: Table, data: pd.DataFrame, x: str) -> None:
         ax=ax,
     )
     ax.xaxis.set_major_locator(MaxNLocator(5))
-    sns.despine(ax=ax)
 
 
 def _scale_loss(ax: Axes, losses: pd.Series) -> None:

@@ -1,11 +1,11 @@
 """Tables as text and files: CSV for machines; Markdown, LaTeX and the console's format for people."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
 
-from common.report.columns import COMPARISONS, LABELS, split_column, split_variant, style_of
+from common.report.columns import LABELS, split_column, split_variant, style_of
 from common.report.registry import Table
 
 LEFT = ("method", "topology", "source", "cluster")  # labels, which stand to the left
@@ -74,11 +74,10 @@ def _texts(frame: pd.DataFrame, column: str, table: Table) -> list[str]:
     if column in table.labels:
         return list(frame[column])
     plain = split_variant(column, table.variants)[1]
-    seeds: Sequence[object] = frame["seeds"] if "seeds" in frame else [None] * len(frame)
-    return [_readable(plain, value, count) for value, count in zip(frame[column], seeds, strict=True)]
+    return [_readable(plain, value) for value in frame[column]]
 
 
-def _readable(column: str, value: object, seeds: object) -> str:
+def _readable(column: str, value: object) -> str:
     if column in LABELS:
         return "" if value is None else str(value)
     if value is not None:
@@ -86,4 +85,4 @@ def _readable(column: str, value: object, seeds: object) -> str:
     kind = split_column(column)[1]
     if kind == "published":
         return "unknown"
-    return "missing" if seeds == 0 and kind not in COMPARISONS and kind != "2sigma" else ""
+    return "missing" if kind == "mean" else ""

@@ -68,8 +68,21 @@ def build_benchmark(table: BenchmarkTable, records: Path) -> pd.DataFrame:
 
 
 def missing_records(table: BenchmarkTable, records: Path) -> list[str]:
-    """What fills the cells that are missing."""
-    return [] if (records / table.records).exists() else [f"all rows of ours: no {table.records}: {table.command}"]
+    """What fills the cells that are missing: all of ours, or what a cluster and number of workers lacks.
+
+    A method is expected if it is published or, where none are, if another cluster has it.
+    """
+    if not (records / table.records).exists():
+        return [f"all rows of ours: no {table.records}: {table.command}"]
+    frame, (method,) = build_benchmark(table, records), table.ratio.over
+    sources = dict(list(frame.dropna(subset=[method]).groupby("source")))
+    wanted = sources.get("published", sources["ours"])[method].unique()
+    lines = []
+    for (cluster, workers), rows in sources["ours"].groupby(["cluster", "workers"], sort=False):
+        absent = [name for name in wanted if name not in set(rows[method])]
+        if absent:
+            lines.append(f"{cluster}, {workers} workers: no {', '.join(absent)}: {table.command}")
+    return lines
 
 
 def show_benchmark(table: BenchmarkTable, records: Path, style: str = "simple") -> str:

@@ -16,7 +16,7 @@ from common.report.bars import draw_bars
 from common.report.collect import Collection, collect
 from common.report.drawing import save
 from common.report.figure_files import Bars, figure_names, load_figure
-from common.report.figures import write_figure
+from common.report.figures import write_figures
 from common.report.formats import LEFT, readable
 from common.report.measured import (
     benchmark_definitions,
@@ -97,9 +97,7 @@ def _table(collection: Collection, page: Path) -> Section:
         state=f"{done} of {done + len(collection.missing)} runs",
         frame=readable(build_table(collection), table),
         labels=(*LEFT, *table.labels),
-        images=_pictures(lambda folder: [f for each in collection.by_variant() for f in write_figure(each, folder)])
-        if done
-        else (),
+        images=_pictures(lambda folder: write_figures(collection, folder)),
         definitions=definitions(table),
         published=published_lines(table.published),
         origin=describe_origin(collection),

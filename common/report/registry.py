@@ -25,8 +25,13 @@ from common.report.published import Published, published_names, published_values
 
 TABLES = ROOT / "configs" / "table"
 
-# Keys that say where a run writes and what it prints, not what it computes.
-BOOKKEEPING = re.compile(r"run_dir|resume|training\.threads|logging(\..*)?")
+# Keys that reproduce sets for each run when it is made.
+OF_EACH_RUN = ("seed", "run_dir", "resume")
+# Keys that say on what a run is made, where it reads and writes and what it prints, not what it computes.
+BOOKKEEPING = re.compile(
+    r"run_dir|resume|name|profile|peak_tflops|logging(\..*)?"
+    r"|training\.(threads|device|checkpoint_every|checkpoints_kept)|data\.(folder|path|copy_to|workers)"
+)
 
 
 @cache  # the parser is slow, and the runs of a table share most of their overrides
@@ -45,7 +50,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 def _check_override(text: str) -> str:
     key, _ = parse_override(text)
-    if key == "seed" or BOOKKEEPING.fullmatch(key):
+    if key in OF_EACH_RUN:
         raise ValueError(f"{key} is set for each run when it is made; expected any other key")
     return text
 
@@ -205,18 +210,27 @@ class Cell:
         """The shell command that makes this run."""
         return shlex.join(["python", "-m", f"{self.task}.train", *self.overrides])
 
+    @property
+    def experiment(self) -> str | None:
+        """The override that names the recipe."""
+        return next((text for text in self.settings if text.startswith("experiment=")), None)
+
     @cached_property
     def _expected(self) -> dict[str, Any]:
         return _meaning(self.settings)
 
     def disagreement(self, recorded: Sequence[str]) -> str | None:
-        """How the overrides recorded by a run differ from this cell's; None if they mean the same."""
+        """How the overrides recorded by a run differ from this cell's; None if they mean the same.
+
+        Bookkeeping counts only where the cell sets it.
+        """
         try:
             found = _meaning(recorded)
         except ValueError as error:
             return f"it records {error}"
         missing = object()
-        keys = [*self._expected, *(key for key in found if key not in self._expected)]
+        more = [key for key in found if key not in self._expected and not BOOKKEEPING.fullmatch(key)]
+        keys = [*self._expected, *more]
         differences = [
             f"{key}: {_show(found, key)} there, {_show(self._expected, key)} here"
             for key in keys
@@ -248,8 +262,7 @@ def table_names(folder: Path = TABLES) -> list[str]:
 
 
 def _meaning(overrides: Sequence[str]) -> dict[str, Any]:
-    parsed = (parse_override(text) for text in overrides)
-    return {key: value for key, value in parsed if not BOOKKEEPING.fullmatch(key)}
+    return dict(map(parse_override, overrides))
 
 
 def _show(settings: dict[str, Any], key: str) -> str:

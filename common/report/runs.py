@@ -1,8 +1,6 @@
 """Reads run folders: config.yaml, environment.json, metrics.jsonl, summary.json."""
 
 import json
-import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,6 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from common.report.cli import one_line
-
-logger = logging.getLogger(__name__)
 
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")
 
@@ -76,26 +72,6 @@ def read_run(folder: Path) -> Run:
         summary=summary,
         metrics=_read_metrics(folder / "metrics.jsonl"),
     )
-
-
-def find_runs(folders: Iterable[Path]) -> list[Run]:
-    """The finished runs in these folders and anywhere below them, sorted by folder.
-
-    Unfinished and broken ones are named in a warning with the reason and left out.
-    """
-    found: set[Path] = set()
-    for folder in folders:
-        below = {path.parent for name in FILES for path in folder.rglob(name)}
-        if not below:
-            logger.warning("no run in %s", folder)
-        found |= below
-    runs = []
-    for folder in sorted(found):
-        try:
-            runs.append(read_run(folder))
-        except RunError as error:
-            logger.warning("skipped %s", error)
-    return runs
 
 
 def read_json(path: Path) -> dict[str, Any]:

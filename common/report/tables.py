@@ -1,11 +1,12 @@
 """Builds a table from its runs, with the published numbers beside them, definitions, origin and what is missing."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from common.report.collect import Collection, reproduce_command
+from common.report.collect import Collection, reproduce_command, score_arguments
 from common.report.columns import LABELS, compare, define, split_column, split_variant
 from common.report.formats import format_table, latex, write_files
 from common.report.origin import describe_origin
@@ -32,8 +33,15 @@ def write_table(collection: Collection, folder: Path, command: str) -> list[Path
 
 
 def missing_lines(collection: Collection) -> list[str]:
-    """One line for each missing run: which, why, and the command that makes it."""
-    return [f"{m.cell.label}: {m.reason}: {m.cell.command}" for m in collection.missing]
+    """One line for each missing run and for each run whose test set is not scored: which, why, and the command."""
+    return [f"{what}: {command}" for what, command in _missing(collection)]
+
+
+def _missing(collection: Collection) -> list[tuple[str, str]]:
+    """What is missing and why, and the shell command that makes it."""
+    runs = [(f"{m.cell.label}: {m.reason}", m.cell.command) for m in collection.missing]
+    scores = [(run.folder, score_arguments(collection.table, run.folder)) for run in collection.all_runs]
+    return runs + [(f"{run}: no scores of the test set", shlex.join(["python", *call])) for run, call in scores if call]
 
 
 def definitions(table: Table) -> list[str]:
@@ -66,10 +74,15 @@ def _build_row(collection: Collection, row: Row) -> dict[str, object]:
         "method": row.method,
         "topology": row.topology,
         "workers": workers[0] if len(workers) == 1 else "/".join(map(str, workers)) or row.workers,
-        "seeds": min(len(collection.of(row.name, variant)) for variant in table.variants or [None]),
+        "seeds": _seeds([len(collection.of(row.name, variant)) for variant in table.variants or [None]]),
         **row.labels,
     }
     return {c: labels[c] if c in labels else _value(collection, row, c) for c in table.columns}
+
+
+def _seeds(counts: Sequence[int]) -> int | str:
+    """The number of seeds; that of each variant (3/0) where they differ."""
+    return counts[0] if len(set(counts)) == 1 else "/".join(map(str, counts))
 
 
 def _value(collection: Collection, row: Row, column: str) -> float | None:
@@ -117,7 +130,7 @@ def _render(collection: Collection, frame: pd.DataFrame, command: str) -> str:
         for variant in table.variants or [None]:
             label = ", ".join([row.method, row.topology, *([variant] if variant else [])])
             lines.append(f"    - {label}: `{table.cell(row, 'K', collection.root, variant).command}`")
-    if collection.missing:
-        lines += ["", "## Missing", ""]
-        lines += [f"- {m.cell.label}: {m.reason}. `{m.cell.command}`" for m in collection.missing]
+    missing = _missing(collection)
+    if missing:
+        lines += ["", "## Missing", "", *(f"- {what}. `{command}`" for what, command in missing)]
     return "\n".join(lines) + "\n"

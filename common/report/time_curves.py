@@ -50,9 +50,10 @@ def _published(figure_file: Curves, table: Table) -> pd.DataFrame:
     rows = pd.DataFrame(
         [{"method": row.method.lower(), "topology": row.topology, "name": row.method} for row in table.rows]
     )
-    return frame.merge(rows, on=["method", "topology"]).assign(method=lambda data: data["name"], step=frame["epoch"])
+    merged = frame.merge(rows, on=["method", "topology"])
+    return merged.assign(method=merged["name"], step=merged["epoch"])
 
 
 def _panel(ax: Axes, table: Table, data: pd.DataFrame, x: str, metric: str, title: str) -> None:
-    draw_panel(ax, table, data.dropna(subset="value"), x)
+    draw_panel(ax, table, data, x)
     ax.set(ylabel=label_of(metric), title=title)

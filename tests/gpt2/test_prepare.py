@@ -143,10 +143,21 @@ def test_other_settings_begin_anew(tmp_path, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(token_writer.TokenWriter, "finish", killed)
+        patched.setattr(token_writer.TokenWriter, "close", killed)  # finish has saved its progress
         with pytest.raises(Killed):
             prepare(arguments(output, source), quiet=True)
+    assert (output / "progress.json").exists()
     assert prepare(arguments(output, source, validation_fraction=0.5), quiet=True).documents == {"train": 30, "val": 30}
+
+
+def test_files_that_cannot_be_renamed_are_the_error_that_is_shown(tmp_path, monkeypatch):
+    source, output = tmp_path / "a.txt", tmp_path / "out"
+    WRITERS["txt"](source, TEXTS)
+    with monkeypatch.context() as patched:
+        patched.setattr(token_writer.TokenWriter, "_final", lambda *_: tmp_path / "none" / "train.bin")
+        with pytest.raises(FileNotFoundError, match=r"none/train\.bin"):
+            prepare(arguments(output, source), quiet=True)
+    assert prepare(arguments(output, source), quiet=True).documents["train"]
 
 
 @pytest.mark.parametrize("renamed", [["train"], ["train", "val"]])

@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ from common.report.collect import collect
 from common.report.columns import value_of
 from common.report.drawing import save
 from common.report.figure_files import Bars, Curves, figure_names, load_figure
-from common.report.figures import curves, draw, draw_over_workers, write_figure
+from common.report.figures import curves, draw, draw_over_workers, write_figures
 from common.report.measured import load_benchmark
 from common.report.published import load_published
 from common.report.registry import load_table
 from common.report.time_curves import draw_time_curves
+from common.training.compose import compose_config
 from scripts.figures import main
 from tests.report.synthetic import write_run
 
@@ -84,17 +86,58 @@ def test_several_numbers_of_workers_are_drawn_as_the_final_metric_against_them(t
     assert [[round(2**x) for x in line.get_xdata()] for line in lines] == [[4, 8], [4, 8]]
     assert [list(line.get_ydata()) for line in lines] == [[95, 99], [95, 99]]
     assert [text.get_text() for text in ax.figure.legends[0].get_texts()] == ["AllReduce, complete", "AccumAdam, aer"]
-    paths = write_figure(collect(several, RUNS), Path("out"))
+    assert "mean of 3 seeds" in ax.figure.get_suptitle()
+    shutil.rmtree(next(several.cells(RUNS)).run_dir)
+    paths = write_figures(collect(several, RUNS), Path("out"))
     assert [path.name for path in paths] == ["small.png", "small.svg"]
     assert "workers" in paths[1].read_text()
+    assert "mean of 2-3 seeds" in paths[1].read_text()
 
 
-def test_without_byte_counts_the_run_is_named(filled, capsys):
-    cell = next(filled.cells(RUNS))
+def test_a_variant_without_runs_is_not_drawn(table, monkeypatch, capsys):
+    several = table.model_copy(update={"variants": {"de": ("data=de",), "fr": ("data=fr",)}})
+    monkeypatch.setattr("scripts.figures.load_table", lambda *_, **__: several)
+    for cell in several.cells(RUNS):
+        if cell.variant == "de":
+            write_run(cell.run_dir, cell.overrides)
+    assert main(["figure=small", "output=out"]) == 0
+    assert sorted(path.name for path in Path("out").iterdir()) == ["small_de.png", "small_de.svg"]
+    assert "missing: allreduce fr seed 1: not run yet" in capsys.readouterr().out
+
+
+def without(cell, metric):
+    """The run no longer records a metric."""
     metrics = cell.run_dir / "metrics.jsonl"
-    metrics.write_text(metrics.read_text().replace("bytes_sent", "bytes"))
-    assert main(["figure=small"]) == 2
-    assert f"error: {cell.run_dir}: metrics.jsonl records no 'bytes_sent'" in capsys.readouterr().err
+    metrics.write_text(metrics.read_text().replace(metric, "something"))
+
+
+def test_a_run_that_cannot_be_drawn_is_named_and_left_out(filled, caplog):
+    first, *others = list(filled.cells(RUNS))[:3]
+    without(first, "bytes_sent")
+    assert main(["figure=small"]) == 0
+    assert f"train_loss: {first.run_dir}: metrics.jsonl records no 'bytes_sent'" in caplog.text
+    assert "mean of 2-3 seeds" in Path("results/figures/small.svg").read_text()
+    data = curves(collect(filled, RUNS), "train_loss")
+    assert set(data["run"][data["method"] == "AllReduce"]) == {str(cell.run_dir) for cell in others}
+
+
+def test_a_metric_that_no_run_records_is_said_to_be_missing(filled, caplog):
+    for cell in filled.cells(RUNS):
+        without(cell, "bytes_sent")
+    figure = draw(collect(filled, RUNS))
+    assert [[text.get_text() for text in ax.texts] for ax in figure.axes] == [["not recorded"]] * 6
+
+
+def test_a_curve_ends_where_a_seed_diverges(filled, caplog):
+    """A mean of the seeds that survive would look better than the method is."""
+    cell = next(filled.cells(RUNS))
+    write_run(cell.run_dir, cell.overrides, train_loss=[2.0, 1.0, float("nan")], accuracy=[50.0, float("inf")])
+    collection = collect(filled, RUNS)
+    data = curves(collection, "accuracy")
+    assert data.dropna()["step"].groupby(data["method"]).max().to_dict() == {"AllReduce": 15, "AccumAdam": 30}
+    assert f"{cell.run_dir}: accuracy is not finite from step 30 on" in caplog.text
+    allreduce, accumadam = draw(collection).axes[3].get_lines()
+    assert (list(allreduce.get_xdata()), list(accumadam.get_xdata())) == ([15], [15, 30])
 
 
 @pytest.mark.parametrize("name", figure_names())
@@ -107,6 +150,9 @@ def test_every_figure_file_names_what_there_is(name):
     assert set(figure.rows) <= {row.name for row in table.rows}
     assert figure.variant in (table.variants or {None})
     assert set(figure.metrics) <= set(load_published(figure.published).read_curves())
+    for row in figure.rows:
+        settings = next(cell.settings for cell in table.cells(RUNS) if cell.row.name == row)
+        assert "bleu" not in figure.metrics or compose_config(table.task, list(settings)).decoding.in_training
 
 
 @pytest.mark.parametrize(
@@ -140,6 +186,14 @@ def test_published_curves_alone(translation):
     (ax,) = draw_time_curves(FIGURE7, collection).axes
     ends = {round(float(line.get_xdata()[-1]), 2) for line in ax.get_lines() if len(line.get_xdata()) == 24}
     assert ends == {26.76, 10.95}  # all-reduce and AccumAdam on the alternating exponential ring, in ks
+
+
+def test_a_metric_that_our_runs_do_not_record_leaves_its_panel_empty(translation, caplog):
+    for cell in translation.cells(RUNS):
+        write_run(cell.run_dir, cell.overrides)
+    _, below = draw_time_curves(FIGURE7, collect(translation, RUNS)).axes
+    assert [text.get_text() for text in below.texts] == ["not recorded"]
+    assert "metrics.jsonl records no 'bleu'" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["processes", "simulated"])

@@ -19,5 +19,17 @@ def test_records_of_finished_runs_are_kept_without_weights(registered):
     assert len(collect(registered, Path("kept")).all_runs) == len(cells) - 1
 
 
+def test_scores_of_an_earlier_run_do_not_stay(registered):
+    cell = next(registered.cells(Path("runs")))
+    scores = write_run(cell.run_dir, cell.overrides) / "evaluation" / "test.csv"
+    scores.parent.mkdir()
+    scores.write_text("model,bleu\nlast,1\n")
+    kept = Path("kept") / scores.relative_to("runs")
+    for exists in (True, False):
+        assert main(["table=small", "output=kept"]) == 0
+        assert kept.exists() == exists
+        scores.unlink(missing_ok=True)
+
+
 def test_nothing_to_keep_is_an_error(registered):
     assert main(["table=small"]) == 2

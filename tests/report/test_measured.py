@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from common.report.cli import UsageError
-from common.report.measured import benchmark_names, build_benchmark, load_benchmark
+from common.report.measured import benchmark_names, build_benchmark, load_benchmark, missing_records
 from scripts.figures import main as figures
 from scripts.tables import main as tables
 
@@ -48,7 +48,19 @@ def test_ours_stand_below_the_published_ones(records):
 def test_files_are_written_and_what_is_missing_has_its_command(records, capsys):
     assert tables(["table=figure6", "output=out"]) == 0
     assert len(pd.read_csv("out/figure6.csv")) == 40
-    assert "Missing" not in Path("out/figure6.md").read_text()
+    assert (
+        Path("out/figure6.md")
+        .read_text()
+        .endswith(
+            "## Missing\n\n"
+            "- 2 ranks on a host, 200 Mbit/s, 8 workers: no Decent (Exp): python -m scripts.bench_scaling\n"
+            "- 2 ranks on a host, 200 Mbit/s, 16 workers: no AllReduce, SGP (Exp), Decent (Exp): "
+            "python -m scripts.bench_scaling\n"
+        )
+    )
+    whole = SCALING.replace("Decent (AER),ours,aer,16,8", "Decent (Exp),ours,one_peer_exponential,8,4")
+    (records / "scaling.csv").write_text(whole)
+    assert missing_records(load_benchmark("figure6"), records) == []
     assert tables(["table=1", "output=out"]) == 0
     assert sorted(path.name for path in Path("out").iterdir()) == [
         f"{name}.{suffix}" for name in ("figure6", "table1") for suffix in ("csv", "md", "tex")
@@ -70,6 +82,12 @@ def test_communication_has_ratios_to_all_reduce():
     )
     ours = build_benchmark(load_benchmark("table1"), RECORDS).iloc[2:]
     assert ours["seconds_per_iteration_ratio"].tolist() == [1.0, 0.25]
+    assert missing_records(load_benchmark("table1"), RECORDS) == []
+    with (RECORDS / "communication.csv").open("a") as file:
+        file.write("aer,16,8,2,200,gloo,10,3 x 25 MB,10,1.0,500\n")
+    assert missing_records(load_benchmark("table1"), RECORDS) == [
+        "8 hosts x 2, 200 Mbit/s, gloo, 16 workers: no allreduce: python -m scripts.bench_communication"
+    ]
 
 
 def test_wrong_records_are_refused(records, capsys):
@@ -89,4 +107,4 @@ def test_bars_of_both(records, capsys):
     svg = Path("out/figure6.svg").read_text()
     assert "published: A40, 4 per node" in svg
     assert "ours: 2 ranks on a host" in svg
-    assert "missing" not in capsys.readouterr().out
+    assert "missing: 2 ranks on a host, 200 Mbit/s, 8 workers: no Decent (Exp)" in capsys.readouterr().out

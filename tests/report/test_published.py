@@ -48,7 +48,7 @@ def test_numbers(name: str, row: str, quantity: str, value: float, two_sigma: fl
 
 
 @pytest.mark.parametrize(
-    ("name", "quantity"), [("table1", "seconds"), ("gpt2", "validation_loss"), ("exponential_other_models", "top1")]
+    ("name", "quantity"), [("table1", "seconds"), ("gpt2", "loss"), ("exponential_other_models", "top1")]
 )
 def test_what_is_not_known_has_a_reason(name: str, quantity: str) -> None:
     unknown = [row.values[quantity] for row in load_published(name).rows if row.values[quantity].value is None]

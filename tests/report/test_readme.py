@@ -2,12 +2,15 @@
 
 import re
 
+import numpy as np
 import pandas as pd
-import pytest
+from scipy.stats import ttest_1samp
 
 from common.report.definitions import ROOT
 from common.report.published import load_published
 from common.report.registry import table_names
+from common.report.runs import read_run
+from common.report.significance import welch
 
 README = (ROOT / "results" / "README.md").read_text()
 
@@ -16,14 +19,36 @@ def discussion(name: str) -> str:
     return README.split(f"<!-- discussion: {name} -->")[1].split("<!-- end -->")[0]
 
 
-def cells(name: str) -> list[list[str]]:
-    """The rows of the discussion's table."""
-    rows = [line for line in discussion(name).splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1:]]
+def cells(name: str, which: int = 0) -> list[list[str]]:
+    """The rows of the discussion's tables, of one of them."""
+    tables = [block for block in discussion(name).split("\n\n") if block.startswith("| ")]
+    return [split(line) for line in tables[which].splitlines()[2:]]
+
+
+def split(row: str) -> list[str]:
+    return [cell.strip() for cell in row.strip().strip("|").split("|")]
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"[-+]?\d+\.\d+", text)]
 
 
 def with_spread(row: pd.Series) -> str:
     return f"{row['top1_mean']:.2f} ± {row['top1_2sigma']:.2f}"
+
+
+def check_p(shown: str, p: float) -> None:
+    """To as many digits as are shown."""
+    if pd.isna(p):
+        assert shown == ""
+    else:
+        assert float(shown) == round(p, len(shown.split(".")[1]))
+
+
+def finals(table: str, row: str, metric: str) -> list[float]:
+    """The last value of every kept seed."""
+    folders = sorted((ROOT / "results" / "runs" / table / row).glob("seed_*"))
+    return [read_run(folder).last("validation", metric) for folder in folders]
 
 
 def test_every_proxy_has_a_place() -> None:
@@ -40,9 +65,7 @@ def test_table3() -> None:
         assert shown[2] == f"{values['top1'].value:.2f} / {values['train_loss'].value:.3f}"
         assert shown[3:5] == [with_spread(row), f"{row['train_loss_mean']:.3f}"]
         assert shown[0] == row["method"]
-        assert (float(shown[5]) if shown[5] else None) == (
-            pytest.approx(row["top1_p_value"], abs=0.005) if shown[5] else None
-        )
+        check_p(shown[5], row["top1_p_value"])
 
 
 def test_exponential_graphs() -> None:
@@ -56,6 +79,7 @@ def test_exponential_graphs() -> None:
         rows = ours[ours["topology"] == label].set_index("workers")
         assert shown[2] == " / ".join(f"{rows.loc[n, 'top1_mean']:.2f}" for n in (4, 8, 16))
         assert shown[3] == with_spread(rows.loc[32])
+        check_p(shown[4], rows.loc[32, "top1_p_value"])
 
 
 def test_table2() -> None:
@@ -80,3 +104,56 @@ def test_gpt2() -> None:
         expected = row["validation_loss_p_value"]
         assert shown[5] == ("" if pd.isna(expected) else f"{expected:.2g}")
     assert f"unigram entropy of {ours['unigram_entropy'].iloc[0]:.3f}" in discussion("gpt2_proxy")
+
+
+def test_sparse_and_complete_topologies_within_a_seed() -> None:
+    for method, en_de, p_en_de, en_fr, p_en_fr in cells("table2_proxy", 1):
+        for pair, shown, p in (("en_de", en_de, p_en_de), ("en_fr", en_fr, p_en_fr)):
+            aer, complete = (
+                np.array(finals("table2_proxy", f"{method.lower()}_{topology}/{pair}", "bleu"))
+                for topology in ("aer", "complete")
+            )
+            assert numbers(shown) == list((aer - complete).round(2))
+            check_p(p, ttest_1samp(aer - complete, 0).pvalue)
+
+
+def test_accumulation_against_none() -> None:
+    shown = re.search(r"above DAdam \(p (\S+) on AER, (\S+) on the complete graph", discussion("table3_proxy")).groups()
+    for topology, p in zip(("aer", "complete"), shown, strict=True):
+        rows = [finals("table3_proxy", f"{method}_{topology}", "accuracy") for method in ("accumadam", "dadam")]
+        check_p(p, welch(*rows))
+
+
+def at_a_glance(label: str) -> str:
+    """The result of one row of the top page."""
+    top = (ROOT / "README.md").read_text().split("## Results at a glance")[1].split("\n## ")[0]
+    (row,) = [split(line) for line in top.splitlines() if line.startswith(f"| [{label}](")]
+    return row[2]
+
+
+def test_the_top_page_at_a_glance() -> None:
+    names = ("table3_proxy", "table2_proxy", "exponential_proxy", "quickstart")
+    table3, table2, exponential, quickstart = (pd.read_csv(ROOT / "results" / "tables" / f"{n}.csv") for n in names)
+    accuracy = table3.set_index(["method", "topology"])["top1_mean"].round(1)
+    rows = [(method, topology) for method in ("AccumAdam", "DAdam") for topology in ("aer", "complete")]
+    assert numbers(at_a_glance("Table 3")) == [*accuracy[rows], accuracy["AllReduce", "complete"]]
+    assert numbers(at_a_glance("Table 2")) == list(table2[["en_de_bleu_mean", "en_fr_bleu_mean"]].round(1).stack())
+    losses = pd.read_csv(ROOT / "results" / "tables" / "gpt2_proxy.csv").set_index(["method", "topology"])
+    rows = [("AllReduce", "complete"), *((m, t) for m in ("DAdam", "AccumAdam") for t in ("aer", "complete"))]
+    expected = [*losses["validation_loss_mean"][rows].round(2), losses["unigram_entropy"].iloc[0].round(2)]
+    assert numbers(at_a_glance("GPT-2")) == expected
+    at_32 = exponential[exponential["workers"] == 32].set_index("topology")["top1_mean"].round(1)
+    assert numbers(at_a_glance("topologies")) == list(at_32[["ring", "complete", "one_peer_exponential"]])
+    gossip, shown = quickstart[1:]["accuracy_mean"].round(1), at_a_glance("quickstart")
+    assert numbers(shown) == [quickstart["accuracy_mean"].round(1)[0], gossip.min(), gossip.max()]
+    sent = quickstart["bytes_per_step"]
+    saved = (100 * (1 - sent[sent < sent[0]] / sent[0])).round()
+    assert f"{saved.min():.0f} to {saved.max():.0f} % fewer bytes" in shown
+
+
+def test_the_benchmarks_on_the_top_page() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    loop, translate = (pd.read_csv(ROOT / "results" / "benchmarks" / f"{name}.csv") for name in ("loop", "translate"))
+    assert f"costs at most {100 * (loop['ratio_to_bare'].max() - 1):.1f} % over a bare one" in text
+    taken = 1 / translate["speedup"]
+    assert f"takes {taken.min():.1f} to {taken.max():.2f} of fairseq's time" in text

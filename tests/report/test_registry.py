@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -105,11 +106,19 @@ def test_overrides_are_compared_by_meaning(table):
     cell = next(table.cells(Path("runs")))
     same = ["seed=1", "optimizer='adam'", "parallel=allreduce", "experiment=small"]
     assert cell.disagreement([*same, "run_dir=/else/where", "logging.progress=false", "resume=true"]) is None
+    theirs = ["name=x", "data.folder=/scratch/x", "data.copy_to=/dev/shm", "training.device=cuda", "profile=true"]
+    assert cell.disagreement([*same, *theirs]) is None
     assert cell.disagreement(["seed=2", *same[1:]]) == "seed: 2 there, 1 here"
     assert cell.disagreement(same[:3]) == "experiment: not set there, small here"
     assert cell.disagreement([*same, "optimizer.lr=1"]) == "optimizer.lr: 1 there, not set here"
     assert "expected one Hydra override" in cell.disagreement(["what"])
     assert parse_override("optimizer.lr=1e-3") == parse_override("optimizer.lr=0.001")
+
+
+def test_bookkeeping_that_a_table_sets_counts(table):
+    cell = replace(next(table.cells(Path("runs"))), settings=("experiment=small", "data.folder=a", "seed=1"))
+    assert cell.disagreement(["experiment=small", "data.folder=a", "seed=1"]) is None
+    assert cell.disagreement(["experiment=small", "data.folder=b", "seed=1"]) == "data.folder: b there, a here"
 
 
 @pytest.mark.parametrize("folder", ["runs", "my runs", "a=b,c", "it's", "ü/é"])

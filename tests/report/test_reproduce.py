@@ -202,6 +202,29 @@ def test_several_runs_at_a_time_share_the_cores(registered, capsys, monkeypatch)
     assert capsys.readouterr().out.count("finished before") == 2
 
 
+def test_the_test_set_is_scored_where_the_table_shows_that(registered, launched, monkeypatch, capsys):
+    table = registered.model_copy(update={"columns": ("method", "test_paper_bleu"), "seeds": (1,)})
+    monkeypatch.setattr("scripts.reproduce.load_table", lambda name: table)
+    folders = [cell.run_dir for cell in table.cells(RUNS)]
+    calls = [["-m", "cnn.evaluate", f"run={folder}", "models=last"] for folder in folders]
+    assert main(["table=small", "--dry-run"]) == 0
+    assert [shlex.split(line)[1:] for line in capsys.readouterr().out.splitlines() if "evaluate" in line] == calls
+    scored = []
+
+    def run(command, check):
+        scored.append(command[1:])
+        return subprocess.CompletedProcess(command, returncode=len(scored) - 1)  # the second one fails
+
+    monkeypatch.setattr("scripts.score.subprocess.run", run)
+    assert main(["table=small"]) == 1
+    assert scored == calls
+    assert f"failed: {folders[1]}: scoring the test set" in capsys.readouterr().err
+    (folders[0] / "evaluation").mkdir()
+    (folders[0] / "evaluation" / "test.csv").write_text("model,paper_bleu\nlast,27.5\n")
+    assert main(["table=small"]) == 1  # as the third one does
+    assert scored[2:] == calls[1:]
+
+
 def test_jobs_must_be_positive(registered, launched, capsys):
     assert main(["table=small", "jobs=0"]) == 2
     assert "jobs=0" in capsys.readouterr().err

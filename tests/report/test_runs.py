@@ -1,10 +1,9 @@
 import json
-import logging
 from pathlib import Path
 
 import pytest
 
-from common.report.runs import RunError, find_runs, read_run
+from common.report.runs import RunError, read_run
 from tests.report.synthetic import write_run
 
 
@@ -54,20 +53,16 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("reason", DAMAGE)
-def test_unusable_runs_are_named_and_skipped(tmp_path, caplog, reason):
-    good = write_run(tmp_path / "runs" / "good", [])
-    bad = write_run(tmp_path / "runs" / "bad", [])
-    DAMAGE[reason](bad)
-    with caplog.at_level(logging.WARNING):
-        runs = find_runs([tmp_path / "runs"])
-    assert [run.folder for run in runs] == [good]
-    assert len(caplog.messages) == 1
-    assert f"skipped {bad}: " in caplog.text
-    assert reason in caplog.text
+def test_an_unusable_run_is_named_with_the_reason(tmp_path, reason):
+    folder = write_run(tmp_path / "bad", [])
+    assert read_run(folder).folder == folder
+    DAMAGE[reason](folder)
+    with pytest.raises(RunError) as caught:
+        read_run(folder)
+    assert str(caught.value).startswith(f"{folder}: ")
+    assert reason in str(caught.value)
 
 
-def test_folders_without_runs_are_named(tmp_path, caplog):
-    assert find_runs([tmp_path]) == []
-    assert f"no run in {tmp_path}" in caplog.text
+def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(RunError, match="nowhere: no such folder"):
         read_run(tmp_path / "nowhere")

@@ -7,7 +7,7 @@ import pytest
 
 from common.report.figure_files import figure_names, load_figure
 from common.report.measured import benchmark_names, load_benchmark
-from common.report.published import published_names
+from common.report.published import load_published, published_names
 from common.report.registry import Row, Table, load_table, table_names
 from common.topology import build
 from common.training.compose import compose_config
@@ -44,7 +44,7 @@ def composed(table: Table, row: Row, variant: str | None) -> Config:
 @pytest.mark.parametrize(("table", "row", "variant"), CELLS, ids=lambda value: getattr(value, "name", value))
 def test_every_row_composes_where_its_workers_live(table: Table, row: Row, variant: str | None) -> None:
     config = composed(table, row, variant)
-    at_scale = (table.published and not table.proxy_of) or table.name == "quickstart"
+    at_scale = (table.published and not table.proxy_of) or table.name in ("quickstart", "figure6_runs")
     assert config.workers.kind == ("processes" if at_scale else "simulated")
     assert config.topology.name == row.topology
     assert (config.parallel.method == "allreduce") == row.method.startswith(("AllReduce", "Parallel"))
@@ -76,9 +76,24 @@ def test_every_published_column_finds_its_numbers(table: Table) -> None:
     rows = {row.name for row in table.rows}
     known = {quantity for row, values in table.published_values.items() if row in rows for quantity in values}
     wanted = {
-        column.removesuffix("_2sigma").removesuffix("_published") for column in table.columns if "_published" in column
+        column.removesuffix("_2sigma").removesuffix("_published").removesuffix("_by_formula")
+        for column in table.columns
+        if "_published" in column or column.endswith("_by_formula")
     }
     assert wanted <= known
+
+
+def test_figure6_has_every_method_for_every_number_of_workers() -> None:
+    table, published = TABLES["figure6_runs"], load_published("figure6").frame()
+    bars = published[["method", "topology", "workers"]].replace({"method": r" \(.*\)"}, "", regex=True)
+    assert {(row.method, row.topology, row.workers) for row in table.rows} == set(
+        bars.itertuples(index=False, name=None)
+    )
+    for row in table.rows:
+        config = composed(table, row, None)
+        assert (config.n, config.workers.per_host) == (row.workers, 8 if row.workers == 64 else 4)
+        assert getattr(config.parallel, "push_sum", False) == (row.method == "SGP")
+        assert config.build_topology().world_size == row.workers
 
 
 def test_the_ablation_has_every_combination() -> None:

@@ -8,6 +8,7 @@ import pytest
 from common.report.cli import UsageError
 from common.report.collect import collect
 from common.report.columns import value_of
+from common.report.formats import readable
 from common.report.runs import RunError, read_run
 from common.report.significance import welch
 from common.report.tables import build_table
@@ -231,7 +232,7 @@ def test_variants_have_columns_of_their_own(table):
             write_run(cell.run_dir, cell.overrides, accuracy=[1.0, final])
     collection = collect(table, RUNS)
     frame = build_table(collection)
-    assert list(frame.iloc[0]) == ["AllReduce", 4, 2, 52.0, 71.5, pytest.approx(2**0.5)]
+    assert list(frame.iloc[0]) == ["AllReduce", 4, "3/2", 52.0, 71.5, pytest.approx(2**0.5)]
     assert list(frame.iloc[1]) == ["AccumAdam", 4, 3, 52.0, 72.0, pytest.approx(2.0)]
     assert [missing.cell.label for missing in collection.missing] == ["allreduce fr seed 3"]
     de, fr = collection.by_variant()
@@ -239,10 +240,14 @@ def test_variants_have_columns_of_their_own(table):
 
 
 def test_meteor_may_be_missing(table):
-    table = table.model_copy(update={"columns": ("method", "meteor_mean"), "metric": "accuracy"})
+    """Not the mean of two beside seeds = 3: where a run has none, the row has none."""
+    table = table.model_copy(update={"columns": ("method", "seeds", "meteor_mean", "meteor_2sigma")})
     for cell in table.cells(RUNS):
-        write_run(cell.run_dir, cell.overrides, metrics={"meteor": 0.5} if cell.row.name == "allreduce" else {})
-    assert build_table(collect(table, RUNS))["meteor_mean"].tolist() == [0.5, None]
+        scored = cell.row.name == "allreduce" or cell.seed == 1
+        write_run(cell.run_dir, cell.overrides, metrics={"meteor": 0.5} if scored else {})
+    frame = build_table(collect(table, RUNS))
+    assert frame["meteor_mean"].tolist() == [0.5, None]
+    assert readable(frame, table)["meteor_mean ± 2sigma"].tolist() == ["0.5000 ± 0.0000", "missing"]
 
 
 def published(table, **changes):
@@ -312,7 +317,7 @@ def test_several_folders_fill_one_another(registered, capsys):
 def test_other_peoples_folders_need_no_layout(table, caplog):
     """Runs count by what they record: task, overrides and seed."""
     first, second, third, *_ = table.cells(RUNS)
-    write_run(Path("theirs/x"), [*first.settings, "run_dir=/gone/far", "logging.wandb=online"], accuracy=[60.0])
+    write_run(Path("theirs/x"), [*first.settings, "run_dir=/gone/far", "data.folder=/d"], accuracy=[60.0])
     write_run(Path("theirs/deep/y"), [*second.settings, "optimizer.lr=1"], accuracy=[1.0])
     write_run(Path("theirs/z"), third.settings, accuracy=[1.0], environment={"command": "python -m gpt2.train"})
     (write_run(Path("theirs/broken"), second.settings) / "metrics.jsonl").write_text("{")
@@ -320,6 +325,9 @@ def test_other_peoples_folders_need_no_layout(table, caplog):
     assert [run.folder for run in collection.all_runs] == [Path("theirs/x")]
     assert len(collection.missing) == 5
     assert "skipped theirs/broken: metrics.jsonl, line 1: broken" in caplog.text
+    assert "skipped theirs/deep/y: no run of small: optimizer.lr: 1 there, not set here\n" in caplog.text
+    assert "theirs/z" not in caplog.text
+    assert "theirs/x" not in caplog.text
 
 
 def test_scores_of_the_test_set_come_from_the_evaluation(tmp_path):
@@ -332,6 +340,24 @@ def test_scores_of_the_test_set_come_from_the_evaluation(tmp_path):
     (run.folder / "evaluation" / "test.csv").write_text("model,step,paper_bleu\nbest,1,5\n")
     with pytest.raises(RunError, match=r"evaluation/test\.csv: no 'paper_bleu' of the last model"):
         value_of("test_paper_bleu", [run])
+
+
+def test_runs_without_scores_of_the_test_set_are_listed_with_the_command(registered, monkeypatch, capsys):
+    columns = ("method", "seeds", "test_paper_bleu_mean")
+    table = registered.model_copy(update={"columns": columns, "task": "transformer"})
+    monkeypatch.setattr("scripts.tables.load_table", lambda *_, **__: table)
+    for cell in table.cells(RUNS):
+        run = write_run(cell.run_dir, cell.overrides, environment={"command": "python -m transformer.train"})
+        if (cell.row.name, cell.seed) != ("allreduce", 2):
+            (run / "evaluation").mkdir()
+            (run / "evaluation" / "test.csv").write_text(f"model,paper_bleu\nlast,{20 + cell.seed}\n")
+    assert main(["table=small"]) == 0
+    command = "python -m transformer.evaluate run=runs/small/allreduce/seed_2 models=last"
+    missing = [line for line in capsys.readouterr().out.splitlines() if line.startswith("missing")]
+    assert missing == [f"missing: runs/small/allreduce/seed_2: no scores of the test set: {command}"]
+    text = Path("results/tables/small.md").read_text()
+    assert f"- runs/small/allreduce/seed_2: no scores of the test set. `{command}`" in text
+    assert Path("results/tables/small.csv").read_text().splitlines()[1:] == ["AllReduce,3,", "AccumAdam,3,22"]
 
 
 @pytest.mark.parametrize("bucket_mb", [25.0, 1000.0])

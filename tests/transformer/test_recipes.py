@@ -91,6 +91,7 @@ def test_every_recipe_has_what_the_paper_says_of_all(experiment: str) -> None:
     decoding = config.decoding
     assert (decoding.beam, decoding.length_penalty, decoding.extra_length) == (4, 0.6, 50)
     assert (config.seed, config.evaluation.every, config.evaluation.keep_average) == (810975, None, True)
+    assert decoding.in_training == experiment.startswith("table2")
 
 
 def test_the_pairs_of_table2() -> None:

@@ -1,0 +1,49 @@
+"""Scores the test set by the last model of a table's runs, where the table shows such scores and a run has none yet.
+
+python -m scripts.score table=table2 [runs=runs]
+
+scripts.reproduce does it after training, slurm/report.sbatch before it builds the table.
+"""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field
+
+from common.report.cli import Arguments, Text, main_function, parse
+from common.report.collect import collect, score_arguments
+from common.report.registry import Table, load_table
+
+
+class ScoreArguments(Arguments):
+    """Command line of scripts.score."""
+
+    table: Text = Field(description="a file in configs/table")
+    runs: Text = Field("runs", description="the folder that holds the runs")
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Scores every finished run that has no scores; exit code 1 if some failed, 2 if there is no run."""
+    arguments = parse(ScoreArguments, argv, "scripts.score", "Scores the test set by finished runs.")
+    table = load_table(arguments.table)
+    runs = collect(table, Path(arguments.runs)).all_runs
+    return 1 if score(table, [run.folder for run in runs]) else 0
+
+
+def score(table: Table, runs: Sequence[Path]) -> list[Path]:
+    """Scores these runs where it is missing, one after the other; returns those where it failed."""
+    failed = []
+    for run in runs:
+        call = score_arguments(table, run)
+        if call:
+            print(f"{run}: scoring the test set", flush=True)
+            if subprocess.run([sys.executable, *call], check=False).returncode:
+                failed.append(run)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
