@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,16 @@ class Method:
     topology: str
     between: bool = False
     options: dict[str, object] = field(default_factory=dict)
+    accumulation_steps: int = 1
+
+    @property
+    def all_reduces(self) -> bool:
+        """Whether gradients are averaged over all, by DDP."""
+        return self.label.startswith("AllReduce")
+
+    def accumulated(self) -> "Method":
+        """The same with windows of 8 steps."""
+        return replace(self, label=f"{self.label}, accumulated", accumulation_steps=8)
 
 
 METHODS = {
@@ -51,6 +61,13 @@ METHODS = {
     "decent_aer": Method("Decent (AER)", "aer"),
     "decent_exp_between_hosts": Method("Decent (Exp between hosts)", "one_peer_exponential", between=True),
     "decent_aer_staggered": Method("Decent (AER, staggered)", "aer", options={"phases": "staggered"}),
+    # The ablation's: without overlap, gradients leave in one bucket, and gossip adapts then combines.
+    "allreduce_no_overlap": Method("AllReduce, no overlap", "complete", options={"bucket_mb": 1000.0}),
+    "decent_aer_no_overlap": Method("Decent (AER), no overlap", "aer", options={"order": "atc"}),
+}
+METHODS |= {
+    f"{name}_accumulated": METHODS[name].accumulated()
+    for name in ("allreduce", "allreduce_no_overlap", "decent_aer", "decent_aer_no_overlap")
 }
 SGP = (
     "SGP (Exp) does not measure SGP's overhead: the rounds of the exponential graph are doubly stochastic, push-sum's "
@@ -93,6 +110,7 @@ class BenchArguments(LayoutArguments):
     samples: PositiveInt = Field(1024, description="the global batch of compute_ms=0")
     payload_mb: PositiveFloat = Field(5, description="MB (1e6 bytes) of parameters, up to rounding")
     bucket_mb: PositiveFloat = Field(1, description="MiB per message, of all methods")
+    name: Text = Field("scaling", pattern=r"^[a-z0-9_]+$", description="of the table's files")
     steps: PositiveInt = Field(12, description="of a block; a multiple of the topologies' periods")
     blocks: PositiveInt = Field(5, ge=2, description="that are timed, after one that is not")
 
@@ -104,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
     names = names_in(arguments.methods, tuple(METHODS), "methods")
     if not arguments.compute_ms and (arguments.jitter or arguments.slow_host):
         raise UsageError("compute_ms=0: jitter and slow_host are of emulated computing")
-    benchmark = Benchmark("scaling", "Strong scaling at a fixed global batch", COLUMNS, FORMATS)
+    benchmark = Benchmark(arguments.name, "Strong scaling at a fixed global batch", COLUMNS, FORMATS)
 
     def measure(device: torch.device, ranks_per_host: int) -> list[Row]:
         return [row for n in names for row in time_method(METHODS[n], device, ranks_per_host, arguments)]
@@ -121,7 +139,7 @@ def time_method(method: Method, device: torch.device, ranks_per_host: int, argum
     except ValueError as error:
         say(f"{method.label}: skipped: {error}")
         return []
-    optimizer = model.attach(AccumAdamW(model.parameters(), accumulation_steps=1, fused=True))
+    optimizer = model.attach(AccumAdamW(model.parameters(), accumulation_steps=method.accumulation_steps, fused=True))
     time_block(model, optimizer, arguments.steps, device)
     sent = bytes_sent_by_host()
     blocks = [time_block(model, optimizer, arguments.steps, device) for _ in range(arguments.blocks)]
@@ -131,7 +149,7 @@ def time_method(method: Method, device: torch.device, ranks_per_host: int, argum
     return [
         {
             "method": method.label,
-            "engine": "ddp" if method.label == "AllReduce" else "ours",
+            "engine": "ddp" if method.all_reduces else "ours",
             "topology": method.topology + " between hosts" * method.between,
             "payload_mb": payload_mb,
             "compute": compute,
@@ -179,11 +197,12 @@ class Layers(nn.Module):
 
 def wrap(module: nn.Module, method: Method, ranks_per_host: int, arguments: BenchArguments) -> DataParallel:
     """The model under its method; ValueError where it does not exist for these workers. Collective."""
-    if method.label == "AllReduce":
-        return AllReduceDataParallel(module, bucket_mb=arguments.bucket_mb)
+    options = {"bucket_mb": arguments.bucket_mb} | method.options
+    if method.all_reduces:
+        return AllReduceDataParallel(module, **options)
     n = dist.get_world_size()
     topology = build(method.topology, n, ranks_per_host, between_hosts=method.between)
-    return DecentralizedDataParallel(module, topology, bucket_mb=arguments.bucket_mb, **method.options)
+    return DecentralizedDataParallel(module, topology, **options)
 
 
 def time_block(model: DataParallel, optimizer: torch.optim.Optimizer, steps: int, device: torch.device) -> float:
@@ -218,7 +237,7 @@ def conclude(rows: Sequence[Row], arguments: BenchArguments) -> list[str]:
         else f"Computing was real: {LAYERS} linear layers, {arguments.samples} samples / workers."
     )
     return [
-        f"{computing} The optimizer's step (AccumAdamW, s = 1, fused) and the messages are real. "
+        f"{computing} The optimizer's step (AccumAdamW, fused; s = 1, or 8 where accumulated) and messages are real. "
         "The published milliseconds, of other machines and another model, are in results/paper/figure6.yaml.",
         *([f"Times as fast as all-reduce: {' '.join(verdicts)}"] if verdicts else []),
         *([SGP] if METHODS["sgp_exp"].label in present else []),
