@@ -4,7 +4,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from common.report.definitions import ROOT
 from common.report.figure_files import figure_names, load_figure
 from common.report.measured import benchmark_names, load_benchmark
 from common.report.published import load_published, published_names
@@ -12,6 +14,7 @@ from common.report.registry import Row, Table, load_table, table_names
 from common.topology import build
 from common.training.compose import compose_config
 from common.training.config import Config
+from common.training.run_folder import FREE_KEYS, flatten
 
 TABLES = {name: load_table(name) for name in table_names()}
 PROXIES = [table for table in TABLES.values() if table.proxy_of]
@@ -57,6 +60,27 @@ def test_everything_published_has_a_recipe_and_tables_of_runs_a_proxy() -> None:
     assert tables | benchmarks | figures == set(published_names()) - WITHOUT_RECIPE.keys()
     assert tables - {name for proxy in PROXIES for name in proxy.published} == WITHOUT_PROXY.keys()
     assert {proxy.name for proxy in PROXIES} == {f"{proxy.proxy_of}_proxy" for proxy in PROXIES}
+
+
+def kept(table: Table, row: Row, variant: str | None) -> list[Path]:
+    """Configurations of the runs that are in git."""
+    cells = [table.cell(row, seed, ROOT / "results" / "runs", variant) for seed in table.seeds]
+    return [file for cell in cells if (file := cell.run_dir / "config.yaml").exists()]
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "variant"),
+    [cell for cell in CELLS if kept(*cell)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_kept_runs_were_made_by_the_recipes_of_today(table: Table, row: Row, variant: str | None) -> None:
+    """Runs are found by their overrides alone: if a recipe changes, old ones would be averaged with new ones."""
+    free = ("seed", *FREE_KEYS)
+    today = flatten(composed(table, row, variant).model_dump(mode="json"))
+    for file in kept(table, row, variant):
+        there = flatten(OmegaConf.to_container(OmegaConf.load(file)))
+        shared = [key for key in there if key in today and not key.startswith(free)]
+        assert {key: there[key] for key in shared} == {key: today[key] for key in shared}
 
 
 @pytest.mark.parametrize("proxy", PROXIES, ids=lambda table: table.name)
