@@ -27,7 +27,7 @@ def test_a_row_of_table_3() -> None:
     assert "#SBATCH --nodes=4\n" in text
     assert "#SBATCH --gpus-per-node=8\n" in text
     assert text.endswith(
-        "exec slurm/train.sbatch cnn experiment=table3/accumadam_aer "
+        "exec bash slurm/train.sbatch cnn experiment=table3/accumadam_aer "
         "'run_dir=runs/table3/accumadam_aer/seed_${seed}' \"$@\"\n"
     )
 
