@@ -159,7 +159,7 @@ class Attempt:
     def _copy(self, output: Iterable[bytes]) -> None:
         """To the job's log and to the run's."""
         for line in output:
-            self._node_failed |= b"DUE TO NODE FAILURE" in line
+            self._node_failed |= b"node failure" in line.lower()  # srun says so
             for file in (sys.stdout.buffer, self._log):
                 with contextlib.suppress(OSError):  # a full disk: else srun would wait for a reader for ever
                     file.write(line)

@@ -12,7 +12,8 @@ for _ in $(seq 50); do
     [ -z "$(timeout 5 squeue -h 2>/dev/null)" ] && break
     sleep 0.2
 done
-runs() { [ "$(cat "/proc/$2/comm" 2>/dev/null)" = "${1%%-*}" ]; } # slurmd-node1 PID: else the number is another's now
+# Of what slurmd-node1 PID names, for instance; if it has ended, its number may be another's.
+runs() { [[ $(tr '\0' ' ' 2>/dev/null <"/proc/$2/cmdline") == "${1%%-*} "* ]]; } 2>/dev/null
 for name in slurmd slurmctld munged; do
     while read -r daemon pid; do runs "$daemon" "$pid" && kill "$pid"; done < <(grep "^$name" "$STATE/pids")
     while read -r daemon pid; do

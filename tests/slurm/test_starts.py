@@ -124,7 +124,7 @@ echo "the reason"; echo "$WORDS"; exit 3
     [
         (True, "", "failed: srun ended with exit code 3", FAILED, "failed", 1),
         (False, "", "a node does not answer", FAILED, "failed", 2),  # and Slurm does not notice
-        (False, "DUE TO NODE FAILURE", "node failure at step 0; after", INTERRUPTED, "node failure", 2),
+        (False, "srun: error: Node failure on node2", "node failure at step 0; after", INTERRUPTED, "node failure", 2),
     ],
 )
 def test_a_job_stays_until_slurm_has_noticed_a_lost_node(
