@@ -1,7 +1,8 @@
 """Trains what a table still needs, and scores the test set where the table shows that.
 
 python -m scripts.reproduce table=quickstart [runs=runs] [jobs=1] [--dry-run]
-python -m scripts.reproduce table=table3 launcher=slurm [cluster=t4_4x8] [sbatch="--time=12:00:00 ..."] [--dry-run]
+python -m scripts.reproduce table=table3 launcher=slurm [cluster=t4_4x8] [sbatch="--time=12:00:00 ..."]
+                         [report_sbatch="--partition=cpu ..."] [--dry-run]
 
 With launcher=slurm the runs are submitted (those that wait or run already are left alone), and after them a job that
 builds table and figure; the command returns at once.
@@ -12,6 +13,7 @@ Exit codes: 0 all runs are there; 1 some failed; 2 wrong arguments, or a run fol
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,9 +46,12 @@ class ReproduceArguments(Arguments):
     jobs: PositiveInt = Field(1, description="runs at a time, which share the machine's cores")
     launcher: Literal["local", "slurm"] = Field("local", description="where runs are made: local | slurm")
     cluster: Text | None = Field(
-        None, description="launcher=slurm: options of sbatch, a file of slurm/clusters (default: the table's)"
+        None, description="launcher=slurm: options of sbatch, a file of slurm/clusters or yours (default: the table's)"
     )
     sbatch: Text | None = Field(None, description="launcher=slurm: further options of sbatch, in quotes")
+    report_sbatch: Text | None = Field(
+        None, description="launcher=slurm: options of the job that builds the table, besides sbatch's account and such"
+    )
     dry_run: bool = Field(False, description="print the commands and what is missing, run nothing")
 
 
@@ -60,8 +65,8 @@ def main(argv: Sequence[str]) -> int:
     states = [_state(table, cell) for cell in cells]
     if arguments.launcher == "slurm":
         return _submit(arguments, table, cells, states)
-    if arguments.cluster or arguments.sbatch:
-        raise UsageError("cluster=..., sbatch=...: only with launcher=slurm")
+    if arguments.cluster or arguments.sbatch or arguments.report_sbatch:
+        raise UsageError("cluster=..., sbatch=..., report_sbatch=...: only with launcher=slurm")
     if arguments.dry_run:
         _print_plan(table, cells, states)
         return 0
@@ -113,10 +118,12 @@ def _print_plan(table: Table, cells: Sequence[Cell], states: Sequence[str]) -> N
 
 def _submit(arguments: ReproduceArguments, table: Table, cells: Sequence[Cell], states: Sequence[str]) -> int:
     """Shows the state of every run; submits those that are neither finished nor in Slurm's hands."""
-    from slurm.submit import Cluster, ended, sized, submit, submitted
+    from slurm.submit import DEFAULT_CLUSTER, Cluster, ended, sized, submit, submitted
 
-    cluster, runs = Cluster.load(arguments.cluster or table.cluster, arguments.sbatch), Path(arguments.runs)
-    queue = submitted(table, runs)
+    cluster = Cluster.load(arguments.cluster or table.cluster or DEFAULT_CLUSTER, arguments.sbatch)
+    runs = Path(arguments.runs)
+    # Commands can be shown where there is no Slurm, too.
+    queue = {} if arguments.dry_run and shutil.which("squeue") is None else submitted(table, runs)
     open_cells = [cell for cell, state in zip(cells, states, strict=True) if state != "finished"]
     todo = [cell for cell in open_cells if cell.run_dir not in queue]
     # What is submitted are arrays of these.
@@ -134,8 +141,27 @@ def _submit(arguments: ReproduceArguments, table: Table, cells: Sequence[Cell], 
     waiting = sum(cell.run_dir in queue for cell in cells)
     print(f"# {states.count('finished')} of {len(cells)} finished, {waiting} with Slurm, {len(todo)} to submit")
     if todo and not arguments.dry_run:
-        *arrays, report = submit(table, todo, runs, cluster, table.name)
-        print(f"submitted: {', '.join(arrays)}; then {report}, which builds results/tables/{table.name}.*")
+        arrays = submit(table, todo, runs, cluster)
+        print(f"submitted: {', '.join(arrays)}", flush=True)
+        return _submit_report(table, arrays, runs, cluster.for_report(arguments.report_sbatch))
+    return 0
+
+
+def _submit_report(table: Table, arrays: Sequence[str], runs: Path, options: Sequence[str]) -> int:
+    """Submits the job that builds table and figure; if Slurm refuses it the arrays stay, and its command is shown."""
+    from slurm.submit import report_command, sbatch
+
+    command = report_command(table, arrays, runs, options)
+    try:
+        report = sbatch(*command)
+    except UsageError as error:
+        by_hand = shlex.join(["sbatch", *command])
+        print(
+            f"error: {error}\nthe runs stay submitted; their table, with the options it needs:\n{by_hand}",
+            file=sys.stderr,
+        )
+        return 1
+    print(f"then: {report}, which builds results/tables/{table.name}.*")
     return 0
 
 

@@ -7,64 +7,26 @@ python -m slurm.job --cells FILE                 an array's element: line SLURM_
 Exit codes: 0 finished; 1 failed; 2 bad configuration; 75 interrupted after saving and not requeued.
 """
 
+import contextlib
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
-FINISHED, FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 75
-CPU_COUNTS = r"(\d+)(?:\(x\d+\))?"  # such as 64(x3),32
+from slurm import starts
+from slurm.allocation import Allocation, slurmd_timeout_s
+from slurm.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED, JobError
+from slurm.starts import newest_step
+
 REMIND_S = 5.0  # a worker that is just starting does not hear the first warning
-STARTS_WITHOUT_PROGRESS = 2
-STARTS = "starts.jsonl"
-
-
-class JobError(RuntimeError):
-    """The job cannot go on; the message says why."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """What Slurm gave this job.
-
-    ranks_per_node: one for each GPU of a node; without GPUs sbatch's --ntasks-per-node
-    cpus_per_node:  the smallest number of any node
-    """
-
-    job: str
-    nodes: int
-    first_node: str
-    ranks_per_node: int
-    cpus_per_node: int
-
-    @classmethod
-    def read(cls, environment: Mapping[str, str]) -> "Allocation":
-        """From the variables that Slurm sets; JobError if this is not a job."""
-        if "SLURM_JOB_ID" not in environment:
-            raise JobError("not inside a Slurm job: sbatch slurm/train.sbatch TASK [overrides ...]", BAD_CONFIGURATION)
-        tasks = environment["SLURM_TASKS_PER_NODE"].split("(")[0]  # such as 2(x4)
-        return cls(
-            job=environment["SLURM_JOB_ID"],
-            nodes=int(environment["SLURM_JOB_NUM_NODES"]),
-            first_node=environment["SLURMD_NODENAME"],  # where the batch script runs
-            ranks_per_node=int(environment.get("SLURM_GPUS_ON_NODE") or 0) or int(tasks),
-            cpus_per_node=min(map(int, re.findall(CPU_COUNTS, environment["SLURM_JOB_CPUS_PER_NODE"]))),
-        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -99,42 +61,6 @@ def run_dir_of(task: str, overrides: Sequence[str]) -> Path:
     return Path(done.stdout.strip())
 
 
-def training_command(allocation: Allocation, task: str, overrides: Sequence[str], restarts: str) -> list[str]:
-    """One torchrun on each node, `ranks_per_node` workers each."""
-    nodes = str(allocation.nodes)
-    resume = [] if any(text.startswith("resume=") for text in overrides) else ["resume=true"]
-    return [
-        "srun",
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={allocation.cpus_per_node}",
-        "--kill-on-bad-exit=1",
-        *shlex.split(os.environ.get("SRUN_OPTIONS", "")),
-        "slurm/node.sh",
-        f"--nnodes={nodes}",
-        f"--nproc-per-node={allocation.ranks_per_node}",
-        "--rdzv-backend=c10d",
-        f"--rdzv-id={allocation.job}.{restarts}",
-        "-m",
-        "slurm.rank",
-        task,
-        *overrides,
-        *resume,
-    ]
-
-
-def newest_step(run_dir: Path) -> int:
-    """The step of the newest complete checkpoint; 0 if there is none."""
-    return max((int(f.parent.name[5:]) for f in run_dir.glob("checkpoints/step_*/manifest.json")), default=0)
-
-
-def last_job(run_dir: Path) -> str | None:
-    """The id of the job that started this run last; None if there was none."""
-    file = run_dir / "slurm" / STARTS
-    return json.loads(file.read_text().splitlines()[-1])["job"] if file.exists() else None
-
-
 def read_status(run_dir: Path) -> str | None:
     """The run's status in summary.json; None if there is none."""
     try:
@@ -152,73 +78,60 @@ class Attempt:
         self._allocation, self._task, self._overrides = allocation, task, overrides
         self._run_dir, self._log = run_dir, log
         self._restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
-        self._warned = self._stopped = False
+        self._warned = self._stopped = self._node_failed = False
         self._steps: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
         """Train until the run is finished, the time is nearly over, or it fails."""
         signal.signal(signal.SIGUSR1, self._warn)  # --signal: the time limit is near
         signal.signal(signal.SIGTERM, self._stop)  # scancel, or Slurm is about to requeue the job itself
+        job, nodes = self._allocation.job, self._allocation.node_list
+        start = None
         if read_status(self._run_dir) != "finished":
-            self._check_alone()
-            self._check_progress()
-        self._tell(f"job {self._allocation.job}, start {int(self._restarts) + 1}, at step {newest_step(self._run_dir)}")
+            try:
+                start = starts.begin(self._run_dir, job, nodes, self._tell)
+            except JobError as error:
+                self._tell(f"error: {error}")
+                return error.code
+        self._tell(f"job {job}, start {int(self._restarts) + 1}, at step {newest_step(self._run_dir)}")
         code = self._train()
+        if code and not self._stopped:
+            self._wait_for_lost_nodes()
+        end = self._end(code)
+        if start is not None:
+            with contextlib.suppress(OSError):  # a full disk
+                starts.end(start, end)
+        return self._conclude(end, code)
+
+    def _end(self, code: int) -> str:
+        """What starts.Start calls it."""
         if code == 0 and read_status(self._run_dir) == "finished":
-            return FINISHED
+            return "finished"
+        if self._node_failed:
+            return "node failure"
         if self._stopped:
-            self._tell(
-                f"stopped at step {newest_step(self._run_dir)}; after preemption or the failure of a node Slurm starts "
-                "the job again, otherwise the same sbatch command continues"
-            )
-            return INTERRUPTED
-        if code:
-            self._tell(
-                f"failed: srun ended with exit code {code}, the reason is above; if it is the failure of a node, Slurm "
-                "starts the job again"
-            )
-            return FAILED
-        return self._requeue()  # all ranks saved: the time is nearly over, or a partition's GraceTime began
+            return starts.STOPPED
+        return "failed" if code else "saved"
 
-    def _check_alone(self) -> None:
-        """JobError if the job that started this run last still works on it: two would spoil each other's files."""
-        job = last_job(self._run_dir)
-        while job not in (None, self._allocation.job):
-            state = subprocess.run(["squeue", "-h", "-j", job, "-o", "%T"], capture_output=True, text=True).stdout
-            if state.strip() in ("RUNNING", "SUSPENDED"):
-                raise JobError(f"run_dir={self._run_dir}: job {job} is training it now", BAD_CONFIGURATION)
-            if state.strip() != "COMPLETING":
-                return
-            self._tell(f"waiting for job {job}, which is ending")  # bounded by Slurm: it kills what does not end
-            time.sleep(REMIND_S)
-
-    def _check_progress(self) -> None:
-        """Note this start; JobError if the last ones of this job began at the same step: it gets nowhere."""
-        file = self._run_dir / "slurm" / STARTS
-        earlier = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-        step = newest_step(self._run_dir)
-        last = [start["step"] for start in earlier if start["job"] == self._allocation.job][-STARTS_WITHOUT_PROGRESS:]
-        if len(last) == STARTS_WITHOUT_PROGRESS and set(last) == {step}:
-            message = (
-                f"job {self._allocation.job} began {len(last)} times at step {step} and got no further: it stops; "
-                "the same sbatch command tries again"
-            )
-            self._tell(message)
-            raise JobError(message, FAILED)
-        with file.open("a") as starts:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            nodes = os.environ["SLURM_JOB_NODELIST"]
-            starts.write(json.dumps({"job": self._allocation.job, "step": step, "time": now, "nodes": nodes}) + "\n")
+    def _conclude(self, end: str, code: int) -> int:
+        """Say how it ended; returns the job's exit code."""
+        match end:
+            case "finished":
+                return FINISHED
+            case "saved":  # by all ranks: the time is nearly over, or a partition's GraceTime began
+                return self._requeue()
+            case "failed":
+                self._tell(f"failed: srun ended with exit code {code}, the reason is above")
+                return FAILED
+        self._tell(
+            f"{end} at step {newest_step(self._run_dir)}; after preemption or the failure of a node Slurm starts the "
+            "job again, otherwise the same sbatch command continues"
+        )
+        return INTERRUPTED
 
     def _train(self) -> int:
-        allocation = self._allocation
-        environment = os.environ | {
-            "FIRST_NODE": allocation.first_node,
-            "RENDEZVOUS_PORT": str(20000 + int(allocation.job) % 20000),
-            "PYTHONUNBUFFERED": "1",
-        }
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, allocation.cpus_per_node // allocation.ranks_per_node)))
-        command = training_command(allocation, self._task, self._overrides, self._restarts)
+        command = self._allocation.training_command(self._task, self._overrides, self._restarts)
+        environment = self._allocation.environment()
         self._tell(shlex.join(command))
         self._steps = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         copier = threading.Thread(target=self._copy, args=(self._steps.stdout,))
@@ -232,12 +145,25 @@ class Attempt:
         copier.join()
         return code
 
+    def _wait_for_lost_nodes(self) -> None:
+        """Stay while a node does not answer: Slurm starts a job again when it takes a node for dead, if it still runs.
+
+        Peers and srun give up long before that. When all nodes answer, as after an error in training, this returns
+        at once.
+        """
+        limit, began = slurmd_timeout_s() + 30, time.monotonic()
+        while not self._stopped and not self._allocation.nodes_answer() and time.monotonic() < began + limit:
+            self._tell(f"a node does not answer; waiting at most {limit} s for Slurm to notice")
+            time.sleep(REMIND_S)
+
     def _copy(self, output: Iterable[bytes]) -> None:
         """To the job's log and to the run's."""
         for line in output:
-            sys.stdout.buffer.write(line)
-            sys.stdout.buffer.flush()
-            self._log.write(line)
+            self._node_failed |= b"node failure" in line.lower()  # srun says so
+            for file in (sys.stdout.buffer, self._log):
+                with contextlib.suppress(OSError):  # a full disk: else srun would wait for a reader for ever
+                    file.write(line)
+                    file.flush()
 
     def _tell(self, message: str) -> None:
         line = f"[slurm] {message}\n".encode()

@@ -1,32 +1,41 @@
 #!/usr/bin/env bash
 # srun starts one of these on each node: it starts torchrun there, and passes warnings on to the workers themselves.
-# torchrun itself ignores both signals (SIGTERM since PyTorch 2.9): it would die of SIGUSR1 and of a second SIGTERM, and
-# kill workers that need more than 30 s to save after the first.
+# torchrun itself ignores both signals (SIGTERM since PyTorch 2.9): it would die of USR1 and of a second SIGTERM, and
+# kill workers that need more than 30 s to save after the first. It may run in a container: of Slurm's own programs
+# nothing is needed here, and without `ip` the libraries choose the network interface.
 set -uo pipefail
 
-address_of() { # the address by which Slurm knows a node
-    scontrol show node "$1" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p'
+address_of() { # of a node, as slurm/job.py found it; its name where Slurm did not say
+    local pair
+    for pair in $NODE_ADDRESSES; do [ "${pair%%=*}" != "$1" ] || { echo "${pair#*=}" && return; }; done
+    echo "$1"
 }
 
-interface_to() { # the network interface that holds this address, or that leads to it
+interface_to() { # the network interface that leads to this address
     local ip
     ip=$(getent ahostsv4 "$1" | awk 'NR == 1 {print $1}')
-    [ -n "$ip" ] || return
-    ip -o -4 addr show to "$ip" | awk '{print $2}' | grep . || ip -o route get "$ip" | sed -n 's/.* dev \([^ ]*\).*/\1/p'
+    [ -z "$ip" ] || ip -o route get "$ip" | sed -n 's/.* dev \([^ ]*\).*/\1/p'
 }
 
-here=$(address_of "$SLURMD_NODENAME") first=$(address_of "$FIRST_NODE")
-if [ -z "${GLOO_SOCKET_IFNAME:-}" ]; then
-    interface=$(interface_to "$first" 2>/dev/null) && [ -n "$interface" ] && export GLOO_SOCKET_IFNAME=$interface
+first=$(address_of "$FIRST_NODE") hosts=0 peer=$FIRST_NODE
+if [ "$SLURMD_NODENAME" = "$FIRST_NODE" ]; then # its own name may lead to the loopback
+    hosts=1
+    for pair in $NODE_ADDRESSES; do [ "${pair%%=*}" = "$FIRST_NODE" ] || peer=${pair%%=*}; done
+fi
+interface=$(interface_to "$(address_of "$peer")" 2>/dev/null)
+if [ -n "$interface" ] && [ "$peer" != "$SLURMD_NODENAME" ]; then
+    export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface} NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$interface}
 fi
 
 (
     trap '' USR1 TERM # inherited: workers that are still starting ignore USR1 too, and are told again
     export PET_SIGNALS_TO_HANDLE=SIGINT
-    exec python -m torch.distributed.run --rdzv-endpoint="$first:$RENDEZVOUS_PORT" --local-addr="$here" "$@"
+    exec python -m torch.distributed.run --rdzv-endpoint="$first:$RENDEZVOUS_PORT" \
+        --rdzv-conf="is_host=$hosts,read_timeout=600" --local-addr="$(address_of "$SLURMD_NODENAME")" "$@"
 ) &
 launcher=$!
-trap '(trap "" USR1 TERM && pkill -USR1 -P "$launcher")' USR1 TERM
+warn() { (trap '' USR1 TERM && kill -USR1 $(cat /proc/"$launcher"/task/*/children)) 2>/dev/null; }
+trap warn USR1 TERM
 while :; do
     wait "$launcher"
     code=$?

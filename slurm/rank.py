@@ -6,16 +6,29 @@ torchrun and srun take any other code for a failure: they would kill the ranks t
 with tracebacks of it.
 """
 
+import os
 import signal
 import sys
 
+import torch
+
 from common.training.cli import main as train
-from slurm.job import INTERRUPTED
+from slurm.exits import BAD_CONFIGURATION, INTERRUPTED
 
 
 def main() -> None:
     """Trains; ends the process with the run's exit code, or 0 if it was interrupted."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # slurm/node.sh lets torchrun ignore it, which is inherited
+    gpus = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+    if gpus and not torch.cuda.is_available() and "training.device=cpu" not in sys.argv:
+        if os.environ["LOCAL_RANK"] == "0":
+            node, version = os.environ["SLURMD_NODENAME"], torch.__version__
+            print(
+                f"error: {node} has {gpus} GPUs for this job, but PyTorch {version} finds none; "
+                "training.device=cpu trains without",
+                file=sys.stderr,
+            )
+        sys.exit(BAD_CONFIGURATION)
     task = sys.argv.pop(1)
     try:
         train(task)

@@ -4,26 +4,32 @@ python -m slurm.rows          writes them anew; a test says so if they do not fi
 """
 
 import shlex
-import shutil
 import sys
 from pathlib import Path
 
-from common.report.registry import ROOT, TABLES, Row, Table, load_table
+from common.report.definitions import ROOT
+from common.report.registry import TABLES, Row, Table, load_table
 from slurm.submit import Cluster, ranks_of
 
 FOLDER = ROOT / "slurm"
+MADE_BY = "# Made by `python -m slurm.rows`"
 
 
 def main() -> int:
-    """Writes all files; folders of tables that are gone are removed."""
+    """Writes all files; those of rows that are gone are removed."""
     wanted = all_files()
-    for folder in {file.parent for file in FOLDER.glob("*/*.sbatch")}:
-        shutil.rmtree(folder)
+    for file in made():
+        file.unlink()
     for file, text in wanted.items():
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     print(f"{len(wanted)} files below {FOLDER}")
     return 0
+
+
+def made() -> list[Path]:
+    """The files that are there, without the user's own."""
+    return [file for file in sorted(FOLDER.glob("*/*.sbatch")) if MADE_BY in file.read_text()]
 
 
 def all_files() -> dict[Path, str]:
@@ -52,11 +58,11 @@ def row_file(table: Table, row: Row, variant: str | None) -> str:
     lines = [
         "#!/usr/bin/env bash",
         f"# {table.title}: {', '.join([row.method, row.topology, *filter(None, [variant])])}.",
-        f"# Made by `python -m slurm.rows` of configs/table/{table.name}.yaml.",
+        f"{MADE_BY} of configs/table/{table.name}.yaml.",
         f"#   sbatch slurm/{table.name}/{name}.sbatch seed={table.seeds[0]} [overrides ...]",
         *(f"#SBATCH {option}" for option in options),
         *common_options(),
-        f'exec slurm/train.sbatch {shlex.join([table.task, *overrides])} "$@"',
+        f'exec bash slurm/train.sbatch {shlex.join([table.task, *overrides])} "$@"',
     ]
     return "\n".join(lines) + "\n"
 

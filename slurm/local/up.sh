@@ -7,7 +7,7 @@
 # NODES   virtual nodes (4)
 # CPUS    that each of them claims to have (4); it may be more than the machine's
 # GPUS    that each of them claims to have (0): for trying options; jobs do not see any
-# STATE   the folder that holds all of it: configuration, keys, logs, spool (/run/slurm-local)
+# STATE   the folder that holds all of it: configuration, keys, logs, spool (/run/slurm-local); new, empty, or of up.sh
 #
 # Debian's packages munge, slurmctld, slurmd and slurm-client are installed if they are missing. Nothing else outside
 # STATE is touched; where a Slurm runs or is configured already, nothing is done. slurm/local/down.sh ends it.
@@ -17,12 +17,18 @@ refuse() { echo "up.sh: $1" >&2; exit 1; }
 
 [ "$(id -u)" = 0 ] || refuse "needs root (sudo slurm/local/up.sh)"
 case $NODES$CPUS$GPUS in *[!0-9]*) refuse "NODES=$NODES CPUS=$CPUS GPUS=$GPUS: expected numbers" ;; esac
+if [ -e "$STATE" ] && [ ! -e "$STATE/made-by-up.sh" ]; then # down.sh removes all of it
+    [ -d "$STATE" ] && [ -z "$(ls -A "$STATE")" ] || refuse "STATE=$STATE: expected a new or an empty folder"
+fi
 [ ! -e "$STATE/pids" ] || refuse "$STATE/pids exists: this Slurm is up already; slurm/local/down.sh ends it"
 # The kernel cuts names to 15 characters; slurmctld and slurmd are shorter.
 for daemon in slurmctld slurmd; do
     ! pgrep -x "$daemon" >/dev/null || refuse "a $daemon runs on this machine already: use that Slurm"
 done
 [ ! -e /etc/slurm/slurm.conf ] || refuse "/etc/slurm/slurm.conf exists: this machine belongs to a cluster already"
+if command -v scontrol >/dev/null && timeout 20 scontrol ping 2>/dev/null | grep -q "is UP"; then
+    refuse "a slurmctld answers (scontrol ping): this machine belongs to a cluster already"
+fi
 
 missing=()
 for package in munge:munged slurmctld:slurmctld slurmd:slurmd slurm-client:sbatch; do
@@ -34,12 +40,13 @@ if [ ${#missing[@]} -gt 0 ]; then
     apt-get -qq update
     DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
     # Packages start their services where systemd runs; ours are separate.
-    if [ -d /run/systemd/system ]; then systemctl stop slurmctld slurmd munge 2>/dev/null || true; fi
+    if [ -d /run/systemd/system ]; then systemctl stop "${missing[@]}" 2>/dev/null || true; fi
 fi
 
 munge=$STATE/munge host=$(hostname)
 install -d -m 755 "$STATE" "$STATE/log" "$STATE/controller"
 : >"$STATE/pids"
+: >"$STATE/made-by-up.sh"
 
 start() { # start NAME COMMAND...: a daemon in a session of its own, remembered by its process id
     local name=$1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.report.registry import ROOT
+from common.report.definitions import ROOT
 from scripts.bench_communication import BenchArguments, conclude, main, topology_of
 from tests.scripts.test_emulate import needs_namespaces
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 
 from common.report.cli import UsageError
+from common.report.definitions import ROOT
 from common.report.published import load_published
-from common.report.registry import ROOT
 from scripts.bench_scaling import SGP, BenchArguments, Layers, conclude, main, workload
 from scripts.emulated_compute import EmulatedCompute, Waiter
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.report.cli import UsageError
-from common.report.registry import ROOT
+from common.report.definitions import ROOT
 from scripts import emulate
 
 needs_namespaces = pytest.mark.skipif(

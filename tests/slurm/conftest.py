@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.report.registry import ROOT
+from common.report.definitions import ROOT
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 # A job of two nodes with two CPU ranks each; "GPUs" of the local Slurm are words only, and mean a rank each, too.
@@ -113,14 +113,24 @@ def _read(file: Path) -> str:
         return ""
 
 
+@pytest.fixture
+def slurm(local_slurm: Slurm) -> Iterator[Slurm]:
+    """The local Slurm; what a test that failed has not ended does not take the next one's nodes."""
+    yield local_slurm
+    for state in ("PENDING", "RUNNING"):
+        local_slurm.call("scancel", f"--state={state}", f"--user={os.getuid()}")
+
+
 @pytest.fixture(scope="package")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+def local_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """The local Slurm; the tests are skipped, with the reason, where it cannot be started."""
     logs = tmp_path_factory.mktemp("slurm_logs")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
     # Two test runs on one machine would meet in the daemons' ports: up.sh refuses the second one.
     environment |= {"STATE": "/run/slurm-tests", "NODES": "4", "CPUS": "128", "GPUS": "8", "OMP_NUM_THREADS": "1"}
     environment |= {"VENV": str(Path(os.environ.get("VIRTUAL_ENV", ROOT / ".venv")))}
+    # What a session left that was killed.
+    subprocess.run(["slurm/local/down.sh"], cwd=ROOT, env=environment, capture_output=True, timeout=120, check=False)
     up = subprocess.run(
         ["slurm/local/up.sh"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
@@ -129,3 +139,18 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     environment["SLURM_CONF"] = up.stdout.strip().splitlines()[-1].removeprefix("export SLURM_CONF=")
     yield Slurm(environment, logs)
     subprocess.run(["slurm/local/down.sh"], cwd=ROOT, env=environment, capture_output=True, timeout=120, check=True)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts a program in the path that answers this to every call; raw: that is this script."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def write(name: str, answer: str, fails: bool = False, raw: bool = False) -> None:
+        says = f"cat <<'END'\n{answer}\nEND\n" if answer else ""
+        (folder / name).write_text(answer if raw else f"#!/bin/sh\n{says}exit {int(fails)}\n")
+        (folder / name).chmod(0o755)
+
+    return write

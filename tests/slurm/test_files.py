@@ -1,24 +1,25 @@
-"""What can be said of jobs without a Slurm: files of rows and clusters, commands, starts without progress."""
+"""What can be said of jobs without a Slurm: files of rows and clusters, allocations, commands."""
 
-import json
 import os
+import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from common.report.cli import UsageError
 from common.report.definitions import ROOT
-from common.report.registry import load_table
-from slurm.job import Allocation, Attempt, JobError, cell, main, newest_step, training_command
-from slurm.rows import FOLDER, all_files
-from slurm.submit import CLUSTERS, Cluster, ended, folder, submitted
+from slurm.allocation import NOT_FOR_SRUN, Allocation
+from slurm.exits import JobError
+from slurm.job import cell, main
+from slurm.rows import FOLDER, all_files, made
+from slurm.submit import CLUSTERS, Cluster
+from tests.slurm.fakes import VARIABLES
 
 
 def test_the_rows_files_fit_the_tables() -> None:
     wanted = all_files()
-    assert {file: file.read_text() for file in FOLDER.glob("*/*.sbatch")} == wanted, "run `python -m slurm.rows`"
+    assert {file: file.read_text() for file in made()} == wanted, "run `python -m slurm.rows`"
     assert len(wanted) >= 29
 
 
@@ -28,7 +29,7 @@ def test_a_row_of_table_3() -> None:
     assert "#SBATCH --nodes=4\n" in text
     assert "#SBATCH --gpus-per-node=8\n" in text
     assert text.endswith(
-        "exec slurm/train.sbatch cnn experiment=table3/accumadam_aer "
+        "exec bash slurm/train.sbatch cnn experiment=table3/accumadam_aer "
         "'run_dir=runs/table3/accumadam_aer/seed_${seed}' \"$@\"\n"
     )
 
@@ -50,12 +51,16 @@ def test_clusters_hold_options_of_sbatch_only(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "more", "ranks", "nodes"),
-    [("t4_4x8", None, 32, 4), ("a100_4x4", None, 16, 4), ("t4_8x8", None, 64, 8), (None, "--ntasks-per-node=2", 6, 3),
-     ("a40_4x4", "--gpus-per-node=a40:8", 32, 4)],
+    [("t4_4x8", None, 32, 4), ("a100_4x4", None, 16, 4), ("t4_8x8", None, 64, 8),
+     ("one_node_cpu", "--ntasks-per-node=2", 6, 3), ("a40_4x4", "--gpus-per-node=a40:8", 32, 4),
+     ("t4_4x8", "--gres=gpu:t4:4", 32, 8), ("t4_4x8", "--gres gpu:t4", 2, 2),
+     (str(CLUSTERS / "a40_4x4"), "--gres=nvme:1,gpu:2", 32, 16)],
 )  # fmt: skip
-def test_nodes_follow_from_the_ranks(name: str | None, more: str | None, ranks: int, nodes: int) -> None:
+def test_nodes_follow_from_the_ranks(name: str, more: str | None, ranks: int, nodes: int) -> None:
     options = Cluster.load(name, more).for_ranks(ranks)
     assert [option for option in options if option.startswith("--nodes")] == [f"--nodes={nodes}"]
+    assert len([option for option in options if "gpu" in option and "per-gpu" not in option]) <= 1
+    assert ("--gres=nvme:1" in options) == ("nvme" in (more or ""))
 
 
 def test_ranks_that_do_not_fill_their_nodes_are_an_error() -> None:
@@ -63,38 +68,72 @@ def test_ranks_that_do_not_fill_their_nodes_are_an_error() -> None:
         Cluster.load("a100_4x4").for_ranks(6)
 
 
+def test_gpus_without_a_number_are_an_error() -> None:
+    with pytest.raises(UsageError, match="ranks of a node: a40 "):
+        Cluster.load("a40_4x4", "--gpus-per-node=a40").for_ranks(4)
+
+
 def test_an_unknown_cluster_is_an_error() -> None:
-    with pytest.raises(UsageError, match="cluster=h100: expected one of: a100_4x4"):
+    with pytest.raises(UsageError, match="cluster=h100: expected a file of yours, or one of slurm/clusters: a100_4x4"):
         Cluster.load("h100")
 
 
-VARIABLES = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_JOB_NUM_NODES": "4",
-    "SLURM_JOB_NODELIST": "node[1-4]",
-    "SLURMD_NODENAME": "node1",
-    "SLURM_TASKS_PER_NODE": "2(x4)",
-    "SLURM_JOB_CPUS_PER_NODE": "64(x3),32",
-}
+@pytest.mark.parametrize("option", ["-G 8", "--gpus=8", "--gpus-per-task=1"])
+def test_gpus_that_do_not_say_how_many_a_node_has_are_an_error(option: str) -> None:
+    with pytest.raises(UsageError, match="expected --gpus-per-node"):
+        Cluster.load("a100_4x4", option)
 
 
 def test_the_allocation_is_read_from_slurms_variables() -> None:
-    assert Allocation.read(VARIABLES) == Allocation("7", 4, "node1", ranks_per_node=2, cpus_per_node=32)
+    alike = {"gpus_per_node": 0, "ranks_per_node": 2, "cpus_per_node": 32}
+    assert Allocation.read(VARIABLES) == Allocation("7", 4, "node[1-4]", "node1", **alike)
     assert Allocation.read(VARIABLES | {"SLURM_GPUS_ON_NODE": "8"}).ranks_per_node == 8
+    unasked = {name: value for name, value in VARIABLES.items() if name != "SLURM_NTASKS"}
+    assert Allocation.read(unasked).ranks_per_node == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"SLURM_TASKS_PER_NODE": "2(x3),1"}, r"2\(x3\),1; expected as many on each"),
+        ({"SLURM_GPUS": "a40:6", "SLURM_GPUS_ON_NODE": "2"}, "--gpus=6 on 4 nodes, 2 on the first"),
+    ],
+)
+def test_nodes_that_are_not_alike_are_refused(more: dict[str, str], message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        Allocation.read(VARIABLES | more)
     with pytest.raises(JobError, match="not inside a Slurm job"):
         Allocation.read({})
 
 
 def test_one_torchrun_for_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SRUN_OPTIONS", "--container-image='my image'")
-    command = training_command(Allocation.read(VARIABLES), "gpt2", ["seed=2"], "3")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    command = Allocation.read(VARIABLES).training_command("gpt2", ["seed=2"], "3")
     assert command[0] == "srun"
     assert {"--nodes=4", "--ntasks=4", "--ntasks-per-node=1", "--container-image=my image"} <= set(command)
     after = command[command.index("slurm/node.sh") + 1 :]
     assert {"--nnodes=4", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=7.3"} <= set(after)
-    assert after[-5:] == ["-m", "slurm.rank", "gpt2", "seed=2", "resume=true"]
-    own = training_command(Allocation.read(VARIABLES), "gpt2", ["resume=false"], "0")
-    assert own[-1] == "resume=false"
+    assert after[-6:] == ["-m", "slurm.rank", "gpt2", "seed=2", "training.threads=16", "resume=true"]
+    own = Allocation.read(VARIABLES).training_command("gpt2", ["resume=false", "training.threads=3"], "0")
+    assert own[-2:] == ["resume=false", "training.threads=3"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    with_gpus = Allocation.read(VARIABLES | {"SLURM_GPUS_ON_NODE": "8"}).training_command("gpt2", [], "0")
+    assert {"--gpus-per-node=8", "--nproc-per-node=8", "training.threads=4"} <= set(with_gpus)
+
+
+def test_srun_is_told_what_the_job_was_not_asked_for(monkeypatch: pytest.MonkeyPatch, program) -> None:
+    """And slurm/node.sh the nodes' addresses, as a container cannot ask Slurm."""
+    for name in NOT_FOR_SRUN:
+        monkeypatch.setenv(name, "1")
+    nodes = [f"NodeName=node{k} Arch=x86_64 CPUTot=4 NodeAddr=10.0.0.{k} NodeHostName=node{k}" for k in (1, 2)]
+    program("scontrol", "\n".join(nodes))
+    environment = Allocation.read(VARIABLES).environment()
+    assert not set(NOT_FOR_SRUN) & set(environment)
+    assert environment["NODE_ADDRESSES"] == "node1=10.0.0.1 node2=10.0.0.2"
+    assert environment["RENDEZVOUS_PORT"] == "20007"
+    monkeypatch.setenv("RENDEZVOUS_PORT", "29500")
+    assert Allocation.read(VARIABLES).environment()["RENDEZVOUS_PORT"] == "29500"
 
 
 def test_what_the_user_adds_wins_and_the_report_runs_where_the_runs_do() -> None:
@@ -103,71 +142,7 @@ def test_what_the_user_adds_wins_and_the_report_runs_where_the_runs_do() -> None
         "--gpus-per-node=4", "--account=physics", "--partition=gpu",
         "--cpus-per-gpu=16", "--mem-per-gpu=64G", "--exclusive", "--nodes=8",
     )  # fmt: skip
-    assert cluster.for_report() == ("--account=physics", "--partition=gpu")
-
-
-@pytest.fixture
-def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
-    """Puts a program in the path that answers this to every call."""
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    (tmp_path / "bin").mkdir()
-
-    def write(name: str, answer: str) -> None:
-        file = tmp_path / "bin" / name
-        file.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
-        file.chmod(0o755)
-
-    return write
-
-
-def started(run: Path, job: str) -> None:
-    (run / "slurm").mkdir(parents=True)
-    (run / "slurm" / "starts.jsonl").write_text(json.dumps({"job": job, "step": 0}) + "\n")
-
-
-@pytest.mark.parametrize(
-    ("job", "state", "refused"), [("6", "RUNNING", True), ("6", "", False), ("7", "RUNNING", False)]
-)
-def test_a_run_is_trained_by_one_job_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program, job: str, state: str, refused: bool
-) -> None:
-    program("squeue", state)
-    started(tmp_path / "run", job)
-    with (tmp_path / "log").open("ab", buffering=0) as log:
-        attempt = Attempt(Allocation.read(VARIABLES), "cnn", [], tmp_path / "run", log)
-        if not refused:
-            attempt._check_alone()
-            return
-        with pytest.raises(JobError, match="job 6 is training it now"):
-            attempt._check_alone()
-
-
-def test_what_slurm_has_is_not_submitted_again(tmp_path: Path, program) -> None:
-    """Elements of arrays that were submitted here, and runs that another job has started."""
-    table = load_table("table3")
-    first, second, *others = table.cells(tmp_path)
-    file = folder(table, tmp_path) / "cells of today.jsonl"
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps([first.task, *first.overrides]) + "\n")
-    elsewhere = tmp_path / "elsewhere.jsonl"
-    started(second.run_dir, "9")
-    started(others[0].run_dir, "8")  # which has ended
-    lines = [
-        f"5 0 PENDING /home/me/slurm/train.sbatch --cells {file}",
-        f"6 0 RUNNING /home/me/slurm/train.sbatch --cells {elsewhere}",
-        f"9 N/A RUNNING /home/me/slurm/table3/{second.row.name}.sbatch seed={second.seed}",
-        "10 N/A RUNNING (null)",
-    ]
-    program("squeue", "\n".join(lines))
-    assert submitted(table, tmp_path) == {first.run_dir: "pending (job 5)", second.run_dir: "running (job 9)"}
-
-
-@pytest.mark.parametrize("answer", ["CANCELLED by 1000", "NODE_FAIL", "OUT_OF_MEMORY"])
-def test_accounting_says_how_a_job_ended(tmp_path: Path, program, answer: str) -> None:
-    assert ended(tmp_path) is None
-    started(tmp_path, "7")
-    program("sacct", answer)
-    assert ended(tmp_path) == f"{answer.split()[0].lower()} (job 7)"
+    assert cluster.for_report("-p cpu") == ("--account=physics", "--partition=gpu", "-p", "cpu")
 
 
 def test_an_array_element_takes_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,32 +158,47 @@ def test_an_unknown_task_is_one_line_and_exit_code_2(argv: list[str], capsys: py
     assert "expected cnn, transformer or gpt2" in capsys.readouterr().err
 
 
-def test_a_job_that_gets_nowhere_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in VARIABLES.items():
+@pytest.mark.parametrize(
+    ("node", "route", "hosts", "address", "interface"),
+    [
+        ("node1", 'echo "$4 via 10.0.0.9 dev eth-$4 src 10.0.0.1"', 1, "127.0.1.1", "eth-10.0.0.2"),
+        ("node2", 'echo "$4 dev eth-$4 src 10.0.0.2 uid 0"', 0, "10.0.0.2", "eth-127.0.1.1"),
+        ("node3", "exit 127", 0, "node3", ""),  # an image without ip
+    ],
+)
+def test_nodes_meet_at_the_first(
+    program, monkeypatch: pytest.MonkeyPatch, node, route, hosts, address, interface
+) -> None:
+    """It may know its own name as a loopback address."""
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.delenv(name, raising=False)
+    known = {"FIRST_NODE": "node1", "NODE_ADDRESSES": "node1=127.0.1.1 node2=10.0.0.2", "RENDEZVOUS_PORT": "20007"}
+    for name, value in (known | {"SLURMD_NODENAME": node}).items():
         monkeypatch.setenv(name, value)
+    program("ip", f"#!/bin/sh\n{route}\n", raw=True)
+    program("python", '#!/bin/sh\necho "[$GLOO_SOCKET_IFNAME] [$NCCL_SOCKET_IFNAME] $*"; exit 3\n', raw=True)
+    done = subprocess.run([ROOT / "slurm" / "node.sh", "--nnodes=3"], capture_output=True, text=True, timeout=20)
+    assert done.returncode == 3
+    assert done.stdout == (
+        f"[{interface}] [{interface}] -m torch.distributed.run --rdzv-endpoint=127.0.1.1:20007 "
+        f"--rdzv-conf=is_host={hosts},read_timeout=600 --local-addr={address} --nnodes=3\n"
+    )
+
+
+def test_what_a_cluster_needs_may_use_variables_that_are_not_set(tmp_path: Path) -> None:
+    """As the hooks of conda do; a virtual environment that is not there is named."""
     (tmp_path / "slurm").mkdir()
-
-    def start(job: str = "7") -> None:
-        allocation = Allocation.read(VARIABLES | {"SLURM_JOB_ID": job})
-        with (tmp_path / "log").open("ab", buffering=0) as log:
-            Attempt(allocation, "cnn", [], tmp_path, log)._check_progress()
-
-    start()
-    start()
-    with pytest.raises(JobError, match="began 2 times at step 0"):
-        start()
-    start(job="8")  # somebody submits it again: that job may try, too
-    checkpoint = tmp_path / "checkpoints" / "step_00000120"
-    checkpoint.mkdir(parents=True)
-    assert newest_step(tmp_path) == 0  # it has no manifest: not complete
-    (checkpoint / "manifest.json").write_text("{}")
-    assert newest_step(tmp_path) == 120
-    start()  # it got further
-    start()
-    with pytest.raises(JobError, match="began 2 times at step 120"):
-        start()
-    starts = [json.loads(line) for line in (tmp_path / "slurm" / "starts.jsonl").read_text().splitlines()]
-    assert [(start["job"], start["step"]) for start in starts] == [("7", 0), ("7", 0), ("8", 0), ("7", 120), ("7", 120)]
+    shutil.copy(ROOT / "slurm" / "environment.sh", tmp_path / "slurm")
+    (tmp_path / "slurm" / "site.sh").write_text('[ -n "$NOT_SET" ]\nVENV=$TRIED\n')
+    script = ["bash", "-c", "set -euo pipefail; . slurm/environment.sh; echo goes on; $NOT_SET"]
+    for venv, code, out, error in (
+        ("", 1, "goes on\n", "unbound variable"),
+        ("/no", 2, "", "VENV=/no: no environment"),
+    ):
+        environment = {"PATH": os.environ["PATH"], "TRIED": venv}
+        done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=20)
+        assert (done.returncode, done.stdout) == (code, out)
+        assert error in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,7 @@
-"""Jobs on a real Slurm: several nodes, requeue, scancel, failures, whole tables."""
+"""Jobs on a real Slurm: several nodes, requeue, scancel."""
 
 import json
-import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,30 +11,10 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from common.report.registry import ROOT
-from slurm.rows import FOLDER
-from tests.slurm.conftest import FOUR_GPUS, FOUR_RANKS, Slurm, command_of
-
-SMALL = ["experiment=quickstart", "model.width=2", "training.checkpoint_every=20", "logging.every=5"]
-# A run that takes long enough to be interrupted in the middle.
-RUN = [*SMALL, "training.steps=300", "topology=aer", "seed=3"]
-MIDDLE = 45
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    """Rows without what depends on the clock on the wall."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in rows]
-
-
-def status(run: Path) -> str | None:
-    file = run / "summary.json"
-    return json.loads(file.read_text())["status"] if file.exists() else None
-
-
-def reached(run: Path, step: int) -> bool:
-    file = run / "metrics.jsonl"
-    return file.exists() and any(row["step"] >= step for row in metrics(run))
+from common.report.definitions import ROOT
+from slurm import starts
+from tests.slurm.conftest import FOUR_GPUS, FOUR_RANKS, Slurm
+from tests.slurm.runs import MIDDLE, RUN, metrics, reached, status
 
 
 def small_gpt2(folder: Path) -> list[str]:
@@ -65,10 +42,10 @@ def small_transformer(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def uninterrupted(local_slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Metrics of RUN in local processes, without Slurm."""
     run = tmp_path_factory.mktemp("uninterrupted")
-    slurm.call(sys.executable, "-m", "cnn.train", *RUN, "workers.count=4", "workers.per_host=2", f"run_dir={run}")
+    local_slurm.call(sys.executable, "-m", "cnn.train", *RUN, "workers.count=4", "workers.per_host=2", f"run_dir={run}")
     return metrics(run)
 
 
@@ -78,12 +55,29 @@ def uninterrupted(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> lis
 )
 def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path, task: str, overrides, options) -> None:
     run = tmp_path / "run"
-    chosen = [*overrides(tmp_path), "seed=5", f"run_dir={run}"]
+    chosen = [*overrides(tmp_path), "seed=5", "training.device=cpu", f"run_dir={run}"]
     job = slurm.sbatch(*options, "slurm/train.sbatch", task, *chosen)
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)
     config = OmegaConf.load(run / "config.yaml")
     assert (config.task, config.seed, config.workers.count) == (task, 5, 4)
     assert status(run) == "finished"
+
+
+def test_a_rows_file_trains_on_a_part_of_its_cluster(slurm: Slurm, tmp_path: Path) -> None:
+    """With all other options of the preset, and values that a shell would split or expand."""
+    run = tmp_path / "a run [1]"
+    size = ["data=digits", "~data.train_crop", "~data.resize", "~data.validation_crop", "model=resnet_digits"]
+    size += ["model.width=2", "workers.count=4", "workers.per_host=2", "training.batch_size=128", "training.device=cpu"]
+    size += ["training.precision=fp32", "training.compile=false", "training.epochs=2", "schedule.warmup=1"]
+    own = ["seed=2", "optimizer.betas=[0.9, 0.95]", "name='two words, $HOME and *'", f"run_dir='{run}'"]
+    few = "--export=PATH,HOME,VENV,SLURM_CONF,OMP_NUM_THREADS"  # srun would pass on only these, too
+    job = slurm.sbatch(*FOUR_GPUS, few, "slurm/table3/accumadam_aer.sbatch", *size, *own)
+    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+    config = OmegaConf.load(run / "config.yaml")
+    assert (config.name, config.optimizer.betas) == ("two words, $HOME and *", [0.9, 0.95])
+    assert (config.workers.count, config.optimizer.name, config.training.threads) == (4, "accumadam", 1)
+    assert "--cpus-per-task=32 --gpus-per-node=2" in slurm.log(job)
+    assert slurm.field(job, "CpusPerTres") == "gres:gpu:16"
 
 
 def test_two_nodes_of_two_ranks_with_overrides(slurm: Slurm, tmp_path: Path, uninterrupted) -> None:
@@ -130,13 +124,17 @@ def test_an_interrupted_job_is_requeued_and_gives_the_metrics_of_an_uninterrupte
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)
     assert metrics(run) == uninterrupted
     assert len(json.loads((run / "environment.json").read_text())["resumed"]) == 1
-    starts = [json.loads(line) for line in (run / "slurm" / "starts.jsonl").read_text().splitlines()]
-    assert [start["job"] for start in starts] == [job, job]
+    first, second = starts.read(run)
+    assert (first.job, first.end) == (
+        job,
+        {time_limit: "saved", preemption: "stopped", crash: "node failure"}[interrupt],
+    )
+    assert (second.job, second.end) == (job, "finished")
     if interrupt is crash:
-        assert starts[1]["step"] % 20 == 0  # from the last checkpoint
-        assert starts[1]["step"] > 0
+        assert second.step % 20 == 0  # from the last checkpoint
+        assert second.step > 0
     else:
-        assert starts[1]["step"] >= MIDDLE  # it was saved
+        assert second.step >= MIDDLE  # it was saved
         assert "Traceback" not in slurm.log(job)
 
 
@@ -155,111 +153,3 @@ def test_scancel_leaves_a_checkpoint_that_the_same_command_continues(
     assert saved
     assert int(saved[1]) >= MIDDLE
     assert metrics(run) == uninterrupted
-
-
-def test_a_rank_that_dies_fails_the_job_and_the_log_says_why(slurm: Slurm, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    long = [*SMALL, "training.steps=100000", "parallel.timeout_s=30", f"run_dir={run}"]
-    job = slurm.sbatch(*FOUR_RANKS, "slurm/train.sbatch", "cnn", *long)
-    slurm.until(lambda: reached(run, 5), job)
-    ranks = subprocess.run(
-        ["pgrep", "-f", f"slurm.rank.*run_dir={run} resume"], capture_output=True, text=True, check=True
-    )
-    workers = [pid for pid in map(int, ranks.stdout.split()) if "torch.distributed.run" not in command_of(pid)]
-    os.kill(workers[-1], signal.SIGKILL)
-    assert slurm.wait(job, timeout_s=100) == "FAILED"
-    assert "Signal 9 (SIGKILL)" in slurm.log(job) or "exitcode: -9" in slurm.log(job)
-    assert "[slurm] failed: srun ended with exit code" in slurm.log(job)
-
-
-def test_a_bad_configuration_fails_at_once_with_one_line(slurm: Slurm, tmp_path: Path) -> None:
-    job = slurm.sbatch("slurm/train.sbatch", "cnn", "optimizer.learning_rate=1", f"run_dir={tmp_path}/run")
-    assert slurm.wait(job) == "FAILED"
-    assert "learning_rate" in slurm.log(job)
-    assert "Traceback" not in slurm.log(job)
-
-
-TABLE = """
-title: "Jobs"
-task: cnn
-runs: jobs
-seeds: [1]
-overrides: [experiment=quickstart, training.steps=40, model.width=2, workers.count=2]
-rows:
-  - {name: good, method: AllReduce, topology: complete, overrides: [parallel=allreduce, optimizer=adam]}
-  - {name: bad, method: DAdam, topology: aer, overrides: [topology=aer, optimizer=adam, optimizer.lr=1e30]}
-"""
-
-
-def test_a_table_is_built_from_the_rows_that_did_not_fail(slurm: Slurm, tmp_path: Path) -> None:
-    copy = tmp_path / "repository"  # a table is a file in configs/table, which a test does not write to
-    for name in ("cnn", "common", "configs", "slurm", "scripts"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "configs" / "table" / "jobs.yaml").write_text(TABLE)
-    submit = [sys.executable, "-m", "scripts.reproduce", "table=jobs", "launcher=slurm", f"runs={tmp_path}/runs"]
-
-    def call(*more: str) -> str:
-        done = subprocess.run(
-            [*submit, *more], cwd=copy, env=slurm.environment, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    answer = call("sbatch=--ntasks-per-node=2")
-    assert "2 to submit" in answer
-    report = answer.split("; then ")[1].split(",")[0]
-    again = call("sbatch=--ntasks-per-node=2")
-    assert "2 with Slurm, 0 to submit" in again
-    assert slurm.wait(report) == "COMPLETED"
-    table = (copy / "results" / "tables" / "jobs.md").read_text()
-    assert "1 of 2 finished" in table
-    assert "bad seed 1: not finished: status 'failed'" in table
-    plan = call("sbatch=--ntasks-per-node=2", "--dry-run")
-    assert "good seed 1: finished" in plan
-    assert "\nsbatch --ntasks-per-node=2 --nodes=1 slurm/train.sbatch cnn experiment=quickstart" in plan
-    assert "bad seed 1: failed; its last job: failed (job" in plan
-    assert "1 of 2 finished, 0 with Slurm, 1 to submit" in plan
-
-
-@pytest.mark.parametrize(
-    ("table", "options", "named"),
-    [
-        ("table3", ["sbatch=--gpus-per-node=a40:16"], "--gpus-per-node=a40:16"),
-        ("quickstart", ["sbatch=--partition=none"], "--partition=none"),
-        ("table3", ["cluster=one_node_cpu"], "--nodes=32"),  # a rank on each node
-    ],
-)
-def test_what_the_cluster_cannot_give_is_refused_at_submission(
-    slurm: Slurm, tmp_path: Path, table: str, options: list[str], named: str
-) -> None:
-    submit = [sys.executable, "-m", "scripts.reproduce", f"table={table}", "launcher=slurm", f"runs={tmp_path}"]
-    done = slurm.call(*submit, *options, check=False)
-    assert done.returncode == 2
-    assert named in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert slurm.call("squeue", "--noheader").stdout == ""
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_slurm_takes_the_files_of_rows_that_fit_and_refuses_the_others(slurm: Slurm) -> None:
-    """The local Slurm claims to have 4 nodes of 8 GPUs."""
-    for file in FOLDER.glob("*/*.sbatch"):
-        nodes = int(re.search(r"--nodes=(\d+)", file.read_text())[1])
-        done = slurm.call("sbatch", "--test-only", str(file), "seed=2", check=False)
-        assert (done.returncode == 0) == (nodes <= 4), (file, done.stderr)
-
-
-def test_a_second_slurm_is_refused(slurm: Slurm) -> None:
-    for state, message in ((slurm.environment["STATE"], "is up already"), ("/tmp/other-slurm", "runs on this machine")):
-        done = subprocess.run(
-            ["slurm/local/up.sh"],
-            cwd=ROOT,
-            env=slurm.environment | {"STATE": state},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == 1
-        assert message in done.stderr
-    assert not Path("/tmp/other-slurm").exists()

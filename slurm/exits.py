@@ -1,0 +1,11 @@
+"""How a job ends. The codes are those of common.training.launch, which would bring torch: seconds of every start."""
+
+FINISHED, FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 75
+
+
+class JobError(RuntimeError):
+    """The job cannot go on; the message says why, `code` is its exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,135 @@
+"""The starts of a run's jobs: RUN_DIR/slurm/starts/0001.json, 0002.json, ...
+
+They are the run's lock, too: who begins makes the next file, and of two jobs that begin together only one can.
+"""
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from common.training.atomic import write_atomically
+from slurm.exits import BAD_CONFIGURATION, FAILED, JobError
+
+SQUEUE_S = 30.0
+PATIENCE_S = 600.0  # Slurm kills what does not end much earlier
+RETRY_S = 5.0
+WITHOUT_PROGRESS = 2
+STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Start:
+    """One of them.
+
+    step: of the checkpoint that it went on from
+    end:  finished, saved, failed, node failure, or stopped by Slurm (preemption, scancel); None: not known (yet)
+    """
+
+    job: str
+    step: int
+    time: str
+    nodes: str
+    end: str | None = None
+
+    @property
+    def content(self) -> bytes:
+        """Of its file."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+def begin(run_dir: Path, job: str, nodes: str, tell: Callable[[str], None]) -> Path:
+    """Note this start; returns its file.
+
+    JobError if another job trains the run, or if the last starts of this one got nowhere.
+    """
+    give_up = time.monotonic() + PATIENCE_S
+    while True:
+        earlier = read(run_dir)
+        last = earlier[-1] if earlier else None
+        other = last.job if last and last.job != job and last.end is None else None
+        state = state_of(other) if other else ""
+        if state in ("RUNNING", "SUSPENDED"):
+            raise JobError(f"run_dir={run_dir}: job {other} is training it now", BAD_CONFIGURATION)
+        if state not in ("COMPLETING", "UNKNOWN"):
+            step = newest_step(run_dir)
+            _check_progress(earlier, job, step)
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            file = run_dir / "slurm" / "starts" / f"{len(earlier) + 1:04d}.json"
+            if _create(file, Start(job, step, now, nodes)):
+                return file
+            state = "beginning"  # somebody else was earlier; a shared file system may show it late
+        waits_for = f"job {other or 'of somebody else'}: {state.lower()}"
+        if time.monotonic() > give_up:
+            raise JobError(
+                f"run_dir={run_dir}: waited {PATIENCE_S:.0f} s for {waits_for}; the same sbatch command tries again",
+                FAILED,
+            )
+        tell(f"waiting for {waits_for}")
+        time.sleep(RETRY_S)
+
+
+def end(file: Path, how: str) -> None:
+    """Note how the start of this file ended."""
+    write_atomically(file, replace(_read(file), end=how).content)
+
+
+def read(run_dir: Path) -> list[Start]:
+    """All starts, the last one last."""
+    return [_read(file) for file in sorted((run_dir / "slurm" / "starts").glob("*.json"))]
+
+
+def last_job(run_dir: Path) -> str | None:
+    """The id of the job that started this run last; None if there was none."""
+    starts = read(run_dir)
+    return starts[-1].job if starts else None
+
+
+def newest_step(run_dir: Path) -> int:
+    """The step of the newest complete checkpoint; 0 if there is none."""
+    return max((int(f.parent.name[5:]) for f in run_dir.glob("checkpoints/step_*/manifest.json")), default=0)
+
+
+def state_of(job: str) -> str:
+    """A job's state as Slurm names it; empty if it has forgotten the job, UNKNOWN if it gives no answer."""
+    try:
+        command = ["squeue", "-h", "-j", job, "-o", "%A %T"]  # an array's id stands for all its elements
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_S)
+    except subprocess.TimeoutExpired:
+        return "UNKNOWN"
+    if done.returncode:
+        return "" if "Invalid job id" in done.stderr else "UNKNOWN"
+    return dict(line.split() for line in done.stdout.splitlines()).get(job, "")
+
+
+def _check_progress(earlier: list[Start], job: str, step: int) -> None:
+    """JobError if this job's last starts came no further than this step, other than by preemption."""
+    began = [start.step for start in earlier if start.job == job and start.end != STOPPED][-WITHOUT_PROGRESS:]
+    if began == [step] * WITHOUT_PROGRESS:
+        raise JobError(
+            f"job {job} began {len(began)} times at step {step} and got no further: it stops; the same sbatch command "
+            "tries again",
+            FAILED,
+        )
+
+
+def _read(file: Path) -> Start:
+    return Start(**json.loads(file.read_text()))
+
+
+def _create(file: Path, start: Start) -> bool:
+    """Make the file with its content at once; False if somebody else did."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    mine = file.with_name(f".{start.job}.tmp")
+    mine.write_bytes(start.content)
+    try:
+        os.link(mine, file)
+    except FileExistsError:
+        return False
+    finally:
+        mine.unlink()
+    return True

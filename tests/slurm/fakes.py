@@ -1,0 +1,24 @@
+"""Stand-ins for Slurm: its variables, and records of starts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from slurm.starts import Start
+
+VARIABLES = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_JOB_NODELIST": "node[1-4]",
+    "SLURMD_NODENAME": "node1",
+    "SLURM_NTASKS": "8",
+    "SLURM_TASKS_PER_NODE": "2(x4)",
+    "SLURM_JOB_CPUS_PER_NODE": "64(x3),32",
+}
+START = Start(job="7", step=0, time="2026-01-01T00:00:00+00:00", nodes="node[1-4]")
+
+
+def started(run: Path, job: str, end: str | None = None) -> None:
+    """A run that this job has started, first of all."""
+    folder = run / "slurm" / "starts"
+    folder.mkdir(parents=True)
+    (folder / "0001.json").write_bytes(replace(START, job=job, end=end).content)

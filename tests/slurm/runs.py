@@ -1,0 +1,26 @@
+"""Small runs, and what their folders hold."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+SMALL = ["experiment=quickstart", "model.width=2", "training.checkpoint_every=20", "logging.every=5"]
+# A run that takes long enough to be interrupted in the middle.
+RUN = [*SMALL, "training.steps=300", "topology=aer", "seed=3"]
+MIDDLE = 45
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """Rows without what depends on the clock on the wall."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in rows]
+
+
+def status(run: Path) -> str | None:
+    file = run / "summary.json"
+    return json.loads(file.read_text())["status"] if file.exists() else None
+
+
+def reached(run: Path, step: int) -> bool:
+    file = run / "metrics.jsonl"
+    return file.exists() and any(row["step"] >= step for row in metrics(run))

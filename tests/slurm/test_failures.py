@@ -1,0 +1,67 @@
+"""Jobs on a real Slurm that fail: in time, and the log says why."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from slurm import starts
+from tests.slurm.conftest import FOUR_RANKS, Slurm, command_of
+from tests.slurm.runs import SMALL, reached
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGKILL, r"Signal 9 \(SIGKILL\)|exitcode: -9"),
+        (signal.SIGSTOP, r"rank \d: .*(step \d+|a sum over all ranks failed)"),
+    ],
+)
+def test_a_rank_that_dies_or_hangs_fails_the_job_and_the_log_says_why(
+    slurm: Slurm, tmp_path: Path, number: int, told: str
+) -> None:
+    run = tmp_path / "run"
+    long = [*SMALL, "training.steps=100000", "parallel.timeout_s=10", f"run_dir={run}"]
+    job = slurm.sbatch(*FOUR_RANKS, "slurm/train.sbatch", "cnn", *long)
+    slurm.until(lambda: reached(run, 5), job)
+    ranks = subprocess.run(
+        ["pgrep", "-f", f"slurm.rank.*run_dir={run} training"], capture_output=True, text=True, check=True
+    )
+    workers = [pid for pid in map(int, ranks.stdout.split()) if "torch.distributed.run" not in command_of(pid)]
+    os.kill(workers[-1], number)
+    assert slurm.wait(job, timeout_s=100) == "FAILED"
+    assert re.search(told, slurm.log(job)), slurm.log(job)
+    assert "[slurm] failed: srun ended with exit code" in slurm.log(job)
+    assert "a node does not answer" not in slurm.log(job)
+
+
+@pytest.mark.parametrize(
+    ("options", "override", "told"),
+    [
+        ([], "optimizer.learning_rate=1", "optimizer.learning_rate: no such key"),
+        ([], "workers.count=3", "error: workers.count=3: the launcher started 1 processes, expected 1 or null"),
+        pytest.param(["--gpus-per-node=1"], "seed=1", "finds none; training.device=cpu trains without",
+                     marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it finds one")),
+    ],
+)  # fmt: skip
+def test_a_bad_configuration_fails_at_once(slurm: Slurm, tmp_path: Path, options, override: str, told: str) -> None:
+    job = slurm.sbatch(*options, "slurm/train.sbatch", "cnn", override, f"run_dir={tmp_path}/run")
+    assert slurm.wait(job) == "FAILED"
+    assert slurm.log(job).count(told) == 1, slurm.log(job)
+
+
+def test_a_job_that_gets_nowhere_stops_and_says_so(slurm: Slurm, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = slurm.sbatch("slurm/train.sbatch", "cnn", *SMALL, "workers.count=1", "optimizer.lr=1e30", f"run_dir={run}")
+    for number in (1, 2):
+        slurm.until(lambda n=number: [start.end for start in starts.read(run)] == ["failed"] * n, job)
+        assert slurm.wait(job) == "FAILED"
+        slurm.call("scontrol", "requeue", job)  # as Slurm does after the failure of a node
+    slurm.until(lambda: "got no further: it stops" in slurm.log(job), job)
+    assert slurm.wait(job) == "FAILED"
+    assert slurm.log(job).count(f"job {job} began 2 times at step 0") == 1
+    assert len(starts.read(run)) == 2
