@@ -14,8 +14,8 @@ quickstart: env  ## train on digits by all-reduce and gossip; writes results/tab
 	$(PYTHON_ENV) -m scripts.tables table=quickstart
 	$(PYTHON_ENV) -m scripts.figures figure=quickstart
 
-test: env  ## run the tests
-	$(PYTHON_ENV) -m pytest
+test: env  ## run the tests, two files at a time
+	$(PYTHON_ENV) -m pytest -n 2 --dist loadgroup
 
 lint: env  ## check style
 	$(PYTHON_ENV) -m ruff check

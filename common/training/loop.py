@@ -1,6 +1,7 @@
 """The training loop: the same for every task, every parallel method, real and simulated workers."""
 
 import contextlib
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from common.parallel.regions import region
 from common.training.config import Config
 from common.training.interruption import Interruption
 from common.training.profiling import Trace
+from common.training.recorder import Recorder
 from common.training.session import Run, Session
 from common.training.task import Task
 from common.training.worker import Worker, build_workers
@@ -34,6 +36,7 @@ def train(run: Run) -> str:
     session.resume(lambda: [backward(task, worker, scaler, config, run.device) for worker in workers])
     recorder.begin(workers, steps)
     with (
+        step_named(recorder),
         Interruption(run.device, config.logging.every) as interruption,
         Trace(config.run_dir, run.rank, config.profile) as trace,
     ):
@@ -63,6 +66,16 @@ def train(run: Run) -> str:
     for worker in workers:
         worker.model.close()
     return status
+
+
+@contextlib.contextmanager
+def step_named(recorder: Recorder) -> Iterator[None]:
+    """Notes on an error, of a collective for instance, after which step it came."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"after step {recorder.clock}")
+        raise
 
 
 def lengths(task: Task, config: Config, device: torch.device) -> tuple[int, int]:

@@ -18,7 +18,10 @@ from tests.slurm.runs import SMALL, reached
     ("number", "told"),
     [
         (signal.SIGKILL, r"Signal 9 \(SIGKILL\)|exitcode: -9"),
-        (signal.SIGSTOP, r"rank \d: .*(step \d+|a sum over all ranks failed)"),
+        (
+            signal.SIGSTOP,
+            r"rank \d failed:(.|\n)*all 4 ranks must take part(.|\n)*after step \d+|rank \d: gossip step \d+",
+        ),
     ],
 )
 def test_a_rank_that_dies_or_hangs_fails_the_job_and_the_log_says_why(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -105,7 +106,8 @@ def test_an_error_on_one_rank_ends_the_run_and_is_shown_first(tmp_path: Path) ->
     assert process.returncode == 1
     failures = [line for line in output.splitlines() if line.startswith("rank ") and line.endswith(" failed:")]
     assert failures[0] == "rank 1 failed:"
-    assert "ValueError: this rank is broken" in output.split("rank 0 failed:")[0]
+    first = output.split("rank 0 failed:")[0]
+    assert re.search(r"ValueError: this rank is broken\nafter step \d+\n", first)
 
 
 def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path) -> None:
