@@ -283,11 +283,13 @@ def verdicts_against_peer(frame: pd.DataFrame) -> Iterator[str]:
     """Memory and start of ours against decent-dp's, medians over the topologies."""
     started = frame[frame.startup_s.notna()]
     for place, rows in started.groupby(["model", "hosts", "ranks_per_host"]):
-        ours, peer = rows[rows.engine == "ours"], rows[rows.engine == "decent_dp"]
-        if len(ours) and len(peer):
-            name = f"{place[0]} on {place[1]}x{place[2]}"
-            yield verdict(f"{name}: peak memory, median to median", ours.peak_mb.median() / peer.peak_mb.median(), 1)
-            yield verdict(f"{name}: start, median to median", ours.startup_s.median() / peer.startup_s.median(), 1)
+        peer = rows[rows.engine == "decent_dp"]
+        for engine in ("ours", "ours_torch"):
+            ours = rows[rows.engine == engine]
+            for what, column in (("peak memory", "peak_mb"), ("start", "startup_s")):
+                if len(ours) and len(peer):
+                    name = f"{place[0]} on {place[1]}x{place[2]}, {engine}: {what}, median to median"
+                    yield verdict(name, ours[column].median() / peer[column].median(), 1)
 
 
 def verdict(what: str, value: float, aim: float) -> str:

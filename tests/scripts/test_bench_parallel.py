@@ -89,5 +89,5 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
     exposed = [verdict for verdict in verdicts if "exposed" in verdict]
     assert len(exposed) == 1
     assert exposed[0].startswith("4x2, 1200 ms, aer/staggered: exposed share of the step, its bytes taking 500 ms nan")
-    assert "gpt_5m on 4x2: peak memory, median to median 1.077, aim at most 1.000: missed" in verdicts
-    assert "gpt_5m on 4x2: start, median to median 1.000, aim at most 1.000: met" in verdicts
+    assert "gpt_5m on 4x2, ours: peak memory, median to median 1.077, aim at most 1.000: missed" in verdicts
+    assert "gpt_5m on 4x2, ours: start, median to median 1.000, aim at most 1.000: met" in verdicts
