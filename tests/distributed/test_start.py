@@ -71,6 +71,19 @@ def test_rank_0_reaches_everybody_bit_for_bit() -> None:
             Everything(seed=5).load_state_dict(state, strict=True)
 
 
+def broadcasts(rank: int, n: int, seeds: tuple[int, ...]) -> int:
+    with mock.patch("torch.distributed.broadcast", wraps=torch.distributed.broadcast) as broadcast:
+        DecentralizedDataParallel(Everything(seed=seeds[rank]), "ring")
+    return broadcast.call_count
+
+
+def test_nothing_is_sent_to_ranks_that_have_the_same_bits() -> None:
+    assert run_processes(broadcasts, 3, (4, 4, 4)) == [0, 0, 0]
+    one_differs = run_processes(broadcasts, 3, (4, 4, 5))
+    assert one_differs[0] > 0
+    assert len(set(one_differs)) == 1
+
+
 GROUPS = {  # beside the one of all ranks for control, and the one for messages between peers
     "one_peer_exponential": 2,
     "random_matching": 2,
