@@ -5,6 +5,7 @@ import pytest
 SLURM = "slurm"  # there is one on the machine
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: SLURM not in item.path.parts)  # the longest first
     for item in items:
