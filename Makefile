@@ -15,7 +15,7 @@ quickstart: env  ## train on digits by all-reduce and gossip; writes results/tab
 	$(PYTHON_ENV) -m scripts.figures figure=quickstart
 
 test: env  ## run the tests, two files at a time
-	$(PYTHON_ENV) -m pytest -n 2 --dist loadgroup
+	$(PYTHON_ENV) -m pytest -n 2
 
 lint: env  ## check style
 	$(PYTHON_ENV) -m ruff check

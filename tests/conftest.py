@@ -1,13 +1,21 @@
-"""How tests are shared out among processes (pytest -n 2 --dist loadgroup): by file, so that fixtures are made once."""
+"""How tests are shared out among processes (pytest -n 2): file by file, so that fixtures are made once."""
 
 import pytest
 
-SLURM = "slurm"  # there is one on the machine
+SLURM = "tests/slurm/"  # there is one Slurm on the machine
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: SLURM not in item.path.parts)  # the longest first
-    for item in items:
-        group = SLURM if SLURM in item.path.parts else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: not item.nodeid.startswith(SLURM))  # what takes longest, first
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return SLURM if nodeid.startswith(SLURM) else super()._split_scope(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByFile(config, log)
