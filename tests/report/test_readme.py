@@ -157,3 +157,13 @@ def test_the_benchmarks_on_the_top_page() -> None:
     assert f"costs at most {100 * (loop['ratio_to_bare'].max() - 1):.1f} % over a bare one" in text
     taken = 1 / translate["speedup"]
     assert f"takes {taken.min():.1f} to {taken.max():.2f} of fairseq's time" in text
+
+
+def test_ablation() -> None:
+    ours = pd.read_csv(ROOT / "results" / "tables" / "ablation.csv")
+    for (_, row), shown in zip(ours.iterrows(), cells("ablation"), strict=True):
+        assert shown[:3] == [row["method"], row["overlap"], row["accumulation"]]
+        assert shown[3] == with_spread(row)
+        assert shown[4] == f"{row['train_loss_mean']:.3f} ± {row['train_loss_2sigma']:.3f}"
+        assert shown[5] == f"{row['predicted_step_ms']:.0f}"
+        assert shown[6] == ("" if pd.isna(row["train_loss_p_value"]) else f"{row['train_loss_p_value']:.2g}")
