@@ -1,8 +1,15 @@
 """How tests are shared out among processes (pytest -n 2): file by file, so that fixtures are made once."""
 
+import signal
+
 import pytest
 
 SLURM = "tests/slurm/"  # there is one Slurm on the machine
+
+
+def pytest_configure() -> None:
+    # The processes of pytest -n ignore it, and so would all that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
