@@ -167,3 +167,18 @@ def test_ablation() -> None:
         assert shown[4] == f"{row['train_loss_mean']:.3f} ± {row['train_loss_2sigma']:.3f}"
         assert shown[5] == f"{row['predicted_step_ms']:.0f}"
         assert shown[6] == ("" if pd.isna(row["train_loss_p_value"]) else f"{row['train_loss_p_value']:.2g}")
+
+
+def test_topologies() -> None:
+    ours = pd.read_csv(ROOT / "results" / "tables" / "topologies.csv")
+    labels = ours["topology"].where(~ours["method"].str.startswith("AllReduce"), "all-reduce")
+    shown = {row[0]: row[1:] for row in cells("topologies")}
+    assert list(shown) == list(labels.unique())
+    for label, rows in ours.groupby(labels):
+        at = rows.set_index("workers")
+        means, own = ([round(at[name][n], 1) for n in (8, 16, 32)] for name in ("top1_mean", "local_top1_mean"))
+        assert (numbers(shown[label][0]), numbers(shown[label][2])) == (means, own)
+        last = at.loc[32]
+        assert shown[label][1] == f"{last['top1_2sigma']:.1f}"
+        assert shown[label][3:5] == [f"{last['consensus_distance_mean']:.3f}", f"{last['spectral_gap']:.3f}"]
+        assert shown[label][5] == f"{last['predicted_step_ms']:.0f}"
