@@ -62,7 +62,7 @@ def run_dir_of(task: str, overrides: Sequence[str]) -> Path:
 
 
 def read_status(run_dir: Path) -> str | None:
-    """The run's status in summary.json; None if there is none."""
+    """The status in summary.json, None if there is none: as common.training.run_folder, but without importing torch."""
     try:
         return json.loads((run_dir / "summary.json").read_text()).get("status")
     except (OSError, ValueError):
