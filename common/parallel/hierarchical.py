@@ -6,8 +6,8 @@ The bucket is cut into L pieces; rank l of a host owns piece l.
     rails     rank l exchanges its averaged piece with rank l of the hosts that M names, and combines: M (x) piece
     gather    every rank sends its piece to the others of its host
 
-So one payload leaves a host for each host that takes from it, where every rank would send its own. All receives go
-ahead of the sends they depend on; pieces travel in the dtype of the sum.
+So one payload leaves a host for each host that takes from it, where every rank would send its own. Receives go ahead of
+the sends they depend on; pieces travel in the dtype of the sum.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class Hierarchical(Exchange):
     rail:           the group of the workers that M averages uniformly, if an all-reduce pays there
     message_dtype:  of messages between hosts, None for the dtype of the sum; an all-reduce keeps that
     error:          what earlier messages left out [numel of the chunk], where the dtype wants it
-    ahead:          whether receives may be posted long before their sends (gloo, so on the CPU)
+    ahead:          whether receives are messages of their own, posted before the sends (gloo, so on the CPU)
     """
 
     kind = Transport.HIERARCHICAL
@@ -83,7 +83,9 @@ class Hierarchical(Exchange):
         self._from_rails: dict[int, Tensor] = {}
         self._scattered: list[dist.Work] = []
         self._railed: list[dist.Work] = []
-        self.stages = (self._sum_and_send, self._combine_and_gather)
+        self.stages = (self._sum, self._send_between_hosts, self._combine_and_gather)
+        if rail is None and (self._in or self._out):
+            self.between_hosts = range(1, 3)  # an all-reduce of all hosts leaves no link to others
 
     @property
     def message_bytes(self) -> int:
@@ -99,9 +101,8 @@ class Hierarchical(Exchange):
         return numel * dtype.itemsize
 
     def receives(self) -> list[dist.P2POp]:
-        """The others' parts of this rank's piece; the messages of the rails too, if ahead."""
-        scattered = [self._op(dist.irecv, self._landing(p), worker, Tag.SCATTER) for p, worker in self._local.items()]
-        return sized(scattered + (self._rail_receives() if self._ahead else []))
+        """The others' parts of this rank's piece."""
+        return sized([self._op(dist.irecv, self._landing(p), worker, Tag.SCATTER) for p, worker in self._local.items()])
 
     def start(self) -> list[dist.P2POp]:
         """This rank's parts of the others' pieces."""
@@ -133,7 +134,7 @@ class Hierarchical(Exchange):
 
     # -- stages
 
-    def _sum_and_send(self, timeout: timedelta) -> None:
+    def _sum(self, timeout: timedelta) -> None:
         self._wait_for(self._scattered, timeout)
         mean = self._mean
         own, (first, *rest) = self._piece(self._source, self._place), map(self._landing, self._local)
@@ -146,6 +147,9 @@ class Hierarchical(Exchange):
             torch.lerp(own, first, 0.5, out=mean)
         if self._ahead:
             self._post_each(self._gather_receives())
+
+    def _send_between_hosts(self, timeout: timedelta) -> None:
+        mean = self._mean
         if self._rail is not None:
             self._railed.append(dist.all_reduce(mean, group=self._rail, async_op=True))
         else:
@@ -153,8 +157,8 @@ class Hierarchical(Exchange):
             if self._message_dtype is not None:
                 self._narrow = Message(mean, self._message_dtype, self._error)
                 message = self._narrow.tensor
-            receives = [] if self._ahead else self._rail_receives()
-            self._post_each(receives + [self._op(dist.isend, message, worker, Tag.RAIL) for worker in self._out])
+            sends = [self._op(dist.isend, message, worker, Tag.RAIL) for worker in self._out]
+            self._post_each(self._rail_receives() + sends)
 
     def _combine_and_gather(self, timeout: timedelta) -> None:
         self._wait_for(self._railed, timeout)  # sends too: what they read is written next
@@ -180,8 +184,6 @@ class Hierarchical(Exchange):
         return self._result[place * self._size : (place + 1) * self._size][: self._mean.numel()]
 
     def _rail_receives(self) -> list[dist.P2POp]:
-        if self._rail is not None:
-            return []
         numel, dtype = message_layout(self._mean.numel(), self._message_dtype or self._mean.dtype)
         self._from_rails = {worker: self.take(numel, dtype) for worker in self._in}
         return [self._op(dist.irecv, tensor, worker, Tag.RAIL) for worker, tensor in self._from_rails.items()]

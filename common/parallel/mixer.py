@@ -85,7 +85,7 @@ class Mixer:
         with region("gossip::launch"):
             for vector in self.vectors:
                 vector.check(f"gossip launch of step {self.clock}")
-            self._in_flight = [self._exchange(bucket) for bucket in self.buckets]
+            self._in_flight = [self._exchange_parameters(bucket) for bucket in self.buckets]
             self._post(self._in_flight)
             self._protect()
 
@@ -132,7 +132,7 @@ class Mixer:
                 if exchange is not None:
                     exchange.release()  # the next launch takes the same memory
                 bucket.clock += 1
-                launched.append(self._exchange(bucket))
+                launched.append(self._exchange_parameters(bucket))
                 self._post(launched[-1:])
             self.counters.rounds += 1
             self._in_flight = launched
@@ -141,9 +141,7 @@ class Mixer:
     def mix_now(self, vectors: Sequence[Tensor]) -> None:
         """Mix further vectors of the same layout with the matrices of the coming round, blocking; no clock ticks."""
         begin = time.perf_counter()
-        exchanges = [
-            self._routes.exchange(bucket.round, vectors[bucket.vector][bucket.span]) for bucket in self.buckets
-        ]
+        exchanges = [self._exchange(bucket, vectors) for bucket in self.buckets]
         self._post(exchanges)
         self._finish(exchanges)
         self.counters.launch_to_merge_s += time.perf_counter() - begin
@@ -187,9 +185,15 @@ class Mixer:
         for vector in self.vectors:
             vector.release()
 
-    def _exchange(self, bucket: Bucket) -> Exchange | None:
-        error = self.errors[bucket.vector][bucket.span] if self.errors else None
-        return self._routes.exchange(bucket.round, self.vectors[bucket.vector].data[bucket.span], error)
+    def _exchange_parameters(self, bucket: Bucket) -> Exchange | None:
+        return self._exchange(bucket, [vector.data for vector in self.vectors], self.errors)
+
+    def _exchange(self, bucket: Bucket, vectors: Sequence[Tensor], errors: Sequence[Tensor] = ()) -> Exchange | None:
+        error = errors[bucket.vector][bucket.span] if errors else None
+        exchange = self._routes.exchange(bucket.round, vectors[bucket.vector][bucket.span], error)
+        if exchange is not None:
+            exchange.turn = bucket.clock
+        return exchange
 
     def _post(self, exchanges: Sequence[Exchange | None]) -> None:
         self._network.post([exchange for exchange in exchanges if exchange is not None])

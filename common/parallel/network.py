@@ -9,17 +9,19 @@ from datetime import timedelta
 import torch
 
 from common.parallel.transport import Exchange
+from common.parallel.turns import Turns
 
-STAGES = 2  # the most that an exchange has
+STAGES = 3  # the most that an exchange has
 
 
 class Network:
     """Posts exchanges, in the same order on all ranks.
 
     What lies on the CPU travels by gloo: every receive is posted before any send; stage k of all exchanges is run, in
-    order, by a thread of its own, so that the stages of different buckets overlap. On GPUs (NCCL) the messages of an
-    exchange are one batch and its stages are put on a side stream: the host does not wait. The device decides, not the
-    process group's backend, which has no name of its own where it was left to PyTorch.
+    order, by a thread of its own, so that the stages of different buckets overlap. Between hosts rounds take turns. On
+    GPUs (NCCL) the messages of an exchange are one batch and its stages are put on a side stream: the host does not
+    wait. The device decides, not the process group's backend, which has no name of its own where it was left to
+    PyTorch.
 
     timeout: what a stage may wait for its peers
     """
@@ -28,6 +30,7 @@ class Network:
         self._timeout = timeout
         self._queues: list[queue.SimpleQueue[Exchange | None]] = []
         self._stream: torch.cuda.Stream | None = None
+        self._turns = Turns()
 
     def post(self, exchanges: Sequence[Exchange]) -> None:
         """Hand them to the network: receives first, then sends."""
@@ -74,11 +77,17 @@ class Network:
                 threading.Thread(
                     target=self._run, args=(index, list(self._queues)), name=f"gossip-stage-{index}", daemon=True
                 ).start()
+        if exchange.between_hosts:
+            self._turns.enter(exchange.turn)
         self._queues[0].put(exchange)
 
     def _run(self, index: int, queues: list[queue.SimpleQueue]) -> None:
         while (exchange := queues[index].get()) is not None:
+            if exchange.between_hosts and index == exchange.between_hosts[0]:
+                self._turns.wait(exchange.turn)
             exchange.run_stage(index, self._timeout)
+            if exchange.between_hosts and index == exchange.between_hosts[-1]:
+                self._turns.leave(exchange.turn)
             if index + 1 < len(exchange.stages):
                 queues[index + 1].put(exchange)
             else:

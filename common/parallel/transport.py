@@ -42,10 +42,14 @@ class Exchange(ABC):
     kind:    how it travels
     stages:  what follows once the first messages arrived: `network.py` runs them one after another, while the model
              computes. Each gets the time it may wait
+    between_hosts: which of the stages send to other hosts and wait for them; rounds take turns in these
+    turn:    number of the round that it belongs to
     """
 
     kind: Transport
     stages: Sequence[Callable[[timedelta], None]] = ()
+    between_hosts: range = range(0)
+    turn: int = 0
 
     def __init__(self, chunk: Tensor, peers: Sequence[int], pool: BufferPool) -> None:
         self.chunk = chunk
