@@ -5,6 +5,8 @@ python -m scripts.bench_optimizer [parameters=10,26,124] [threads=1,2] [rounds=9
 All update the same GPT-2-shaped parameters (fp32) and take turns, so that what slows the machine down slows all alike.
 An update of a model is bound by memory: `copy limit` is the time that a kernel's own bytes take at the rate of a triad
 a <- b + s c measured in the same rounds.
+
+How long compiling takes is measured apart, each time from nothing: rows with a number of `tensors` of our own choice.
 """
 
 import importlib.util
@@ -18,9 +20,11 @@ from typing import NamedTuple
 import torch
 from pydantic import Field, PositiveInt
 from torch import nn
+from torch._inductor.utils import fresh_cache
 from tqdm import tqdm
 
 from common.optim import AccumAdamW
+from common.optim.compiled import fused_kernel
 from common.optim.piecewise import PiecewiseUpdate
 from common.parallel.flat import FlatVector, cut
 from common.report.benchmark import Benchmark
@@ -43,7 +47,8 @@ COLUMNS = {
     "ratio_to_fused_adamw": "of ns_per_element to torch.optim.AdamW(fused=True)",
     "ratio_to_decent_dp": "of ns_per_element to decent-dp's AccumAdamW",
     "ratio_to_copy_limit": "of ns_per_element to bytes_per_element at the triad's rate",
-    "first_s": "seconds of the very first window in the process, with all compiling",
+    "first_s": "seconds of the first window, with all compiling that earlier rows left to do; in rows without other "
+    "times nothing was compiled before",
 }
 FORMATS = dict.fromkeys(("ns_per_element", "spread", *(name for name in COLUMNS if name.startswith("ratio"))), ".3f")
 SHAPES = {
@@ -58,6 +63,7 @@ class BenchArguments(Arguments):
 
     parameters: Text = Field("10,26,124", pattern=r"^\d+(,\d+)*$", description="millions, of 10, 26, 124")
     threads: Text = Field("1,2", pattern=r"^\d+(,\d+)*$", description="CPU threads")
+    cold: Text = Field("10,40,160", pattern=r"^\d+(,\d+)*$", description="tensors that are compiled for from nothing")
     rounds: PositiveInt = Field(9, ge=3, description="windows of each")
     output: Text = Field("results/benchmarks", description="where optimizer.csv and optimizer.md are written")
 
@@ -87,6 +93,8 @@ def main(argv: Sequence[str]) -> int:
         torch.set_num_threads(threads)
         for size in map(int, sizes):
             rows += compare(size, threads, arguments.rounds)
+    torch.set_num_threads(1)
+    rows += [cold_start(engine, int(tensors)) for tensors in arguments.cold.split(",") for engine in COLD]
     used = f"{arguments.threads} used"
     packages = ["decent-dp"]
     benchmark.write(rows, conclude(rows), arguments.output, command_of(MODULE, arguments), used, packages)
@@ -195,6 +203,35 @@ def pieces_of(vector: FlatVector) -> list[tuple[nn.Parameter, int, int, int]]:
     ]
 
 
+def compiled_adamw(parameters: list[nn.Parameter]) -> Callable[[], None]:
+    """torch's AdamW, all tensors in one graph."""
+    return torch.compile(torch.optim.AdamW(parameters, lr=1e-4, foreach=True).step)
+
+
+def fused_accum_adamw(parameters: list[nn.Parameter]) -> Callable[[], None]:
+    """Ours."""
+    return AccumAdamW(parameters, lr=1e-4, accumulation_steps=WINDOW, fused=True).step
+
+
+COLD = {"torch foreach, torch.compile": ("AdamW", compiled_adamw), "ours fused": ("AccumAdamW", fused_accum_adamw)}
+
+
+def cold_start(engine: str, tensors: int) -> dict[str, object]:
+    """The table's row for a first window of which nothing was compiled before, of 10 M parameters in many tensors."""
+    optimizer, step_of = COLD[engine]
+    mean = 10_000_000 // tensors
+    sizes = [mean // 2 + mean * index // tensors for index in range(tensors)]  # no two of them alike
+    parameters = [nn.Parameter(torch.randn(size)) for size in sizes]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    torch._dynamo.reset()
+    fused_kernel.cache_clear()
+    with fresh_cache():
+        first_s = seconds(repeated(step_of(parameters)))
+    row = {"optimizer": optimizer, "engine": engine, "parameters": 10, "tensors": tensors, "threads": 1}
+    return row | {"first_s": first_s}
+
+
 def repeated(update: Callable[[], object]) -> Callable[[], None]:
     """A window of updates."""
 
@@ -214,13 +251,19 @@ def seconds(function: Callable[[], None]) -> float:
 
 def conclude(rows: Sequence[dict[str, object]]) -> list[str]:
     """What was measured and what it says."""
-    ours = [row for row in rows if str(row["engine"]).startswith("ours fused")]
+    cold = {name: [row for row in rows if row["engine"] == name and "spread" not in row] for name in COLD}
+    compiling = [
+        f"{name} {' / '.join(format(row['first_s'], '.1f') for row in found)} s" for name, found in cold.items()
+    ]
+    tensors = " / ".join(str(row["tensors"]) for row in cold["ours fused"])
+    ours = [row for row in rows if str(row["engine"]).startswith("ours fused") and "spread" in row]
     peer = max(row["ratio_to_decent_dp"] for row in ours if row["optimizer"] == "AccumAdamW")
     limit = max(row["ratio_to_copy_limit"] for row in ours)
     return [
         f"GPT-2-shaped parameters in fp32 on the CPU, windows of {WINDOW} steps, buckets of {BUCKET_MB:g} MiB.",
         f"Ours takes at most {peer:.2f} of the time of decent-dp's AccumAdamW ({verdict(peer, 0.33)}) and at most "
         f"{limit:.2f} of the time that its bytes take at the triad's rate ({verdict(limit, 1.25)}).",
+        f"A first window of 10 M parameters, compiled from nothing, in {tensors} tensors: {'; '.join(compiling)}.",
     ]
 
 

@@ -13,23 +13,25 @@ from scripts.emulate import EmulateArguments, emulated_hosts, run_on
 from scripts.emulated_compute import EmulatedCompute
 from tests.scripts.test_emulate import needs_namespaces
 
-ENGINES = {  # on 2 hosts x 2 ranks: payloads that leave a host in a step
-    ("ours", "hypercube/between_hosts"): 1.0,
-    ("ddp", "complete"): 2 * 3 / 4,  # a ring over all ranks
+ENGINES = {  # (hosts of 2 ranks, engine, topology): payloads that leave a host in a step
+    (2, "ours", "hypercube/between_hosts"): 1.0,
+    (2, "ours", "complete"): 1.0,
+    (4, "ours", "aer/staggered"): 0.5,
+    (2, "ddp", "complete"): 2 * 3 / 4,  # a ring over all ranks
 }
 
 
 @needs_namespaces
-@pytest.mark.parametrize(("engine", "topology"), ENGINES)
-def test_bytes_that_leave_a_host_by_its_interface(tmp_path: Path, engine: str, topology: str) -> None:
+@pytest.mark.parametrize(("hosts", "engine", "topology"), ENGINES)
+def test_bytes_that_leave_a_host_by_its_interface(tmp_path: Path, hosts: int, engine: str, topology: str) -> None:
     result = tmp_path / "result.json"
-    settings = [f"engine={engine}", f"topology={topology}", "model=digits_resnet", "compute_ms=1", "steps=10"]
-    program = ["-m", "scripts.parallel_engines", *settings, "rounds=3", f"result={result}"]
-    with emulated_hosts(EmulateArguments(hosts=2, ranks_per_host=2, mbit_per_s=0)) as hosts:
-        assert run_on(hosts, 2, program, limit_s=240) == 0
+    settings = [f"engine={engine}", f"topology={topology}", "model=digits_resnet", "compute_ms=1", "bucket_mb=0.25"]
+    program = ["-m", "scripts.parallel_engines", *settings, "steps=12", "rounds=3", f"result={result}"]
+    with emulated_hosts(EmulateArguments(hosts=hosts, ranks_per_host=2, mbit_per_s=0)) as cluster:
+        assert run_on(cluster, 2, program, limit_s=240) == 0
     (measured,) = json.loads(result.read_text())
-    expected = ENGINES[engine, topology] * measured["payload_mb"] * 1e6
-    # Headers add 4 %; of 30 rounds one may be under way at the beginning or at the end.
+    expected = ENGINES[hosts, engine, topology] * measured["payload_mb"] * 1e6
+    # Headers add 4 %; of 36 rounds one may be under way at the beginning or at the end.
     assert 0.96 * expected < measured["bytes_per_host"] < 1.09 * expected
     assert measured["step_ms"] > 0
     assert measured["startup_s"] > 0
