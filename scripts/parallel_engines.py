@@ -32,7 +32,7 @@ MODULE = "scripts.parallel_engines"
 LR = 1e-4
 TIMEOUT_S = 120.0
 WARM_UP = 5  # steps after the first
-ONCE = ("peak_mb", "startup_s", "first_step_s")  # of each process
+ONCE = ("peak_mb", "startup_s", "first_step_s", "ready_s")  # of each process
 
 
 class EngineArguments(Arguments):
@@ -222,13 +222,15 @@ def measure(arguments: EngineArguments, compute_ms: float) -> dict[str, object]:
     dist.barrier()
     steps(WARM_UP)
     dist.barrier()
+    warm = time.time() - BEGAN
     before = bytes_sent_by_host() or 0
     rounds = [steps(arguments.steps) for _ in range(arguments.rounds)]
     dist.barrier()  # only now has everybody sent all that it had to send
     sent = ((bytes_sent_by_host() or 0) - before) / (arguments.steps * arguments.rounds)
     with contextlib.suppress(RuntimeError):
         engine.close()
-    return {"rounds": rounds, "sent": sent, "startup_s": started, "first_step_s": first, "payload_mb": payload / 1e6}
+    once = {"startup_s": started, "first_step_s": first, "ready_s": warm - (1 + WARM_UP) * statistics.median(rounds)}
+    return {"rounds": rounds, "sent": sent, "payload_mb": payload / 1e6} | once
 
 
 def summary(everywhere: Sequence[dict]) -> dict[str, object]:
