@@ -182,3 +182,71 @@ def test_topologies() -> None:
         assert shown[label][1] == f"{last['top1_2sigma']:.1f}"
         assert shown[label][3:5] == [f"{last['consensus_distance_mean']:.3f}", f"{last['spectral_gap']:.3f}"]
         assert shown[label][5] == f"{last['predicted_step_ms']:.0f}"
+
+
+def benchmark(name: str) -> pd.DataFrame:
+    return pd.read_csv(ROOT / "results" / "benchmarks" / f"{name}.csv")
+
+
+def test_measured_times_of_the_ablation() -> None:
+    step_ms = benchmark("ablation").set_index("method")["step_ms"]
+    shown = re.search(r"(\d+) of (\d+) ms off gossip's step and (\d+) of (\d+) off all", discussion("ablation")[900:])
+    expected = []
+    for method in ("Decent (AER)", "AllReduce"):
+        without = step_ms[f"{method}, no overlap"]
+        expected += [round(without - step_ms[method]), round(without)]
+    assert list(map(int, shown.groups())) == expected
+    for method in step_ms.index[~step_ms.index.str.endswith("accumulated")]:
+        assert abs(step_ms[f"{method}, accumulated"] / step_ms[method] - 1) < 0.015
+
+
+def test_time_of_a_step() -> None:
+    measured = benchmark("parallel").query("model == 'gpt_5m' and mbit_per_s == 200")
+    measured = measured.set_index(["engine", "topology", "hosts", "ranks_per_host", "compute_ms"]).sort_index()
+    engines = {"DDP": "ddp", "decent-dp": "decent_dp", "ours, torch's AdamW": "ours_torch"}
+    at = [(8, 1, 400), (8, 1, 1200), (4, 2, 400), (4, 2, 1200)]
+    for engine, topology, *shown in cells("benchmarks"):
+        case = engines.get(engine, engine), topology
+        for where, step_ms in zip(at, shown, strict=False):
+            known = (*case, *where) in measured.index
+            assert step_ms == (f"{measured.step_ms[(*case, *where)]:.0f}" if known else "")
+        for where, payloads in zip((at[0], at[2]), shown[4].split("/"), strict=True):
+            if (*case, *where) in measured.index:
+                row = measured.loc[(*case, *where)]
+                assert payloads.strip() == f"{row.bytes_per_host / row.payload_mb / 1e6:.2f}"
+    text = " ".join(discussion("benchmarks").split())
+    staggered = measured.loc[("ours", "aer/staggered", 4, 2, 400)]
+    ratios = (
+        f"takes {staggered.ratio_to_decent_dp:.2f} of the time of decent-dp's AER and {staggered.ratio_to_ddp:.2f} of"
+    )
+    assert ratios in text
+    errors = benchmark("parallel_prediction").query("model == 'gpt_5m' and mbit_per_s == 200")["error_percent"].abs()
+    assert f"median error of {errors.median():.1f} % (at most {errors.max():.0f} %" in text
+
+
+def test_speed_on_the_top_page() -> None:
+    text = " ".join((ROOT / "README.md").read_text().split())
+    rows = benchmark("parallel").query("model == 'gpt_5m' and mbit_per_s == 200 and hosts == 4 and compute_ms == 400")
+    seconds = rows.set_index(["engine", "topology"])["step_ms"] / 1000
+    ours, peer = seconds["ours", "aer/staggered"], seconds["decent_dp", "alternating-exp-ring"]
+    shown = f"DDP takes {seconds['ddp', 'complete']:.2f} s a step, decent-dp {peer:.2f} and this engine {ours:.2f}"
+    assert shown in text
+    assert f"computing alone takes {seconds['alone', 'torch']:.2f}" in text
+    errors = benchmark("parallel_prediction").query("model == 'gpt_5m' and mbit_per_s == 200")["error_percent"].abs()
+    assert f"median error is {errors.median():.1f} %" in text
+
+
+def test_table1_and_figure6_on_emulated_hosts() -> None:
+    averaging = benchmark("communication").set_index(["topology", "hosts"])["seconds_per_iteration"]
+    for topology, *shown in cells("benchmarks", 1):
+        for hosts, (seconds, ratio) in zip((4, 8), (shown[:2], shown[2:]), strict=True):
+            if (topology, hosts) in averaging:
+                expected = averaging[topology, hosts], averaging[topology, hosts] / averaging["allreduce", hosts]
+                assert [seconds, ratio] == [f"{value:.2f}" for value in expected]
+            else:
+                assert seconds == ratio == ""
+    scaling = benchmark("scaling").set_index(["method", "workers"])["step_ms"]
+    for method, *shown in cells("benchmarks", 2):
+        for workers, cell in zip((4, 8, 16), shown, strict=True):
+            ms = scaling[method, workers]
+            assert cell == f"{ms:.0f} ({ms / scaling['AllReduce', workers]:.2f})"
