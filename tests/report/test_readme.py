@@ -232,7 +232,7 @@ def test_speed_on_the_top_page() -> None:
     shown = f"DDP takes {seconds['ddp', 'complete']:.2f} s a step, decent-dp {peer:.2f} and this engine {ours:.2f}"
     assert shown in text
     assert f"computing alone takes {seconds['alone', 'torch']:.2f}" in text
-    errors = benchmark("parallel_prediction").query("model == 'gpt_5m' and mbit_per_s == 200")["error_percent"].abs()
+    errors = benchmark("parallel_prediction")["error_percent"].abs()
     assert f"median error is {errors.median():.1f} %" in text
 
 
