@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
 import pandas as pd
 
 from common.training.environment import describe_environment
+
+COLUMNS, ORIGIN = "Columns", "Where the numbers come from"
 
 
 class Benchmark:
@@ -42,9 +45,9 @@ class Benchmark:
         lines = [f"# {self._title}", ""]
         for paragraph in conclude:
             lines += [paragraph, ""]
-        lines += [self._markdown(frame), "", "## Columns", ""]
+        lines += [self._markdown(frame), "", f"## {COLUMNS}", ""]
         lines += [f"- `{name}`: {definition}" for name, definition in self._columns.items()]
-        lines += ["", "## Where the numbers come from", "", *self._origin(command, used, packages)]
+        lines += ["", f"## {ORIGIN}", "", *self._origin(command, used, packages)]
         (folder / f"{self._name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(frame.to_string(index=False))
         print(f"written: {folder / self._name}.csv and .md")
@@ -66,3 +69,26 @@ class Benchmark:
             f"- Commit: {environment['git_commit']}{' with uncommitted changes' * environment['git_dirty']}",
             f"- Made by `{command}`",
         ]
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a benchmark's .md says besides its table. findings: the paragraphs and points above it."""
+
+    title: str
+    findings: Sequence[str]
+    definitions: Sequence[str]
+    origin: Sequence[str]
+
+
+def read_record(path: Path) -> Record:
+    """Read what `Benchmark.write` wrote as <path>.md."""
+    head, *rest = path.read_text(encoding="utf-8").split("\n## ")
+    title, *above = head.split("\n", 1)
+    parts = dict(part.split("\n", 1) for part in rest)
+    above = [line.removeprefix("- ") for line in above[0].splitlines() if line and not line.startswith("|")]
+    return Record(title.removeprefix("# "), above, _points(parts[COLUMNS]), _points(parts[ORIGIN]))
+
+
+def _points(text: str) -> list[str]:
+    return [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]

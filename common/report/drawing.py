@@ -1,7 +1,7 @@
 """What all figures share: colours, line styles, print sizes, axes' names, and how files are written."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -66,6 +66,9 @@ RC = {
 }
 
 
+LEGEND_WIDTH = 130  # of both legends below the panels, in characters
+
+
 def recorded_as(metric: str) -> tuple[str, str]:
     """The split and the name under which a run records a metric."""
     return RECORDED_AS.get(metric, ("validation", metric))
@@ -105,6 +108,13 @@ def draw_legends(figure: Figure, methods: list[str], topologies: list[str]) -> N
     ]
     for line in styles:
         line.set(color="0.35", markersize=4.5)
-    for handles, title, side in ((colours, "method", "left"), (styles, "topology", "right")):
-        columns = min(len(handles), 5)
+    room = LEGEND_WIDTH - legend_width(topologies, 1)
+    rows = next((rows for rows in range(1, len(methods)) if legend_width(methods, rows) <= room), len(methods))
+    for handles, title, side, height in ((colours, "method", "left", rows), (styles, "topology", "right", 1)):
+        columns = -(-len(handles) // max(height, 1))
         figure.legend(handles=handles, title=title, loc=f"outside lower {side}", ncols=columns, alignment="left")
+
+
+def legend_width(labels: Sequence[str], rows: int) -> int:
+    """Of a legend in so many rows, in characters; a line beside a label is as wide as seven."""
+    return sum(7 + max(map(len, labels[first : first + rows])) for first in range(0, len(labels), rows))

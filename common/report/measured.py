@@ -3,8 +3,10 @@
 from pathlib import Path
 
 import pandas as pd
+from pandas.api.types import is_float_dtype
 from pydantic import Field
 
+from common.report.benchmark import read_record
 from common.report.cli import UsageError, one_line
 from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
 from common.report.formats import format_texts, latex, write_files
@@ -64,6 +66,9 @@ def build_benchmark(table: BenchmarkTable, records: Path) -> pd.DataFrame:
     frame = pd.concat([load_published(table.published).frame().assign(source="published"), _ours(table, records)])
     frame = frame.reset_index(drop=True).reindex(columns=["source", "cluster", *table.labels, *table.values])
     frame[_ratio_name(table)] = _ratios(table, frame)
+    # Beside published rows that lack them, whole numbers have become floats.
+    whole = [name for name in table.labels if is_float_dtype(frame[name]) and (frame[name].dropna() % 1 == 0).all()]
+    frame = frame.astype(dict.fromkeys(whole, "Int64"))
     return frame.astype(object).where(frame.notna(), None)
 
 
@@ -98,12 +103,19 @@ def write_benchmark(table: BenchmarkTable, records: Path, folder: Path, command:
     lines += [f"- {line}" for line in benchmark_definitions(table)]
     lines += ["", "## Published", "", *(f"- {line}" for line in published_lines([table.published]))]
     lines += ["", "## Where the numbers come from", ""]
-    lines += [f"- Ours: `{records / table.records}`, made by `{table.command}`", f"- Made by `{command}`"]
+    lines += [f"- {line}" for line in (*benchmark_origin(table, records), f"This table: `{command}`")]
     missing = missing_records(table, records)
     if missing:
         lines += ["", "## Missing", "", *(f"- {line}" for line in missing)]
     tex = latex(format_texts(texts, "latex_booktabs"), table.title, f"Made by {command}")
     return write_files(folder / table.name, frame, "\n".join(lines) + "\n", tex)
+
+
+def benchmark_origin(table: BenchmarkTable, records: Path) -> list[str]:
+    """Where our numbers come from: the records, and what these say of themselves."""
+    record = (records / table.records).with_suffix(".md")
+    about = read_record(record).origin if record.exists() else [f"Made by `{table.command}`"]
+    return [f"Ours: `{records / table.records}`", *about]
 
 
 def benchmark_definitions(table: BenchmarkTable) -> list[str]:

@@ -11,16 +11,20 @@ from urllib.parse import quote
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pandas.api.types import is_numeric_dtype
 
 from common.report.bars import draw_bars
+from common.report.benchmark import read_record
 from common.report.collect import Collection, collect
 from common.report.drawing import save
 from common.report.figure_files import Bars, figure_names, load_figure
 from common.report.figures import write_figures
 from common.report.formats import LEFT, readable
 from common.report.measured import (
+    BenchmarkTable,
     benchmark_definitions,
     benchmark_names,
+    benchmark_origin,
     build_benchmark,
     load_benchmark,
     missing_records,
@@ -49,6 +53,7 @@ class Section:
     frame: pd.DataFrame | None = None
     labels: Sequence[str] = LEFT
     images: Sequence[str] = ()
+    findings: Sequence[str] = ()
     definitions: Sequence[str] = ()
     published: Sequence[str] = ()
     origin: Sequence[str] = ()
@@ -62,13 +67,17 @@ class Section:
 
 
 def sections_of(roots: Sequence[Path], benchmarks: Path, page: Path) -> list[Section]:
-    """Every table of runs, figure, benchmark's table, and what is published without a recipe here."""
+    """Every table of runs, benchmark, figure, and what is published without a recipe here."""
     tables = {name: collect(load_table(name), *roots, allow_empty=True) for name in table_names()}
     sections = [_table(collection, page) for collection in tables.values()]
-    sections += [_benchmark(name, benchmarks) for name in benchmark_names()]
+    compared = [load_benchmark(name) for name in benchmark_names()]
+    sections += [_benchmark(table, benchmarks) for table in compared]
+    records = {file.stem for file in benchmarks.glob("*.md") if file.with_suffix(".csv").exists()}
+    records -= {Path(table.records).stem for table in compared}
+    sections += [_record(benchmarks / name) for name in sorted(records)]
     sections += [_figure(name, tables, benchmarks) for name in figure_names()]
     shown = {name for collection in tables.values() for name in collection.table.published}
-    shown |= {load_benchmark(name).published for name in benchmark_names()}
+    shown |= {table.published for table in compared}
     sections += [_published(name) for name in published_names() if name not in shown]
     # Those with numbers of ours first.
     return sorted(sections, key=lambda section: section.state.startswith("0 of"))
@@ -106,17 +115,39 @@ def _table(collection: Collection, page: Path) -> Section:
     )
 
 
-def _benchmark(name: str, records: Path) -> Section:
-    table = load_benchmark(name)
+def _benchmark(table: BenchmarkTable, records: Path) -> Section:
     return Section(
-        name=f"benchmark_{name}",
+        name=f"benchmark_{table.name}",
         title=table.title,
         note=table.note,
         frame=readable_benchmark(table, build_benchmark(table, records)),
         definitions=benchmark_definitions(table),
         published=published_lines([table.published]),
+        origin=benchmark_origin(table, records),
         missing=missing_records(table, records),
     )
+
+
+def _record(path: Path) -> Section:
+    """A benchmark that has nothing published beside it: <path>.csv and .md."""
+    record, frame = read_record(path.with_suffix(".md")), pd.read_csv(path.with_suffix(".csv"))
+    texts = [name for name in frame if not is_numeric_dtype(frame[name])]
+    numbers = {name: frame[name].map(_short) for name in frame if name not in texts}
+    return Section(
+        name=f"record_{path.name}",
+        title=f"Benchmark {path.name}: {record.title}",
+        frame=frame.fillna(dict.fromkeys(texts, "")).assign(**numbers),
+        labels=texts,
+        findings=record.findings,
+        definitions=record.definitions,
+        origin=[f"`{path}.csv`", *record.origin],
+    )
+
+
+def _short(value: float) -> str:
+    if pd.isna(value):
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.5g}"
 
 
 def _figure(name: str, tables: dict[str, Collection], benchmarks: Path) -> Section:

@@ -45,6 +45,23 @@ def test_ours_stand_below_the_published_ones(records):
     assert published["step_ms_ratio"].tolist() == pytest.approx([1, 112.4 / 188.5, 110.8 / 188.5, 67.9 / 188.5])
 
 
+def test_the_records_own_words_on_hardware_and_whole_numbers(records):
+    (records / "scaling.md").write_text(
+        "# Scaling\n\nFast.\n\n| a |\n\n## Columns\n\n- `a`: b\n\n## Where the numbers come from\n\n- Hardware: a box\n"
+    )
+    assert tables(["table=figure6", "output=out"]) == 0
+    text = Path("out/figure6.md").read_text()
+    assert (
+        "- Ours: `results/benchmarks/scaling.csv`\n- Hardware: a box\n- This table: `python -m scripts.tables" in text
+    )
+    (records / "communication.csv").write_text(
+        "topology,workers,hosts,ranks_per_host,mbit_per_s,backend,iterations,tensors,seconds,seconds_per_iteration,bytes_per_host\n"
+        "allreduce,8,4,2,200,gloo,20,3 x 25 MB fp32,4.0,0.2,100\n"
+    )
+    frame = build_benchmark(load_benchmark("table1"), records)
+    assert str(frame["iterations"].iloc[-1]) == "20"
+
+
 def test_files_are_written_and_what_is_missing_has_its_command(records, capsys):
     assert tables(["table=figure6", "output=out"]) == 0
     assert len(pd.read_csv("out/figure6.csv")) == 40

@@ -6,6 +6,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from common.report.benchmark import Benchmark
 from scripts.report import main
 from tests.report.synthetic import write_run
 
@@ -68,6 +69,30 @@ def test_page(page):
     assert all((Path("site") / unquote(link)).is_file() for link in local)
     assert "All-reduce baselines: ResNet-50 on ImageNet-1K" in page.text
     assert "77.39" in page.text
+
+
+def test_benchmarks_have_their_findings_and_hardware(monkeypatch):
+    for script in ("table_names", "benchmark_names", "figure_names"):
+        monkeypatch.setattr(f"common.report.page.{script}", list)
+    columns = {"engine": "whose code", "step_ms": "of a step", "ratio": "to the other's"}
+    rows = [{"engine": "ours", "step_ms": 1234.5678}, {"engine": "theirs", "step_ms": 2000000, "ratio": 1}]
+    benchmark = Benchmark("race", "A race", columns, {})
+    benchmark.write(rows, ["Two took part.", "- ours: met\n- theirs: missed"], "records", "python -m race", "1 used")
+    assert main(["output=report.html", "benchmarks=records"]) == 0
+    page = Page(Path("report.html").read_text())
+    assert page.open == []
+    for text in (
+        "Benchmark race: A race",
+        "1234.6",
+        "2,000,000",
+        "Two took part.",
+        "theirs: missed",
+        "whose code",
+        "python -m race",
+    ):
+        assert text in page.text
+    assert "Hardware: " in page.text
+    assert "nan" not in page.text.split("Benchmark race: A race")[1].split("What was found")[0]
 
 
 def test_output_is_needed(capsys):
