@@ -7,8 +7,17 @@ import pytest
 SLURM = "tests/slurm/"  # there is one Slurm on the machine
 
 
-def pytest_configure() -> None:
-    # The processes of pytest -n ignore it, and so would all that tests start.
+@pytest.fixture(autouse=True)
+def signal_handlers() -> None:
+    """Python's own: pytest -n ignores SIGINT, as would all that tests start, and torchrun leaves handlers behind where
+    it ran in this process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def interruptible() -> None:
+    """So are fixtures that are made before a test's own."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
