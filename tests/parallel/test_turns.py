@@ -1,7 +1,12 @@
 """Rounds take turns on the links between hosts."""
 
 import threading
+from datetime import timedelta
+from types import SimpleNamespace
 
+import torch
+
+from common.parallel.network import Network
 from common.parallel.turns import SLACK, Turns
 
 
@@ -33,3 +38,31 @@ def test_messages_of_one_round_and_of_later_ones_hold_nobody_up() -> None:
     for turn in (2, 2, 2, 3, 3):
         turns.enter(turn)
     assert not blocked(turns, 2, threading.Event())
+
+
+def test_the_network_holds_the_next_round_back() -> None:
+    order: list[str] = []
+    arrived = threading.Event()
+
+    def exchange(name: str, turn: int, wait: bool) -> SimpleNamespace:
+        stages = {1: lambda: order.append(f"{name} sent"), 2: lambda: arrived.wait(10) if wait else None}
+        return SimpleNamespace(
+            chunk=torch.zeros(1),
+            turn=turn,
+            stages=(0, 1, 2),
+            between_hosts=range(1, 3),
+            staged=threading.Event(),
+            receives=list,
+            start=list,
+            run_stage=lambda index, timeout: stages.get(index, lambda: None)(),
+        )
+
+    network = Network(timedelta(seconds=10))
+    last = exchange("next", 2, wait=False)
+    network.post([exchange("first", 1, wait=True), exchange("second", 1, wait=True), last])
+    assert not last.staged.wait(0.3)
+    assert order == ["first sent", "second sent"]
+    arrived.set()
+    assert last.staged.wait(10)
+    assert order[-1] == "next sent"
+    network.close()
