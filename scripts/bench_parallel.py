@@ -166,7 +166,7 @@ def cases(ranks_per_host: int) -> Iterator[tuple[str, str]]:
     ]
     if ranks_per_host > 1:
         yield from [("decent_dp", "alternating-exp-ring"), ("ours", "one_peer_exponential/between_hosts")]
-        yield "ours", "hypercube/staggered"
+        yield from [("ours", "one_peer_ring/staggered"), ("ours", "hypercube/staggered")]
     yield from [("ours", "aer"), ("ours", "aer/staggered")]
     yield from [("ours_torch", "complete"), ("ours_torch", "aer/staggered")]
 

@@ -25,7 +25,6 @@ from common.optim.checks import dense_grad, require, require_count, require_deca
 from common.optim.functional import accum_adam_update
 
 OPTIONS = ("lr", "betas", "eps", "weight_decay", "accumulation_steps", "foreach", "fused")
-STATE_KEYS = ("step", "exp_avg", "exp_avg_sq", "accumulator")
 
 
 class AccumAdam(Optimizer):
@@ -33,7 +32,8 @@ class AccumAdam(Optimizer):
 
     A parameter without a gradient is skipped: neither its state nor its count of updates changes. State of
     each parameter: ``step``, its count of updates (int64, on the CPU, so that no step waits for the device),
-    and ``exp_avg``, ``exp_avg_sq``, ``accumulator``, of the parameter's shape, dtype and memory layout.
+    and ``exp_avg``, ``exp_avg_sq``, ``accumulator``, of the parameter's shape, dtype and memory layout; no
+    ``accumulator`` with windows of one step.
 
     Args:
         params: parameters or parameter groups; a group may override every option below.
@@ -41,7 +41,8 @@ class AccumAdam(Optimizer):
         betas: decay rates of the moments, for each window of s steps.
         eps: added to the square root of the second moment.
         weight_decay: coefficient of the L2 penalty, added to the gradient (not to ``.grad``).
-        accumulation_steps: s, the steps of a window, whose mean gradient enters the moments.
+        accumulation_steps: s, the steps of a window, whose mean gradient enters the moments. Set to 1 later, it
+            drops what an unfinished window has accumulated.
         foreach: False takes the plain loop over parameters, the reference; None and True the fast one.
         fused: True compiles the update into one pass over memory (it needs a C++ compiler, or triton on a GPU);
             the first steps take seconds then.
@@ -93,7 +94,7 @@ class AccumAdam(Optimizer):
         """Allocate the missing state of all parameters now (zeros), not at their first gradient."""
         for group in self.param_groups:
             for param in group["params"]:
-                self._state_of(param)
+                self._state_of(param, group)
 
     def hyperparameters(self, group: dict[str, Any]) -> dict[str, Any]:
         """Return the hyperparameters of ``accum_adam_update`` for one of ``param_groups`` as it is now."""
@@ -119,41 +120,45 @@ class AccumAdam(Optimizer):
         for group in self.param_groups:
             lists, steps = self.begin_update(group)
             kernels = {"foreach": group["foreach"] is not False, "fused": group["fused"]}
-            accum_adam_update(*lists, steps, **self.hyperparameters(group), **kernels)
+            accumulators = lists[4] if len(lists) > 4 else ()
+            accum_adam_update(*lists[:4], accumulators, steps, **self.hyperparameters(group), **kernels)
         return loss
 
     def begin_update(self, group: dict[str, Any]) -> tuple[list[list[Tensor]], list[int]]:
         """Count an update of every parameter of the group that has a gradient.
 
-        Returns the lists of parameters, gradients, moments and accumulators that ``accum_adam_update`` takes, and
-        the counts.
+        Returns the lists of parameters, gradients, moments and, but for windows of one step, accumulators that
+        ``accum_adam_update`` takes, and the counts.
         """
         params = [param for param in group["params"] if param.grad is not None]
         grads = [dense_grad(type(self).__name__, param) for param in params]
-        states = [self._state_of(param) for param in params]
+        states = [self._state_of(param, group) for param in params]
         for state in states:
             state["step"] += 1
-        return [params, grads, *([s[name] for s in states] for name in STATE_KEYS[1:])], [
-            int(s["step"]) for s in states
-        ]
+        state_lists = [[state[name] for state in states] for name in state_names(group)]
+        return [params, grads, *state_lists], [int(state["step"]) for state in states]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle or a state dict; refuse the state of another optimizer."""
         for index, group in enumerate(state["param_groups"]):
             self._check_keys(f"parameter group {index}", group, OPTIONS)
-        for param_state in state["state"].values():
-            self._check_keys("the state of a parameter", param_state, STATE_KEYS)
-            # A copy, on the CPU: torch hands over the saved tensor itself, wherever torch.load has put it.
-            param_state["step"] = _count(int(param_state["step"]))
+            for param_state in (state["state"][param] for param in group["params"] if param in state["state"]):
+                self._check_keys("the state of a parameter", param_state, ("step", *state_names(group)))
+                # A copy, on the CPU: torch hands over the saved tensor itself, wherever torch.load has put it.
+                param_state["step"] = _count(int(param_state["step"]))
         super().__setstate__(state)
 
-    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
-        """The state of ``param``, made of zeros if it has none."""
+    def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """The state of ``param``; what is missing is made of zeros, what its group has no use for is dropped."""
         state = self.state[param]
         if not state:
             state["step"] = _count(0)
-            for name in STATE_KEYS[1:]:
+        names = state_names(group)
+        for name in names:
+            if name not in state:
                 state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
+        if "accumulator" not in names:
+            state.pop("accumulator", None)
         return state
 
     def _check_keys(self, what: str, found: dict[str, Any], expected: Sequence[str]) -> None:
@@ -203,6 +208,11 @@ class AccumAdamW(AccumAdam):
         super().__init__(
             params, lr, betas, eps, weight_decay, accumulation_steps=accumulation_steps, foreach=foreach, fused=fused
         )
+
+
+def state_names(group: dict[str, Any]) -> tuple[str, ...]:
+    """The tensors, of a parameter's shape, that the state of the group's parameters holds."""
+    return ("exp_avg", "exp_avg_sq") + ("accumulator",) * (group["accumulation_steps"] > 1)
 
 
 def _count(k: int) -> Tensor:

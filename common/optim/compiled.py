@@ -1,9 +1,9 @@
 """The update of accumulated Adam in one pass over memory, fused by torch.compile (CPU and GPU).
 
 In reads and writes of the model's size: 5 reads (x, g, m, v, a) and 2 writes (x, a); at the end of a window 2
-more (m, v); 1 more where what arrived from peers is merged in the same pass. One kernel is compiled for each dtype,
-device and kind of step, whatever the shapes: it sees every tensor as a vector, so the time to compile does not grow
-with the model.
+more (m, v); with windows of one step 4 reads and 3 writes, as AdamW has; 1 more where what arrived from peers is
+merged in the same pass. One kernel is compiled for each dtype, device and kind of step, whatever the shapes: it sees
+every tensor as a vector, so the time to compile does not grow with the model.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from common.optim.functional import update_one
 
 
 @cache
-def fused_kernel(end_of_window: bool, decay: str, merges: bool = False) -> Callable[..., None]:
-    """The compiled update of vectors [N]: kernel(x, g, m, v, a, scalars, *merged), in place on x, m, v, a.
+def fused_kernel(end_of_window: bool, decay: str, merges: bool, accumulates: bool) -> Callable[..., None]:
+    """The compiled update of vectors [N]: kernel(scalars, x, g, m, v, *a, *merged), in place on x, m, v, a.
 
-    decay:   "none", "coupled" or "decoupled"; scalars: see ``scalars_of``
-    merges:  first x <- weights[0] x + weights[1] r, with merged = (r, weights)
+    decay:       "none", "coupled" or "decoupled"; scalars: see ``scalars_of``
+    merges:      first x <- weights[0] x + weights[1] r, with merged = (r, weights)
+    accumulates: whether there is an accumulator a; windows of one step have none
     """
 
-    def update(x: Tensor, g: Tensor, m: Tensor, v: Tensor, a: Tensor, scalars: Tensor, *merged: Tensor) -> None:
+    def update(scalars: Tensor, x: Tensor, g: Tensor, m: Tensor, v: Tensor, *others: Tensor) -> None:
         step_size, eps, one_minus_b1, one_minus_b2, b1, b2, inverse_s, decay_factor = scalars.unbind()
         new_x = x
         if merges:
-            received, weights = merged
+            received, weights = others[-2:]
             new_x = weights[0] * x + weights[1] * received
         if decay == "coupled":
             g = g + decay_factor * new_x
         elif decay == "decoupled":
             new_x = new_x * decay_factor
-        new_a = a + g * inverse_s
+        mean = others[0] + g * inverse_s if accumulates else g
         numerator = m + one_minus_b1 * g
         denominator = (v + one_minus_b2 * g * g).sqrt() + eps
         x.copy_(new_x - step_size * numerator / denominator)
         if end_of_window:
-            m.copy_(b1 * (m + one_minus_b1 * new_a))
-            v.copy_(b2 * (v + one_minus_b2 * new_a * new_a))
-            a.zero_()
-        else:
-            a.copy_(new_a)
+            m.copy_(b1 * (m + one_minus_b1 * mean))
+            v.copy_(b2 * (v + one_minus_b2 * mean * mean))
+        if accumulates:
+            others[0].copy_(torch.zeros_like(mean) if end_of_window else mean)
 
     # A code object of its own: dynamo bounds the variants (here dtypes and devices) of each.
-    update.__code__ = update.__code__.replace(co_name=f"update_{decay}_{end_of_window}_{merges}")
+    update.__code__ = update.__code__.replace(co_name=f"update_{decay}_{end_of_window}_{merges}_{accumulates}")
     return torch.compile(update, dynamic=True, fullgraph=True)
 
 
@@ -85,7 +85,7 @@ class FusedUpdate:
         self._scalars: dict[tuple, Tensor] = {}
 
     def __call__(self, vectors: Sequence[Tensor], k: int, merged: tuple[Tensor, float, float] | None = None) -> None:
-        """Update x, m, v, a of ``vectors`` (x, g, m, v, a) [N] in place, for the k-th time.
+        """Update x, m, v, a of ``vectors`` (x, g, m, v, a) [N] in place, for the k-th time; no a with s = 1.
 
         merged: (r [N], own, weight): first x <- own x + weight r. RuntimeError where no kernel can be compiled.
         """
@@ -93,14 +93,15 @@ class FusedUpdate:
         if x.numel() < 2:  # the compiler would make kernels of their own for these sizes
             if merged is not None:
                 merge_(x, *merged)
-            update_one(*vectors, k, **self._hyper)
+            update_one(*vectors, k=k, **self._hyper)
             return
         key = (k, x.dtype, x.device)
         if key not in self._scalars:
             self._scalars[key] = scalars_of(k, x, **self._hyper)
         arguments = () if merged is None else (merged[0], self._weights(x, *merged[1:]))
-        end_of_window = k % self._hyper["s"] == 0
-        fused_kernel(end_of_window, self._decay, merged is not None)(*vectors, self._scalars[key], *arguments)
+        s = self._hyper["s"]
+        kernel = fused_kernel(k % s == 0, self._decay, merges=merged is not None, accumulates=s > 1)
+        kernel(self._scalars[key], *vectors, *arguments)
 
     def _weights(self, like: Tensor, own: float, weight: float) -> Tensor:
         key = (own, weight, like.dtype, like.device)
@@ -118,7 +119,7 @@ def merge_(x: Tensor, received: Tensor, own: float, weight: float) -> None:
 def update_compiled(lists: Sequence[Sequence[Tensor]], steps: Sequence[int], **hyper: float) -> None:
     """One update of (params, grads, exp_avgs, exp_avg_sqs, accumulators), a kernel call for each parameter.
 
-    steps: k of each parameter. RuntimeError where no kernel can be compiled.
+    lists: without accumulators where s = 1. steps: k of each parameter. RuntimeError where no kernel can be compiled.
     """
     update = FusedUpdate(**hyper)
     for *tensors, k in zip(*lists, steps, strict=True):

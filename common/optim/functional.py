@@ -10,7 +10,7 @@ window s:
     x  <- x - lr (m'/c1) / (sqrt(v'/c2) + eps)
     if k mod s == 0:   m <- b1 (m + (1-b1) a);   v <- b2 (v + (1-b2) a^2);   a <- 0
 
-m and v are stored already multiplied by b1 and b2 for their next use.
+m and v are stored already multiplied by b1 and b2 for their next use. With s = 1 a is g: there is no accumulator.
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ def accum_adam_update(
 ) -> None:
     """Make one update of accumulated Adam, in place on everything but ``grads`` (and ``steps``).
 
-    The tensors are any floating-point tensors (parameters or segments of a flat vector alike); the five at
-    one index have one shape, dtype and device and start as x, g, 0, 0, 0. ``steps[i]`` is k for index i, this
-    update included: the caller counts, so that the segments of one parameter can be updated in several calls.
+    The tensors are any floating-point tensors (parameters or segments of a flat vector alike); those at one
+    index have one shape, dtype and device and start as x, g, 0, 0, 0. With ``accumulation_steps=1`` the
+    accumulators are not looked at: pass (). ``steps[i]`` is k for index i, this update included: the caller
+    counts, so that the segments of one parameter can be updated in several calls.
     ``foreach=False`` takes the plain loop, one tensor and one equation at a time; ``fused=True`` the compiled
     kernel, one pass over memory (``compiled.py``). Must be called under ``torch.no_grad()``. Raises ValueError
     when the lists differ in length.
     """
-    lists = (params, grads, exp_avgs, exp_avg_sqs, accumulators)
+    lists = [params, grads, exp_avgs, exp_avg_sqs, *([accumulators] if accumulation_steps > 1 else [])]
     if any(len(entries) != len(steps) for entries in lists):
         raise ValueError(
             "accum_adam_update: expected lists of equal length, got "
@@ -69,10 +70,10 @@ def accum_adam_update(
         update_compiled(lists, steps, **hyper)
     elif foreach:
         for k, chunk in chunked(lists, keys=steps):
-            _update_lists(*chunk, k, **hyper)
+            _update_lists(*chunk, k=k, **hyper)
     else:
         for *tensors, k in zip(*lists, steps, strict=True):
-            update_one(*tensors, k, **hyper)
+            update_one(*tensors, k=k, **hyper)
 
 
 def recurrence_arguments(
@@ -101,9 +102,9 @@ def update_one(
     g: Tensor,
     m: Tensor,
     v: Tensor,
-    a: Tensor,
-    k: int,
+    a: Tensor | None = None,
     *,
+    k: int,
     lr: float,
     beta1: float,
     beta2: float,
@@ -118,16 +119,17 @@ def update_one(
             x.mul_(1 - lr * weight_decay)
         else:
             g = g + weight_decay * x
-    a.add_(g / s)
+    mean = g if a is None else a.add_(g / s)
     m_next = m + (1 - beta1) * g
     v_next = v + (1 - beta2) * g * g
     window = -(-k // s)  # ceil(k / s)
     c1, c2 = 1 - beta1**window, 1 - beta2**window
     x.sub_(lr * (m_next / c1) / ((v_next / c2).sqrt() + eps))
     if k % s == 0:
-        m.copy_(beta1 * (m + (1 - beta1) * a))
-        v.copy_(beta2 * (v + (1 - beta2) * a * a))
-        a.zero_()
+        m.copy_(beta1 * (m + (1 - beta1) * mean))
+        v.copy_(beta2 * (v + (1 - beta2) * mean * mean))
+        if a is not None:
+            a.zero_()
 
 
 def _update_lists(
@@ -135,9 +137,9 @@ def _update_lists(
     gs: list[Tensor],
     ms: list[Tensor],
     vs: list[Tensor],
-    accumulators: list[Tensor],
-    k: int,
+    accumulators: list[Tensor] | None = None,
     *,
+    k: int,
     lr: float,
     beta1: float,
     beta2: float,
@@ -149,15 +151,18 @@ def _update_lists(
     """The same in few passes and two temporaries, for tensors of one device, one dtype and one count k.
 
     In reads and writes of the model's size: 17 (19 with decoupled, 20 with coupled decay, which takes a third
-    temporary) and 11 more at the end of a window; torch's foreach AdamW has 20. The bias corrections cost
-    none: lr (m'/c1) / (sqrt(v'/c2) + eps) = (lr sqrt(c2)/c1) m' / (sqrt(v') + eps sqrt(c2)).
+    temporary) and 11 more at the end of a window; 4 less with s = 1. torch's foreach AdamW has 20. The bias
+    corrections cost none: lr (m'/c1) / (sqrt(v'/c2) + eps) = (lr sqrt(c2)/c1) m' / (sqrt(v') + eps sqrt(c2)).
     """
     if weight_decay != 0:
         if decoupled:
             scale_(xs, 1 - lr * weight_decay)
         else:
             gs = torch._foreach_add(gs, xs, alpha=weight_decay)  # a new list: decay must not reach .grad
-    torch._foreach_add_(accumulators, gs, alpha=1 / s)
+    means = gs
+    if accumulators is not None:
+        means = accumulators
+        torch._foreach_add_(means, gs, alpha=1 / s)
     window = -(-k // s)  # ceil(k / s)
     c1, sqrt_c2 = 1 - beta1**window, (1 - beta2**window) ** 0.5
     denominators = torch._foreach_addcmul(vs, gs, gs, value=1 - beta2)
@@ -166,8 +171,9 @@ def _update_lists(
     numerators = torch._foreach_add(ms, gs, alpha=1 - beta1)
     torch._foreach_addcdiv_(xs, numerators, denominators, value=-lr * sqrt_c2 / c1)
     if k % s == 0:
-        torch._foreach_add_(ms, accumulators, alpha=1 - beta1)
+        torch._foreach_add_(ms, means, alpha=1 - beta1)
         scale_(ms, beta1)
-        torch._foreach_addcmul_(vs, accumulators, accumulators, value=1 - beta2)
+        torch._foreach_addcmul_(vs, means, means, value=1 - beta2)
         scale_(vs, beta2)
-        torch._foreach_zero_(accumulators)
+        if accumulators is not None:
+            torch._foreach_zero_(accumulators)

@@ -9,7 +9,7 @@ import pandas as pd
 from common.runtime.cluster import Cluster
 from common.runtime.exchange import complete
 from common.runtime.mixing import gap_per_round
-from common.runtime.steps import Phases, Times, simulate_allreduce, simulate_exchanges, simulate_gossip
+from common.runtime.steps import Phases, Times, simulate_allreduce, simulate_exchanges, simulate_gossip, splits_traffic
 from common.topology import Topology, build
 
 CANDIDATES = ("complete", "one_peer_exponential", "aer", "one_peer_ring", "ring", "static_exponential")
@@ -43,8 +43,8 @@ class Plan:
 def plan(cluster: Cluster, topologies: Sequence[str] = CANDIDATES, *, steps: int = 200, seed: int = 0) -> Plan:
     """Simulate all-reduce and gossip on these topologies, with the same random compute times.
 
-    Where hosts have several ranks, one-peer topologies are also tried between hosts, complete inside; aer also with
-    staggered phases.
+    Where hosts have several ranks, one-peer topologies are also tried between hosts, complete inside; aer, and there
+    the one-peer ring too, also with staggered phases.
     """
     baseline = simulate_allreduce(cluster, steps=steps, seed=seed)
     rows = [_row("all-reduce", "complete", "aligned", baseline, baseline, math.inf)]
@@ -66,7 +66,7 @@ def _gossip(cluster: Cluster, name: str, baseline: Times, steps: int, seed: int)
     topology = build(name, n, L)
     gap = gap_per_round(topology)
     found: list[tuple[str, Topology, Phases, float]] = [(name, topology, "aligned", gap)]
-    if name == "aer" and topology.period > 1:
+    if splits_traffic(topology, L) and topology.period > 1:
         found.append((name, topology, "staggered", gap))  # the same rounds in another order
     if name.startswith("one_peer") and L > 1 and cluster.hosts > 1:
         between = build(name, n, L, between_hosts=True)

@@ -52,15 +52,18 @@ def simulate_gossip(
 ) -> Times:
     """Gossip on a topology, whose rounds travel hierarchically where they can (`route="flat"`: never).
 
-    phases:  "staggered" (aer only): odd buckets run the two half-rounds of each distance in the other order
+    phases:  "staggered" (see `splits_traffic`): odd buckets run the rounds 2k and 2k+1 in the other order
     update:  see `simulate_exchanges`
 
     Raises ValueError if topology and cluster have different numbers of workers, or the phases do not exist.
     """
     if topology.world_size != cluster.ranks:
         raise ValueError(f"topology of {topology.world_size} workers on a cluster of {cluster.ranks}")
-    if phases == "staggered" and topology.name != "aer":
-        raise ValueError(f"phases='staggered': expected topology aer, got {topology.name}")
+    if phases == "staggered" and not splits_traffic(topology, cluster.ranks_per_host):
+        raise ValueError(
+            "phases='staggered': expected topology aer, or one_peer_ring on hosts of an even number of ranks, got "
+            f"{topology.name} on hosts of {cluster.ranks_per_host}"
+        )
     known: dict[int, Exchange] = {}
 
     def of_round(t: int) -> Exchange:
@@ -75,6 +78,11 @@ def simulate_gossip(
     return simulate_exchanges(
         cluster, of_round, (lambda t: of_round(t ^ 1)) if swaps else None, order, update=update, steps=steps, seed=seed
     )
+
+
+def splits_traffic(topology: Topology, ranks_per_host: int) -> bool:
+    """Whether in each step one half of the buckets stays inside of every host, where phases are staggered."""
+    return topology.name == "aer" or (topology.name == "one_peer_ring" and ranks_per_host % 2 == 0)
 
 
 def simulate_exchanges(

@@ -102,9 +102,24 @@ def test_stored_moments(s):
             torch.testing.assert_close(state["accumulator"], torch.full_like(param, 2.0 * k / s))
             assert not state["exp_avg"].any()
             assert not state["exp_avg_sq"].any()
+        assert ("accumulator" in state) == (s > 1)  # a window of one step keeps nothing
     torch.testing.assert_close(state["exp_avg"], torch.full_like(param, 0.9 * 0.1 * 2))
     torch.testing.assert_close(state["exp_avg_sq"], torch.full_like(param, 0.98 * 0.02 * 4))
-    assert not state["accumulator"].any()
+    assert s == 1 or not state["accumulator"].any()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_window_may_change_between_steps(fused):
+    """From 1 on it begins an accumulator of zeros; to 1 it drops what an unfinished window has accumulated."""
+    param = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    optimizer = AccumAdamW([param], betas=(0.9, 0.98), weight_decay=0, accumulation_steps=1, fused=fused)
+    accumulated = []
+    for s in (1, 2, 3, 1, 4):
+        optimizer.param_groups[0]["accumulation_steps"] = s
+        param.grad = torch.full_like(param, 2.0)
+        optimizer.step()
+        accumulated.append(optimizer.state[param].get("accumulator", torch.tensor(-1.0)).mean().item())
+    assert accumulated == pytest.approx([-1, 0, 0, -1, 0.5])  # k = 2 and 3 end windows of 2 and 3 steps
 
 
 @pytest.mark.usefixtures("chunk_bytes")

@@ -11,15 +11,16 @@ from common.optim.piecewise import PiecewiseUpdate
 from tests.optim.accum_reference import accum_adam_reference
 
 
+@pytest.mark.parametrize("s", [1, 3])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 @pytest.mark.parametrize("cls", [AccumAdam, AccumAdamW])
-def test_equals_the_definition(cls, weight_decay: float) -> None:
+def test_equals_the_definition(cls, weight_decay: float, s: int) -> None:
     rng = np.random.default_rng(0)
     start, grads = rng.standard_normal(7), [rng.standard_normal(7) for _ in range(7)]
     options = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": weight_decay}
-    expected = accum_adam_reference(start, grads, **options, s=3, decoupled=cls.decoupled_weight_decay)
+    expected = accum_adam_reference(start, grads, **options, s=s, decoupled=cls.decoupled_weight_decay)
     param = nn.Parameter(torch.from_numpy(start.copy()))
-    optimizer = cls([param], **options, accumulation_steps=3, fused=True)
+    optimizer = cls([param], **options, accumulation_steps=s, fused=True)
     for grad, want in zip(grads, expected, strict=True):
         param.grad = torch.from_numpy(grad)
         optimizer.step()

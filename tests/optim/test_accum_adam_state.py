@@ -56,6 +56,24 @@ def test_resume_in_a_window_continues_bit_for_bit(stop, dtype):
             assert value.stride() == resumed_state[key].stride()
 
 
+def test_state_of_windows_of_one_step_has_no_accumulator_and_is_resumed():
+    model, optimizer = make(accumulation_steps=1)
+    train(model, optimizer, range(3))
+    saved = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    assert {name for state in saved["optimizer"]["state"].values() for name in state} == {
+        "step",
+        "exp_avg",
+        "exp_avg_sq",
+    }
+    resumed, resumed_optimizer = make(accumulation_steps=4)  # the saved option must win
+    resumed.load_state_dict(saved["model"])
+    resumed_optimizer.load_state_dict(saved["optimizer"])
+    for pair in ((model, optimizer), (resumed, resumed_optimizer)):
+        train(*pair, range(3, 6))
+    for a, b in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
 def test_copies_continue_alike(copier):
     model, optimizer = make()

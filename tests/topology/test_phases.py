@@ -33,10 +33,19 @@ def test_a_period_mixes_as_before(name):
     np.testing.assert_allclose(product[staggered.name], product[name], atol=1e-12)
 
 
+def test_two_rounds_that_do_not_commute_take_turns_one_step_later():
+    topology = build("one_peer_ring", 8)
+    assert topology.period == 2
+    _, staggered = in_phases(topology, "staggered")
+    for t in range(4):
+        np.testing.assert_array_equal(staggered.matrix(t), topology.matrix(t + 1))
+
+
 def test_what_cannot_be_staggered_is_refused():
     with pytest.raises(ValueError, match=r"phases='staggered': topology 'random_matching' is random"):
         in_phases(build("random_matching", 4), "staggered")
-    path = Topology("path", 3, schedule=(Round.from_groups([(0, 1)], 3), Round.from_groups([(1, 2)], 3)))
+    pairs = [Round.from_groups([pair], 4) for pair in ((0, 1), (1, 2), (2, 3))]
+    path = Topology("path", 4, schedule=tuple(pairs))
     with pytest.raises(ValueError, match="rounds 0 and 1 of topology 'path' do not commute"):
         in_phases(path, "staggered")
     with pytest.raises(ValueError, match="phases='diagonal': expected one of aligned, staggered"):
