@@ -40,8 +40,9 @@ COLUMNS = {
     "step_ms": "mean over ranks and the steps of a round, median over the rounds",
     "step_ms_spread": "largest minus smallest round",
     "exposed_ms": "step_ms minus that of `alone` with the same optimizer",
-    "bytes_per_host": "that left the busiest host in a step, with all headers",
-    "wire_ms": "what these bytes take at the rate of the link",
+    "bytes_per_host": "that left the busiest host in a step, as its interface counts them: one header for each packet "
+    "of up to 64 KB, which is cut later",
+    "wire_ms": "what these bytes take at the rate of the link; with the headers of all frames 4 % more",
     "payload_mb": "parameters of a rank, in 1e6 bytes",
     "bucket_mb": "of messages, in MiB",
     "peak_mb": "resident memory of the largest rank; of the first compute_ms of a process only, as it never falls",

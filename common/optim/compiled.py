@@ -8,6 +8,7 @@ every tensor as a vector, so the time to compile does not grow with the model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -45,7 +46,8 @@ def fused_kernel(end_of_window: bool, decay: str, merges: bool, accumulates: boo
             m.copy_(b1 * (m + one_minus_b1 * mean))
             v.copy_(b2 * (v + one_minus_b2 * mean * mean))
         if accumulates:
-            others[0].copy_(torch.zeros_like(mean) if end_of_window else mean)
+            # A zero that looks at the accumulator: a constant would be written in a second pass over memory.
+            others[0].copy_((mean < -math.inf).to(mean.dtype) if end_of_window else mean)
 
     # A code object of its own: dynamo bounds the variants (here dtypes and devices) of each.
     update.__code__ = update.__code__.replace(co_name=f"update_{decay}_{end_of_window}_{merges}_{accumulates}")

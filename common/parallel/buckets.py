@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from common.parallel.flat import cut
-from common.topology import Round, Topology, in_phases
+from common.topology import Round, Topology, allreduce_messages, in_phases
+
+LARGEST_MB = 25.0  # of what is all-reduced, as DDP's buckets
 
 
 @dataclass
@@ -28,8 +30,20 @@ class Bucket:
         return self.topology.round(self.clock)
 
 
+def bucket_bytes(topology: Topology, bucket_mb: float) -> float:
+    """Bytes of a bucket whose messages have `bucket_mb` MiB.
+
+    An all-reduce cuts a bucket into a message for each member, and small ones cost it more than they save. So where all
+    rounds travel that way buckets are as many times larger, up to DDP's.
+    """
+    rounds = [topology.round(t) for t in range(topology.period or 0)]
+    talking = [round_ for round_ in rounds if not round_.is_idle]
+    messages = min((allreduce_messages(round_, topology.ranks_per_host) for round_ in talking), default=1)
+    return max(bucket_mb, min(bucket_mb * messages, LARGEST_MB)) * 2**20
+
+
 def plan_buckets(vectors: Sequence[Tensor], topology: Topology, bucket_mb: float, phases: str) -> list[Bucket]:
-    """Cut the vectors [numel] into buckets of at most about `bucket_mb` MiB.
+    """Cut the vectors [numel] into buckets of which messages have at most about `bucket_mb` MiB.
 
     phases: "aligned", or "staggered": every second bucket runs the rounds in the other order of
     `common.topology.phases`. Raises ValueError where the topology cannot be staggered.
@@ -38,6 +52,6 @@ def plan_buckets(vectors: Sequence[Tensor], topology: Topology, bucket_mb: float
     spans = [
         (index, span)
         for index, vector in enumerate(vectors)
-        for span in cut(vector.numel(), vector.element_size(), bucket_mb * 2**20)
+        for span in cut(vector.numel(), vector.element_size(), bucket_bytes(topology, bucket_mb))
     ]
     return [Bucket(vector, span, schedules[i % len(schedules)]) for i, (vector, span) in enumerate(spans)]

@@ -46,7 +46,8 @@ class DecentralizedDataParallel(DataParallel):
                       workers (arXiv 2110.13363 treats a server of 8 GPUs as one node)
     ranks_per_host:   workers on each host, for topologies that know hosts (aer) and for how rounds travel; only used
                       with a name, a Topology says it by itself
-    bucket_mb:        MiB per message; 1-2 suit slow links
+    bucket_mb:        MiB of a message; 1-2 suit slow links. An all-reduce cuts a bucket into a message for each member,
+                      there buckets are as many times larger (at most 25)
     transport:        "auto", "send_recv" or "subgroup" (where a round averages in groups)
     message_dtype:    dtype of messages between peers; None: the parameters' own; torch.int8: 8 bits with error feedback
                       (one more vector of the parameters' size). Not of all-reduces, nor inside hosts that talk to

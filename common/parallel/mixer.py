@@ -28,7 +28,7 @@ class Mixer:
 
     vectors:       the flat vectors to mix, the same layout on every rank
     topology:      schedule over workers
-    bucket_mb:     size of a bucket in MiB
+    bucket_mb:     size of a message in MiB, see `plan_buckets`
     transport:     "auto", or force "send_recv" or "subgroup" wherever the round allows it
     message_dtype: dtype of messages between peers, None for the parameters' own; int8 with error feedback, see
                    `messages.py`. All-reduces, and averages inside hosts that talk to others, keep their precision

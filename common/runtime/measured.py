@@ -47,7 +47,11 @@ def predict_measured(
             left_out.append(f"{label}: a real model's compute time is not known apart from the rest")
             continue
         optimizer = "fused" if row.engine == "ours" else "torch"
-        update_ms = float(updates.get((row.model, row.hosts, row.ranks_per_host, row.compute_ms, optimizer), 0.0))
+        place = (row.model, row.hosts, row.ranks_per_host, row.compute_ms, optimizer)
+        if place not in updates:
+            left_out.append(f"{label}: computing alone was not measured there, so the update's time is not known")
+            continue
+        update_ms = float(updates[place])
         cluster = Cluster(
             hosts=row.hosts,
             ranks_per_host=row.ranks_per_host,

@@ -14,7 +14,14 @@ from common.topology.analysis import (
     rounds_to_consensus,
     spectral_gap,
 )
-from common.topology.cost import Transport, bytes_leaving_host, bytes_sent, messages_sent, transport_of
+from common.topology.cost import (
+    Transport,
+    allreduce_messages,
+    bytes_leaving_host,
+    bytes_sent,
+    messages_sent,
+    transport_of,
+)
 from common.topology.phases import PHASES, in_phases
 from common.topology.push_sum import push_sum, weights_of
 from common.topology.registry import NAMES, build
@@ -27,6 +34,7 @@ __all__ = [
     "Round",
     "Topology",
     "Transport",
+    "allreduce_messages",
     "build",
     "bytes_leaving_host",
     "bytes_sent",

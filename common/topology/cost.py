@@ -34,6 +34,21 @@ def transport_of(round_: Round, ranks_per_host: int = 1) -> Transport:
     return Transport.SEND_RECV
 
 
+def allreduce_messages(round_: Round, ranks_per_host: int = 1) -> int:
+    """Return into how many messages the round's all-reduces cut what they average; 1 where it travels whole.
+
+    With groups of several sizes the smallest counts.
+    """
+    match transport_of(round_, ranks_per_host):
+        case Transport.SUBGROUP:
+            return min(len(group) for group in round_.groups if len(group) > 1)
+        case Transport.HIERARCHICAL:
+            between = allreduce_messages(round_.between_hosts(ranks_per_host))
+            return ranks_per_host * between if between > 1 else 1
+        case _:
+            return 1
+
+
 def bytes_sent(
     round_: Round,
     rank: int,

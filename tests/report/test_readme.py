@@ -224,6 +224,21 @@ def test_time_of_a_step() -> None:
     assert f"median error of {errors.median():.1f} % (at most {errors.max():.0f} %" in text
 
 
+def test_other_rates_and_sixteen_processes() -> None:
+    names = {"DDP": "ddp", "decent-dp": "decent_dp", "ours, torch's AdamW": "ours_torch"}
+    measured = benchmark("parallel").query("model == 'gpt_5m' and compute_ms == 400")
+    step_ms = measured.set_index(["engine", "topology", "hosts", "ranks_per_host", "mbit_per_s"])["step_ms"]
+    columns = [(4, 2, 100), (4, 2, 200), (4, 2, 1000), (16, 1, 200)]
+    shown = {
+        (names.get(row[0], row[0]), row[1], *at): ms
+        for row in cells("benchmarks", 1)
+        for at, ms in zip(columns, row[2:], strict=True)
+    }
+    assert {at: ms for at, ms in shown.items() if ms} == {at: f"{step_ms[at]:.0f}" for at in shown if at in step_ms}
+    elsewhere = step_ms.index.drop([at for at in step_ms.index if at[2:] not in columns or at[2:] == columns[1]])
+    assert set(elsewhere) <= set(shown)
+
+
 def test_speed_on_the_top_page() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     rows = benchmark("parallel").query("model == 'gpt_5m' and mbit_per_s == 200 and hosts == 4 and compute_ms == 400")
@@ -238,7 +253,7 @@ def test_speed_on_the_top_page() -> None:
 
 def test_table1_and_figure6_on_emulated_hosts() -> None:
     averaging = benchmark("communication").set_index(["topology", "hosts"])["seconds_per_iteration"]
-    for topology, *shown in cells("benchmarks", 1):
+    for topology, *shown in cells("benchmarks", 2):
         for hosts, (seconds, ratio) in zip((4, 8), (shown[:2], shown[2:]), strict=True):
             if (topology, hosts) in averaging:
                 expected = averaging[topology, hosts], averaging[topology, hosts] / averaging["allreduce", hosts]
@@ -246,7 +261,7 @@ def test_table1_and_figure6_on_emulated_hosts() -> None:
             else:
                 assert seconds == ratio == ""
     scaling = benchmark("scaling").set_index(["method", "workers"])["step_ms"]
-    for method, *shown in cells("benchmarks", 2):
+    for method, *shown in cells("benchmarks", 3):
         for workers, cell in zip((4, 8, 16), shown, strict=True):
             ms = scaling[method, workers]
             assert cell == f"{ms:.0f} ({ms / scaling['AllReduce', workers]:.2f})"

@@ -71,8 +71,8 @@ def test_measured_step_times_are_predicted() -> None:
 
 def test_buckets_are_set_in_mib() -> None:
     """25 MiB are 26.2144 MB: 26.2 MB of gradients are one bucket, which travels when all of them are ready."""
-    row = measured().query("engine == 'ddp'").iloc[:1].assign(payload_mb=26.2)
-    frame, _ = predict_measured(row, delay_ms=1.0, intra_gbps=8.0)
+    rows = measured().iloc[[0, 4]].assign(payload_mb=26.2, step_ms=1200.0)
+    frame, _ = predict_measured(rows, delay_ms=1.0, intra_gbps=8.0)
     hosts = cluster(hosts=8, inter_gbps=0.2 * 1448 / 1514, latency_us=1000.0)
     assert frame.predicted_ms.item() == pytest.approx(1200.0 + allreduce_ms(hosts, 26.2))
 
@@ -82,11 +82,13 @@ def test_rows_that_cannot_be_predicted_are_named() -> None:
     frame.loc[4, "compute_ms"] = np.nan
     frame.loc[5, "engine"] = "theirs"
     frame.loc[8, "topology"] = "triangle"
-    _, left_out = predict_measured(frame.iloc[:9], delay_ms=1.0, intra_gbps=8.0)
-    assert len(left_out) == 3
+    frame.loc[9, "hosts"] = 16
+    _, left_out = predict_measured(frame.iloc[:10], delay_ms=1.0, intra_gbps=8.0)
+    assert len(left_out) == 4
     assert "ddp, complete, 8 x 1, 200 Mbit/s: a real model's compute time" in left_out[0]
     assert any("'theirs': expected ddp, decent_dp or ours" in reason for reason in left_out)
     assert any("topology 'triangle'" in reason for reason in left_out)
+    assert "decent_dp, complete, 16 x 1, 200 Mbit/s: computing alone was not measured there" in left_out[3]
 
 
 def test_missing_columns_are_named() -> None:
