@@ -90,21 +90,7 @@ class Routes:
                 return Subgroup(chunk, members, worker, subgroup, self._pool)
         if kind is Transport.IDLE:
             return None
-        away = [w for w in (*round_.in_peers(worker), *round_.out_peers(worker)) if not self._on_this_host(w)]
-        return SendRecv(
-            chunk,
-            round_,
-            worker,
-            to_rank,
-            group,
-            self._pool,
-            self._message_dtype,
-            error,
-            takes_turns=bool(away) and not chunk.is_cuda,
-        )
-
-    def _on_this_host(self, worker: int) -> bool:
-        return worker // self.ranks_per_host == self._communicators.worker // self.ranks_per_host
+        return SendRecv(chunk, round_, worker, to_rank, group, self._pool, self._message_dtype, error)
 
     def _narrowable(self, round_: Round) -> Transport:
         """How what `message_dtype` applies to travels: between hosts, where these average inside."""

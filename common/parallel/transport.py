@@ -156,7 +156,6 @@ class SendRecv(Exchange):
 
     message_dtype: dtype on the wire, None for the chunk's own; see `messages.py`
     error:         what earlier messages left out [numel of the chunk], where the dtype wants it
-    takes_turns:   whether sends wait for those of earlier rounds: on the CPU, where peers are on other hosts
     """
 
     kind = Transport.SEND_RECV
@@ -171,7 +170,6 @@ class SendRecv(Exchange):
         pool: BufferPool,
         message_dtype: torch.dtype | None = None,
         error: Tensor | None = None,
-        takes_turns: bool = False,
     ) -> None:
         self._in = round_.in_peers(worker)
         self._out = round_.out_peers(worker)
@@ -181,26 +179,14 @@ class SendRecv(Exchange):
         self._narrow = None if message_dtype in (None, chunk.dtype) else Message(chunk, message_dtype, error)
         self._message = chunk if self._narrow is None else self._narrow.tensor
         self._received = {peer: self.take(self._message.numel(), self._message.dtype) for peer in self._in}
-        if takes_turns:
-            self.stages, self.between_hosts = (self._send, self._arrive), range(2)
 
     def receives(self) -> list[dist.P2POp]:
         """One receive for each in-peer."""
         return [self._op(dist.irecv, tensor, peer) for peer, tensor in self._received.items()]
 
     def start(self) -> list[dist.P2POp]:
-        """One send for each out-peer, unless they wait for their turn."""
-        return [] if self.stages else self._sends()
-
-    def _sends(self) -> list[dist.P2POp]:
+        """One send for each out-peer."""
         return [self._op(dist.isend, self._message, peer) for peer in self._out]
-
-    def _send(self, _: timedelta) -> None:
-        for op in self._sends():
-            self.post([op])
-
-    def _arrive(self, timeout: timedelta) -> None:
-        self._wait_for(self._works, timeout)
 
     @property
     def message_bytes(self) -> int:

@@ -12,6 +12,8 @@ class Turns:
     A bucket's next round may begin while other buckets still wait for this one. Were both on the link at once, each
     would get half of it, and the earlier round, for which hosts wait, would end late: with alternating pairs of hosts
     every step then takes half as long again. Earlier rounds depend on no later ones, so nobody waits in a circle.
+
+    Plain messages between two ranks do not take turns: while one waits for a late peer, its link can serve the next.
     """
 
     def __init__(self) -> None:

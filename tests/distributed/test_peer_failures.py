@@ -16,7 +16,8 @@ from tests.distributed.scenarios import Scenario, real
 TIMEOUT_S, STOP = 3.0, 4  # rank 1 makes STOP updates
 BASE = Scenario(topology="one_peer_exponential", options={"timeout_s": TIMEOUT_S})
 MESSAGE = (
-    r"rank (?P<rank>\d): gossip step (?P<step>\d+) failed exchanging with rank\(s\) \[(?P<peers>.*)\], bucket \d of [12],"
+    r"rank (?P<rank>\d): gossip step (?P<step>\d+) failed exchanging with rank\(s\) \[(?P<peers>.*)\], "
+    r"bucket \d of [12],"
 )
 SCENARIOS = [
     BASE,

@@ -7,9 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from common.parallel.network import Network
-from common.parallel.routes import Routes
 from common.parallel.turns import SLACK, Turns
-from common.topology import Topology, build
 
 
 def blocked(turns: Turns, turn: int, passed: threading.Event) -> bool:
@@ -68,19 +66,3 @@ def test_the_network_holds_the_next_round_back() -> None:
     assert last.staged.wait(10)
     assert order[-1] == "next sent"
     network.close()
-
-
-def test_messages_to_other_hosts_take_turns_and_those_inside_of_one_do_not() -> None:
-    topology = build("one_peer_ring", 4, ranks_per_host=2)
-    routes = routes_of(topology, worker=1)
-    inside, across = (routes.exchange(topology.round(t), torch.zeros(4)) for t in range(2))
-    assert (inside.peers, inside.stages, list(inside.between_hosts)) == ((0,), (), [])
-    assert across.peers == (2,)
-    assert across.start() == []  # what a stage sends
-    assert list(across.between_hosts) == list(range(len(across.stages))) == [0, 1]
-
-
-def routes_of(topology: Topology, worker: int) -> Routes:
-    """Those of a worker that needs no process group."""
-    communicators = SimpleNamespace(rank=worker, worker=worker, to_rank=int, rail=None, open_groups=lambda *_: None)
-    return Routes([topology], communicators, "auto", None)
