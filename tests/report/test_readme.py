@@ -155,6 +155,8 @@ def test_the_benchmarks_on_the_top_page() -> None:
     text = " ".join((ROOT / "README.md").read_text().split())
     loop, translate = (pd.read_csv(ROOT / "results" / "benchmarks" / f"{name}.csv") for name in ("loop", "translate"))
     assert f"costs at most {100 * (loop['ratio_to_bare'].max() - 1):.1f} % over a bare one" in text
+    optimizer = benchmark("optimizer").query("optimizer == 'AccumAdamW' and engine == 'ours fused'")
+    assert f"takes at most {optimizer['ratio_to_decent_dp'].max():.2f} of the time of decent-dp's" in text
     taken = 1 / translate["speedup"]
     assert f"takes {taken.min():.1f} to {taken.max():.2f} of fairseq's time" in text
 
