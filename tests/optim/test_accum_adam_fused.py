@@ -1,5 +1,7 @@
 """The compiled kernel against the definition, on all layouts of parameters."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -103,6 +105,15 @@ def test_the_write_is_seen_by_the_version_counter() -> None:
     assert param._version > before
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_a_window_ends_with_zeros_whatever_was_accumulated() -> None:
+    param = nn.Parameter(torch.zeros(4))
+    optimizer = AccumAdam([param], accumulation_steps=2, fused=True)
+    for _ in range(2):
+        param.grad = torch.tensor([math.inf, -math.inf, math.nan, 1.0])
+        optimizer.step()
+    assert torch.equal(optimizer.state[param]["accumulator"], torch.zeros(4))
 
 
 def test_fused_and_foreach_exclude_each_other() -> None:
