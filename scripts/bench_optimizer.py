@@ -26,9 +26,12 @@ from tqdm import tqdm
 from common.optim import AccumAdamW
 from common.optim.compiled import fused_kernel
 from common.optim.piecewise import PiecewiseUpdate
+from common.parallel.buckets import Bucket
+from common.parallel.bucketwise import Piece, pieces_of
 from common.parallel.flat import FlatVector, cut
 from common.report.benchmark import Benchmark
 from common.report.cli import Arguments, Text, UsageError, command_of, main_function, nearest, parse
+from common.topology import build
 from gpt2.model import GPT2, Shape
 
 MODULE = "scripts.bench_optimizer"
@@ -154,12 +157,12 @@ def contenders_of(shape: Shape) -> tuple[list[Contender], Callable[[], None], in
     accumulated = options | {"accumulation_steps": WINDOW}
     fused = AccumAdamW(parameters, **accumulated, fused=True)
     merging = AccumAdamW(parameters, **accumulated, fused=True)
-    pieces = list(pieces_of(vector))
+    buckets, spans = buckets_of(vector), {}
 
     def merge_and_update() -> None:
-        update = PiecewiseUpdate(merging)
-        for parameter, start, stop, offset in pieces:
-            update.piece(parameter, start, stop, (received[offset : offset + stop - start], 0.5, 0.5))
+        update = PiecewiseUpdate(merging, spans)
+        for span, pieces in buckets:
+            update.update(pieces, (received[span], 0.5, 0.5))
 
     def merge_then(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         def update() -> None:
@@ -189,18 +192,11 @@ def contenders_of(shape: Shape) -> tuple[list[Contender], Callable[[], None], in
     return contenders, triad, vector.numel, len(parameters)
 
 
-def pieces_of(vector: FlatVector) -> list[tuple[nn.Parameter, int, int, int]]:
-    """(parameter, start, stop, offset in the vector) of every piece, in buckets as the engine cuts them."""
-    from common.parallel.buckets import Bucket
-    from common.parallel.bucketwise import pieces_of as in_bucket
-    from common.topology import build
-
+def buckets_of(vector: FlatVector) -> list[tuple[slice, list[Piece]]]:
+    """Where each bucket lies in the vector, as the engine cuts it, and the pieces of parameters in it."""
     idle = build("complete", 1)
-    return [
-        (parameter, start, stop, span.start + offset)
-        for span in cut(vector.numel, vector.data.element_size(), BUCKET_MB * 2**20)
-        for parameter, start, stop, offset in in_bucket(Bucket(0, span, idle), [vector])
-    ]
+    spans = cut(vector.numel, vector.data.element_size(), BUCKET_MB * 2**20)
+    return [(span, pieces_of(Bucket(0, span, idle), [vector])) for span in spans]
 
 
 def compiled_adamw(parameters: list[nn.Parameter]) -> Callable[[], None]:

@@ -37,6 +37,7 @@ class BucketwiseStep:
         self.optimizer = optimizer
         self._mixer = mixer
         self._pieces = {id(bucket): pieces_of(bucket, mixer.vectors) for bucket in mixer.buckets}
+        self._spans: dict = {}  # of PiecewiseUpdate
         optimizer.carrier = self._step
 
     def close(self) -> None:
@@ -46,15 +47,10 @@ class BucketwiseStep:
     def _step(self) -> None:
         from common.optim.piecewise import PiecewiseUpdate  # brings the compiler, which takes seconds to import
 
-        update = PiecewiseUpdate(self.optimizer)
+        update = PiecewiseUpdate(self.optimizer, self._spans)
 
         def merge_and_update(bucket: Bucket, incoming: Incoming | None) -> None:
-            for parameter, start, stop, offset in self._pieces[id(bucket)]:
-                merged = None
-                if incoming is not None:
-                    received, own, weight = incoming
-                    merged = received[offset : offset + stop - start], own, weight
-                update.piece(parameter, start, stop, merged)
+            update.update(self._pieces[id(bucket)], incoming)
 
         self._mixer.advance(merge_and_update)
 

@@ -1,5 +1,6 @@
 """The compiled kernel against the definition, on all layouts of parameters."""
 
+import itertools
 import math
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.optim import AccumAdam, AccumAdamW
-from common.optim.compiled import fused_kernel
+from common.optim import AccumAdam, AccumAdamW, compiled
+from common.optim.compiled import JOINED_ELEMENTS, fused_kernel
 from common.optim.piecewise import PiecewiseUpdate
 from tests.optim.accum_reference import accum_adam_reference
 
@@ -37,7 +38,7 @@ def test_equals_the_foreach_version_on_a_model_with_every_layout() -> None:
         return torch.randn(shape, generator=generator)
 
     starts = [randn(4, 3, 3, 3).to(memory_format=torch.channels_last), randn(5, 4).t(), randn(), randn(0, 3)]
-    starts += [randn(17), randn(33).bfloat16()]
+    starts += [randn(17), randn(33).bfloat16(), randn(100, 100)]
     models = [[nn.Parameter(start.clone()) for start in starts] for _ in range(2)]
     optimizers = [
         AccumAdamW(model, lr=0.01, weight_decay=0.1, accumulation_steps=2, fused=fused)
@@ -52,7 +53,7 @@ def test_equals_the_foreach_version_on_a_model_with_every_layout() -> None:
             optimizer.step()
     for plain, fused in zip(*models, strict=True):
         assert fused.stride() == plain.stride()
-        tolerance = 1e-2 if plain.dtype == torch.bfloat16 else 1e-6
+        tolerance = 2**-5 if plain.dtype == torch.bfloat16 else 1e-6  # 4 units: the foreach version rounds each pass
         torch.testing.assert_close(fused, plain, rtol=tolerance, atol=tolerance)
 
 
@@ -85,13 +86,51 @@ def test_pieces_with_merging_equal_the_definition() -> None:
     version = param._version
     update, flat = PiecewiseUpdate(optimizer), torch.from_numpy(received).reshape(-1)
     for begin, end in ((0, 7), (7, 8), (8, 20)):
-        for p in (param, frozen):
-            update.piece(p, begin, end, (flat[begin:end], 0.25, 0.5))
+        update.update([(p, begin, end, begin) for p in (param, frozen)], (flat, 0.25, 0.5))
     np.testing.assert_allclose(param.detach().numpy(), expected, rtol=1e-12)
     np.testing.assert_allclose(frozen.detach().numpy(), merged, rtol=1e-12)
     assert param._version > version
     assert int(optimizer.state[param]["step"]) == 1
     assert frozen not in optimizer.state
+
+
+def test_small_tensors_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one group and dtype; where there is but one of them, it is not copied."""
+    sizes: list[int] = []
+    monkeypatch.setattr(compiled, "fused_kernel", lambda *_, **__: lambda _, x, *others: sizes.append(x.numel()))
+    large = JOINED_ELEMENTS + 1
+    groups = [[3, large, JOINED_ELEMENTS, 5], [7, large], [2, 4]]
+    params = [[nn.Parameter(torch.ones(size)) for size in group] for group in groups]
+    params[0].append(nn.Parameter(torch.ones(6, dtype=torch.float64)))
+    for param in itertools.chain(*params):
+        param.grad = torch.ones_like(param)
+    AccumAdam([{"params": group} for group in params], fused=True).step()
+    assert sizes == [large, 3 + JOINED_ELEMENTS + 5, 6, 7, large, 2 + 4]
+
+
+def test_remembered_spans_follow_the_memory() -> None:
+    """A state that is loaded and a parameter that moves lie elsewhere from then on."""
+
+    def train(spans: dict | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+        params = [nn.Parameter(torch.randn(size, generator=generator)) for size in (5, JOINED_ELEMENTS + 3)]
+        optimizer = AccumAdamW(params, lr=0.1, accumulation_steps=2, fused=True)
+        for step in range(4):
+            for param in params:
+                param.grad = torch.randn(param.shape, generator=generator)
+            if step == 2:
+                saved = optimizer.state_dict()
+                saved["state"] = {i: {k: v.clone() for k, v in kept.items()} for i, kept in saved["state"].items()}
+                optimizer.load_state_dict(saved)
+            if step == 3:
+                params[0].data = params[0].data.clone()
+            update = PiecewiseUpdate(optimizer, spans)
+            update.update([(param, 0, param.numel(), 0) for param in params])
+        return params, [kept["exp_avg"] for kept in optimizer.state.values()]
+
+    for found, expected in zip(train({}), train(None), strict=True):
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_the_write_is_seen_by_the_version_counter() -> None:
