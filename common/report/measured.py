@@ -1,5 +1,6 @@
 """Tables from benchmarks: configs/benchmark/<name>.yaml says which records, and what is published beside them."""
 
+import itertools
 from pathlib import Path
 
 import pandas as pd
@@ -34,7 +35,8 @@ class Ratio(Definition):
 class BenchmarkTable(Definition):
     """The content of configs/benchmark/<name>.yaml.
 
-    cluster: a row's cluster in words, made of its columns.
+    cluster:   a row's cluster in words, made of its columns
+    undefined: {method: {column: value}}: what does not exist where the columns of the records have these values
     """
 
     title: str
@@ -46,6 +48,7 @@ class BenchmarkTable(Definition):
     labels: dict[str, str] = Field(description="columns that tell rows apart, and their definitions")
     values: dict[str, Column]
     ratio: Ratio
+    undefined: dict[str, dict[str, int]] = Field(default_factory=dict)
     name: str
 
 
@@ -75,7 +78,7 @@ def build_benchmark(table: BenchmarkTable, records: Path) -> pd.DataFrame:
 def missing_records(table: BenchmarkTable, records: Path) -> list[str]:
     """What fills the cells that are missing: all of ours, or what a cluster and number of workers lacks.
 
-    A method is expected if it is published or, where none are, if another cluster has it.
+    A method is expected where it exists, if it is published or, where none are, if another cluster has it.
     """
     if not (records / table.records).exists():
         return [f"all rows of ours: no {table.records}: {table.command}"]
@@ -83,8 +86,9 @@ def missing_records(table: BenchmarkTable, records: Path) -> list[str]:
     sources = dict(list(frame.dropna(subset=[method]).groupby("source")))
     wanted = sources.get("published", sources["ours"])[method].unique()
     lines = []
-    for (cluster, workers), rows in sources["ours"].groupby(["cluster", "workers"], sort=False):
-        absent = [name for name in wanted if name not in set(rows[method])]
+    for (cluster, workers), rows in _ours(table, records).groupby(["cluster", "workers"], sort=False):
+        found = set(rows[method])
+        absent = [name for name in wanted if name not in found and not _is_undefined(table, name, rows.iloc[0])]
         if absent:
             lines.append(f"{cluster}, {workers} workers: no {', '.join(absent)}: {table.command}")
     return lines
@@ -141,10 +145,17 @@ def _ours(table: BenchmarkTable, records: Path) -> pd.DataFrame:
     except (ValueError, KeyError) as error:
         raise UsageError(f"{path}: cannot be read ({one_line(error)})") from None
     frame = frame.assign(source="ours", cluster=clusters)
-    absent = [name for name in (*table.labels, *table.values) if name not in frame]
+    needed = *table.labels, *table.values, *itertools.chain(*table.undefined.values())
+    absent = [name for name in needed if name not in frame]
     if absent:
         raise UsageError(f"{path}: expected columns {', '.join(absent)}")
     return frame
+
+
+def _is_undefined(table: BenchmarkTable, method: str, row: pd.Series) -> bool:
+    """Whether the method does not exist on the cluster and number of workers that the row of a record is of."""
+    where = table.undefined.get(method, {})
+    return bool(where) and all(row[column] == value for column, value in where.items())
 
 
 def _ratio_name(table: BenchmarkTable) -> str:

@@ -18,6 +18,10 @@ SGP (Exp),ours,one_peer_exponential,8,4,2,200,wait,1500,20
 Decent (AER),ours,aer,8,4,2,200,wait,500,20
 Decent (AER),ours,aer,16,8,2,200,wait,400,20
 """
+COMMUNICATION = (
+    "topology,workers,hosts,ranks_per_host,mbit_per_s,backend,iterations,tensors,seconds,seconds_per_iteration,"
+    "bytes_per_host"
+)
 
 
 @pytest.fixture
@@ -55,8 +59,7 @@ def test_the_records_own_words_on_hardware_and_whole_numbers(records):
         "- Ours: `results/benchmarks/scaling.csv`\n- Hardware: a box\n- This table: `python -m scripts.tables" in text
     )
     (records / "communication.csv").write_text(
-        "topology,workers,hosts,ranks_per_host,mbit_per_s,backend,iterations,tensors,seconds,seconds_per_iteration,bytes_per_host\n"
-        "allreduce,8,4,2,200,gloo,20,3 x 25 MB fp32,4.0,0.2,100\n"
+        f"{COMMUNICATION}\nallreduce,8,4,2,200,gloo,20,3 x 25 MB fp32,4.0,0.2,100\n"
     )
     frame = build_benchmark(load_benchmark("table1"), records)
     assert str(frame["iterations"].iloc[-1]) == "20"
@@ -93,8 +96,7 @@ def test_files_are_written_and_what_is_missing_has_its_command(records, capsys):
 def test_communication_has_ratios_to_all_reduce():
     RECORDS.mkdir(parents=True)
     (RECORDS / "communication.csv").write_text(
-        "topology,workers,hosts,ranks_per_host,mbit_per_s,backend,iterations,tensors,seconds,seconds_per_iteration,"
-        "bytes_per_host\nallreduce,8,4,2,200,gloo,10,3 x 25 MB,40,4.0,1000\n"
+        f"{COMMUNICATION}\nallreduce,8,4,2,200,gloo,10,3 x 25 MB,40,4.0,1000\n"
         "aer,8,4,2,200,gloo,10,3 x 25 MB,10,1.0,500\n"
     )
     ours = build_benchmark(load_benchmark("table1"), RECORDS).iloc[2:]
@@ -105,6 +107,18 @@ def test_communication_has_ratios_to_all_reduce():
     assert missing_records(load_benchmark("table1"), RECORDS) == [
         "8 hosts x 2, 200 Mbit/s, gloo, 16 workers: no allreduce: python -m scripts.bench_communication"
     ]
+
+
+def test_what_does_not_exist_is_not_missing():
+    RECORDS.mkdir(parents=True)
+    rows = [
+        f"{topology},8,{layout},200,gloo,10,3 x 25 MB,40,4.0,1000"
+        for layout in ("4,2", "8,1", "2,4")
+        for topology in ("allreduce", *(["one_peer_exponential_between_hosts"] if layout == "4,2" else []))
+    ]
+    (RECORDS / "communication.csv").write_text("\n".join([COMMUNICATION, *rows]) + "\n")
+    (missing,) = missing_records(load_benchmark("table1"), RECORDS)
+    assert missing.startswith("2 hosts x 4, 200 Mbit/s, gloo, 8 workers: no one_peer_exponential_between_hosts:")
 
 
 def test_wrong_records_are_refused(records, capsys):
