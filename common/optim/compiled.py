@@ -53,7 +53,9 @@ def fused_kernel(end_of_window: bool, decay: str, merges: bool, accumulates: boo
 
     # A code object of its own: dynamo bounds the variants (here dtypes and devices) of each.
     update.__code__ = update.__code__.replace(co_name=f"update_{decay}_{end_of_window}_{merges}_{accumulates}")
-    return torch.compile(update, dynamic=True, fullgraph=True)
+    # The compiler leaves threads out where the vector it first meets is short, also from its disk cache; asked for
+    # threads that are counted when the kernel runs, it always puts them in.
+    return torch.compile(update, dynamic=True, fullgraph=True, options={"cpp.dynamic_threads": True})
 
 
 def scalars_of(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._inductor.utils import fresh_cache, run_and_get_code
 
 from common.optim import AccumAdam, AccumAdamW, compiled
 from common.optim.compiled import JOINED_ELEMENTS, fused_kernel
@@ -71,6 +72,23 @@ def test_one_kernel_for_all_shapes() -> None:
             param.grad = torch.ones_like(param)
         optimizer.step()
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_the_kernel_has_threads_whatever_it_is_compiled_for() -> None:
+    """A short vector comes first, and the compiler keeps what it made for it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        torch._dynamo.reset()
+        fused_kernel.cache_clear()
+        param = nn.Parameter(torch.ones(100))
+        param.grad = torch.ones_like(param)
+        with fresh_cache():
+            _, sources = run_and_get_code(AccumAdam([param], fused=True).step)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(sources) == 1
+    assert "#pragma omp parallel" in sources[0]
 
 
 def test_pieces_with_merging_equal_the_definition() -> None:
