@@ -5,8 +5,8 @@ more (m, v); with windows of one step 4 reads and 3 writes, as AdamW has; 1 more
 merged in the same pass. One kernel is compiled for each dtype, device and kind of step, whatever the shapes: it sees
 every tensor as a vector, so the time to compile does not grow with the model.
 
-A call of a kernel takes as long as the update of some ten thousand elements: small tensors are copied together, so that
-one call updates them all.
+A call of a kernel takes as long as the update of some thirty thousand elements: small tensors are copied together, so
+that one call updates them all.
 """
 
 from __future__ import annotations
