@@ -3,17 +3,18 @@
 python -m scripts.bench_parallel [layouts=8x1,4x2] [mbit_per_s=200] [compute_ms=400,1200] [models=gpt_5m] ...
 
 Every engine trains the same model from the same seed, in the same run. compute_ms=0 trains really; other values replace
-forward and backward by a wait (scripts.emulated_compute). Needs root (scripts.emulate). What was measured already (in
-`work`) is not measured again; the table holds all of it that has the same settings, whichever commands it took. An
-engine that fails is named, and the others are measured all the same.
+forward and backward by a wait (scripts.emulated_compute). Needs root (scripts.emulate). What the table in `output`
+holds is not measured again without --again; what is measured is added to it at once, so that the same command goes on
+after an interruption. A table is of one machine and the same settings. An engine that fails is named, and the others
+are measured all the same.
 """
 
 import importlib.util
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,8 +24,9 @@ from tqdm import tqdm
 
 from common.report.benchmark import Benchmark
 from common.report.cli import Arguments, Text, UsageError, command_of, main_function, nearest, parse
-from common.training.environment import describe_environment
+from common.training.environment import now
 from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
+from scripts.parallel_engines import MODELS
 
 MODULE = "scripts.bench_parallel"
 NUMBERS = r"^[\d.]+(,[\d.]+)*$"
@@ -52,11 +54,17 @@ COLUMNS = {
     "those take: with all that is put off to the first steps",
     "ratio_to_ddp": "of step_ms to DDP's",
     "ratio_to_decent_dp": "of our step_ms to that of decent-dp on the same topology; below 1 is faster",
+    "delay_ms": "one-way, from host to host",
+    "steps": "of a round",
+    "rounds": "that were timed",
+    "machine": "on which the hosts are emulated",
     "date": "of the measurement, UTC",
     "commit": "of the measurement",
 }
-FORMATS = dict.fromkeys(("step_ms", "step_ms_spread", "exposed_ms", "bytes_per_host", "wire_ms", "peak_mb"), ".0f")
+WHOLE = ("step_ms", "step_ms_spread", "exposed_ms", "bytes_per_host", "wire_ms", "peak_mb", "steps", "rounds")
+FORMATS = dict.fromkeys(WHOLE, ".0f")
 FORMATS |= dict.fromkeys(("ratio_to_ddp", "ratio_to_decent_dp"), ".3f")
+FORMATS |= dict.fromkeys(("mbit_per_s", "compute_ms", "delay_ms", "bucket_mb"), "g")
 # What decent-dp calls the topology that each of ours is compared with.
 PEERS = {
     "complete": "complete",
@@ -68,8 +76,8 @@ PEERS = {
 
 
 ENGINES = ("alone", "ddp", "decent_dp", "ours_torch", "ours")
-SETTINGS = ("delay_ms", "bucket_mb", "peers_bucket_mb", "steps", "rounds")  # only what shares them is compared
 CASE = ["model", "hosts", "ranks_per_host", "mbit_per_s", "compute_ms"]  # ratios are taken within it
+KEY = [*CASE, "engine", "topology"]  # one row of the table
 
 
 class BenchArguments(Arguments):
@@ -87,8 +95,8 @@ class BenchArguments(Arguments):
     steps: PositiveInt = Field(12, description="of a round: a multiple of the schedules' periods")
     rounds: PositiveInt = Field(2, description="that are timed")
     limit_s: PositiveFloat = Field(1800, description="an engine that takes longer is given up")
-    work: Text = Field("runs/bench_parallel", description="where what was measured is kept")
-    output: Text = Field("results/benchmarks", description="where parallel.csv and parallel.md are written")
+    again: bool = Field(False, description="measure what the table holds too")
+    output: Text = Field("results/benchmarks", description="where parallel.csv and parallel.md are kept")
 
 
 @dataclass(frozen=True)
@@ -103,43 +111,74 @@ class Job:
     topology: str
     bucket_mb: float
 
-    @property
-    def file_name(self) -> str:
-        """Of its result."""
-        topology = self.topology.replace("/", "+")
-        where = f"{self.hosts}x{self.ranks_per_host}_{self.mbit_per_s:g}"
-        return f"{self.model}_{where}_{self.engine}_{topology}_{self.bucket_mb:g}.json"
-
 
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Measures what is missing, writes the table."""
     arguments = parse(BenchArguments, argv, MODULE, "Measures engines on emulated hosts.")
-    engines = arguments.engines.split(",")
-    for engine in engines:
-        if engine not in ENGINES:
-            raise UsageError(f"engines={arguments.engines}: {nearest(engine, ENGINES)}")
-    if "decent_dp" in engines and importlib.util.find_spec("decent_dp") is None:
+    check_names(arguments)
+    if "decent_dp" in arguments.engines.split(",") and importlib.util.find_spec("decent_dp") is None:
         raise UsageError("decent-dp is not installed: make env, or leave it out of engines")
     end_like_an_interruption()
     benchmark = Benchmark("parallel", "Engines of data parallelism", COLUMNS, FORMATS)
-    Path(arguments.work).mkdir(parents=True, exist_ok=True)
-    jobs = tqdm(list(jobs_of(arguments)), desc="engines", disable=None)
-    failed = [job for job in jobs if not measure(job, arguments)]
+    rows = {key_of(row): row for row in kept_rows(arguments, benchmark.machine)}
+    failed = []
+    for job in tqdm(list(jobs_of(arguments)), desc="engines", disable=None):
+        wanted = map(float, arguments.compute_ms.split(","))
+        missing = [ms for ms in wanted if arguments.again or key_of(vars(job) | {"compute_ms": ms}) not in rows]
+        measured = measure(job, missing, arguments) if missing else []
+        if measured is None:
+            failed.append(job)
+        elif measured:
+            origin = settings_of(arguments, benchmark.machine) | {"date": now(), "commit": benchmark.commit}
+            rows |= {key_of(row): row for row in (vars(job) | result | origin for result in measured)}
+            benchmark.save(table(rows.values()).to_dict("records"), arguments.output)
     for job in failed:
         print(f"failed, left out: {job}", file=sys.stderr)
-    files = sorted(Path(arguments.work).glob("*.json"))
-    records = [record for file in files for record in json.loads(file.read_text())]
-    records = [record for record in records if record["settings"] == settings_of(arguments)]
-    if not records:
+    if not rows:
         raise UsageError("nothing was measured")
-    records.sort(key=itemgetter("date"))
-    frame = table(records)
-    commands = "; ".join(dict.fromkeys(record["command"] for record in records))
+    frame = table(rows.values())
+    command = command_of(MODULE, arguments)
     benchmark.write(
-        frame.to_dict("records"), conclude(frame, arguments), arguments.output, commands, "all used", ["decent-dp"]
+        frame.to_dict("records"), conclude(frame, arguments), arguments.output, command, "all used", ["decent-dp"]
     )
     return 1 if failed else 0
+
+
+def check_names(arguments: BenchArguments) -> None:
+    """Raises UsageError for an engine, model or topology that there is not."""
+    known = {"engines": ENGINES, "models": MODELS, "topologies": {topology for _, topology in cases(ranks_per_host=2)}}
+    for key, names in known.items():
+        value = getattr(arguments, key)
+        for name in [] if value is None else value.split(","):
+            if name not in names:
+                raise UsageError(f"{key}={value}: {name!r}: {nearest(name, names)}")
+
+
+def key_of(row: Mapping[str, object]) -> tuple[object, ...]:
+    """What tells a row from the others."""
+    return tuple(row[name] for name in KEY)
+
+
+def kept_rows(arguments: BenchArguments, machine: str) -> list[dict[str, object]]:
+    """Those of the table in `output`, if there is one.
+
+    Raises UsageError where they were measured on another machine or with other settings: they could not be compared.
+    """
+    file = Path(arguments.output) / "parallel.csv"
+    if not file.exists():
+        return []
+    frame = pd.read_csv(file, dtype={"commit": str})
+    if missing := [name for name in COLUMNS if name not in frame]:
+        raise UsageError(f"output={arguments.output}: parallel.csv has no {', '.join(missing)}; give another output")
+    rows = frame.to_dict("records")
+    for row in rows:
+        expected = settings_of(arguments, machine) | {"bucket_mb": bucket_of(row["engine"], arguments)}
+        for name, value in expected.items():
+            if row[name] != value:
+                there = f"parallel.csv has rows of {row['engine']} with {name}={row[name]}, this is {name}={value}"
+                raise UsageError(f"output={arguments.output}: {there}; give another output, or these settings")
+    return rows
 
 
 def jobs_of(arguments: BenchArguments) -> Iterator[Job]:
@@ -151,8 +190,13 @@ def jobs_of(arguments: BenchArguments) -> Iterator[Job]:
                 for engine, topology in cases(ranks_per_host):
                     wanted = arguments.topologies is None or topology in arguments.topologies.split(",")
                     if wanted and engine in arguments.engines.split(","):
-                        bucket = arguments.bucket_mb if engine.startswith("ours") else arguments.peers_bucket_mb
+                        bucket = bucket_of(engine, arguments)
                         yield Job(hosts, ranks_per_host, rate, model, engine, topology, bucket)
+
+
+def bucket_of(engine: str, arguments: BenchArguments) -> float:
+    """Of the engine's messages, in MiB."""
+    return arguments.bucket_mb if engine.startswith("ours") else arguments.peers_bucket_mb
 
 
 def cases(ranks_per_host: int) -> Iterator[tuple[str, str]]:
@@ -172,55 +216,38 @@ def cases(ranks_per_host: int) -> Iterator[tuple[str, str]]:
     yield from [("ours_torch", "complete"), ("ours_torch", "aer/staggered")]
 
 
-def settings_of(arguments: BenchArguments) -> dict[str, object]:
+def settings_of(arguments: BenchArguments, machine: str) -> dict[str, object]:
     """What all rows of a table have in common."""
-    return {name: getattr(arguments, name) for name in SETTINGS}
+    return {name: getattr(arguments, name) for name in ("delay_ms", "steps", "rounds")} | {"machine": machine}
 
 
-def measure(job: Job, arguments: BenchArguments) -> bool:
-    """Adds what is missing to the job's records in `work`, one for each compute_ms; whether that went well."""
-    wanted = [float(text) for text in arguments.compute_ms.split(",")]
-    file = Path(arguments.work).resolve() / job.file_name
-    known = json.loads(file.read_text()) if file.exists() else []
-    settings = settings_of(arguments)
-    there = [record["compute_ms"] for record in known if record["settings"] == settings]
-    missing = [ms for ms in wanted if ms not in there]
-    if not missing:
-        return True
+def measure(job: Job, compute_ms: Sequence[float], arguments: BenchArguments) -> list[dict[str, object]] | None:
+    """What scripts.parallel_engines says of the job, for each compute_ms; None if it failed."""
     cluster = EmulateArguments(
         hosts=job.hosts, ranks_per_host=job.ranks_per_host, mbit_per_s=job.mbit_per_s, delay_ms=arguments.delay_ms
     )
     check_machine(cluster)
-    part = file.with_suffix(".part")
-    given = {
-        "engine": job.engine,
-        "topology": job.topology,
-        "model": job.model,
-        "compute_ms": ",".join(f"{ms:g}" for ms in missing),
-        "bucket_mb": f"{job.bucket_mb:g}",
-        "steps": arguments.steps,
-        "rounds": arguments.rounds,
-        "result": part,
-    }
-    program = ["-m", "scripts.parallel_engines", *(f"{key}={value}" for key, value in given.items())]
-    with emulated_hosts(cluster) as hosts:
+    with tempfile.TemporaryDirectory() as folder, emulated_hosts(cluster) as hosts:
+        result = Path(folder) / "result.json"
+        given = {
+            "engine": job.engine,
+            "topology": job.topology,
+            "model": job.model,
+            "compute_ms": ",".join(f"{ms:g}" for ms in compute_ms),
+            "bucket_mb": f"{job.bucket_mb:g}",
+            "steps": arguments.steps,
+            "rounds": arguments.rounds,
+            "result": result,
+        }
+        program = ["-m", "scripts.parallel_engines", *(f"{key}={value}" for key, value in given.items())]
         code = run_on(hosts, job.ranks_per_host, program, limit_s=arguments.limit_s)
-    if code:
-        return False
-    now = describe_environment("", [])
-    origin = {"settings": settings, "command": command_of(MODULE, arguments), "date": now["start"]}
-    origin["commit"] = f"{now['git_commit'][:12]}{' with uncommitted changes' * now['git_dirty']}"
-    known += [vars(job) | result | origin for result in json.loads(part.read_text())]
-    part.write_text(json.dumps(known, indent=1))
-    part.replace(file)
-    return True
+        return None if code else json.loads(result.read_text())
 
 
-def table(records: Sequence[dict]) -> pd.DataFrame:
-    """One row for each record, with the ratios; engines in the order of ``cases``."""
+def table(rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
+    """The rows with their ratios; engines in the order of ``cases``."""
     order = [(engine, topology) for engine, topology in cases(ranks_per_host=2)]
-    rows = sorted(records, key=lambda record: order.index((record["engine"], record["topology"])))
-    frame = pd.DataFrame([{"ready_s": None} | row for row in rows])  # older records lack it
+    frame = pd.DataFrame(sorted(rows, key=lambda row: order.index((row["engine"], row["topology"]))))
     frame["wire_ms"] = frame.bytes_per_host * 8 / frame.mbit_per_s / 1e3
 
     def compared(row: pd.Series, engine: str, topology: str | None) -> float:
@@ -242,6 +269,8 @@ def conclude(frame: pd.DataFrame, arguments: BenchArguments) -> list[str]:
         "Emulated hosts on one machine (network namespaces, rate-limited links, "
         f"{arguments.delay_ms:g} ms from host to host), gloo, AdamW: torch's for the others, ours fused for `ours`, "
         "which merges and updates in one pass.",
+        f"Each row is what `python -m {MODULE} layouts=HOSTSxRANKS mbit_per_s=RATE models=MODEL compute_ms=MS "
+        "engines=ENGINE topologies=TOPOLOGY --again` measures with the row's values, at its commit.",
     ]
     verdicts = [*verdicts_of(frame)]
     return paragraphs + (["\n".join(f"- {verdict}" for verdict in verdicts)] if verdicts else [])

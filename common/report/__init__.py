@@ -1,6 +1,4 @@
-"""Tables and figures from run folders; configs/table/<name>.yaml says what each table needs."""
+"""Tables and figures from run folders; configs/table/<name>.yaml says what each table needs.
 
-from common.report.registry import Cell, Row, Table, load_table
-from common.report.runs import Run, RunError, read_run
-
-__all__ = ["Cell", "Row", "Run", "RunError", "Table", "load_table", "read_run"]
+Nothing is imported here: programs that need the command lines alone start without pandas and scipy.
+"""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from common.training.atomic import write_atomically
 from common.training.environment import describe_environment
 
 COLUMNS, ORIGIN = "Columns", "Where the numbers come from"
@@ -24,6 +25,21 @@ class Benchmark:
         self._environment = describe_environment("", [])
         self._load = os.getloadavg()[0]
 
+    @property
+    def machine(self) -> str:
+        """Its processor and cores."""
+        hardware = self._environment["hardware"]
+        return f"{hardware['cpu']}, {hardware['cores']} cores"
+
+    @property
+    def commit(self) -> str:
+        """The short one, as it was when the record was made."""
+        return f"{str(self._environment['git_commit'])[:12]}{self._changes}"
+
+    @property
+    def _changes(self) -> str:
+        return " with uncommitted changes" * self._environment["git_dirty"]
+
     def write(
         self,
         rows: Sequence[Mapping[str, object]],
@@ -39,18 +55,25 @@ class Benchmark:
         distributions whose versions matter, beside the usual ones
         """
         folder = Path(output)
-        folder.mkdir(parents=True, exist_ok=True)
-        frame = pd.DataFrame(rows, columns=list(self._columns))
-        frame.to_csv(folder / f"{self._name}.csv", index=False, lineterminator="\n", float_format="%.6g")
+        frame = self.save(rows, output)
         lines = [f"# {self._title}", ""]
         for paragraph in conclude:
             lines += [paragraph, ""]
         lines += [self._markdown(frame), "", f"## {COLUMNS}", ""]
         lines += [f"- `{name}`: {definition}" for name, definition in self._columns.items()]
         lines += ["", f"## {ORIGIN}", "", *self._origin(command, used, packages)]
-        (folder / f"{self._name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_atomically(folder / f"{self._name}.md", ("\n".join(lines) + "\n").encode())
         print(frame.to_string(index=False))
         print(f"written: {folder / self._name}.csv and .md")
+
+    def save(self, rows: Sequence[Mapping[str, object]], output: str) -> pd.DataFrame:
+        """Write <output>/<name>.csv alone, as long measurements do after each of their parts. Returns the table."""
+        folder = Path(output)
+        folder.mkdir(parents=True, exist_ok=True)
+        frame = pd.DataFrame(rows, columns=list(self._columns))
+        text = frame.to_csv(index=False, lineterminator="\n", float_format="%.6g")
+        write_atomically(folder / f"{self._name}.csv", text.encode())
+        return frame
 
     def _markdown(self, frame: pd.DataFrame) -> str:
         shown = frame.astype(object).where(frame.notna(), None)
@@ -59,14 +82,13 @@ class Benchmark:
 
     def _origin(self, command: str, used: str, packages: Sequence[str]) -> list[str]:
         environment = self._environment
-        hardware = environment["hardware"]
         versions = environment["versions"] | {package: metadata.version(package) for package in packages}
         return [
-            f"- Hardware: {hardware['cpu']}, {hardware['cores']} cores, of which {used}",
+            f"- Hardware: {self.machine}, of which {used}",
             f"- Load average: {self._load:.1f} before, {os.getloadavg()[0]:.1f} after",
             f"- Software: {', '.join(f'{name} {version}' for name, version in versions.items())}",
             f"- Date: {environment['start']}",
-            f"- Commit: {environment['git_commit']}{' with uncommitted changes' * environment['git_dirty']}",
+            f"- Commit: {environment['git_commit']}{self._changes}",
             f"- Made by `{command}`",
         ]
 

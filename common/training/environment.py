@@ -24,7 +24,8 @@ def describe_environment(task: str, overrides: list[str]) -> dict[str, Any]:
         "command": shlex.join(["python", "-m", f"{task}.train", *overrides]),
         "overrides": overrides,
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        # Measurements write into results, which no program depends on.
+        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results")),
         "hosts": [socket.gethostname()],  # of rank 0; RunFolder.record_hosts adds the others
         "hardware": {
             "cpu": _cpu_model(),

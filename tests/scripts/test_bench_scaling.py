@@ -4,7 +4,6 @@ import csv
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,25 +15,40 @@ from torch import nn
 from common.report.cli import UsageError
 from common.report.definitions import ROOT
 from common.report.published import load_published
+from scripts import emulated_compute
 from scripts.bench_scaling import SGP, BenchArguments, Layers, conclude, main, workload
 from scripts.emulated_compute import EmulatedCompute, Waiter
 
 
-def test_gradients_come_one_after_another_last_layer_first() -> None:
+class Clock:
+    """Time that passes only in sleeps, which take a tenth too long."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def perf_counter(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += 1.1 * seconds
+
+
+def test_gradients_come_one_after_another_last_layer_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(emulated_compute, "time", clock)
     layers = Layers(0.32, samples=3, device=torch.device("cpu"))
     assert sum(p.numel() for p in layers.parameters()) == 80_000
     model = EmulatedCompute(layers, compute_ms=120.0, backward_share=0.5)
     order = []
     for index, weight in enumerate(layers.parameters()):
-        weight.register_post_accumulate_grad_hook(lambda _, i=index: order.append((i, time.perf_counter())))
-    begin = time.perf_counter()
+        weight.register_post_accumulate_grad_hook(lambda _, i=index: order.append((i, clock.perf_counter())))
     loss = model()
-    middle = time.perf_counter()
+    assert clock.perf_counter() == pytest.approx(0.060, abs=0.001)
     loss.backward()
-    assert middle - begin >= 0.059
-    assert time.perf_counter() - begin >= 0.119  # together: what the forward took too long, the backward takes less
+    assert clock.perf_counter() == pytest.approx(0.120, abs=0.001)
     assert [index for index, _ in order] == [7, 6, 5, 4, 3, 2, 1, 0]
-    assert order[-1][1] - order[0][1] > 0.02
+    every = 0.060 / 8
+    assert [when for _, when in order] == pytest.approx([0.060 + every * i for i in range(1, 9)], abs=0.002)
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
