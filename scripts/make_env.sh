@@ -7,6 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 ffcv_packages="build-essential pkg-config libopencv-dev libturbojpeg0-dev"
+hosts_packages="iproute2 iptables"  # of scripts/emulate.py, which only root can use
 stamp=.venv/.installed
 
 can_compile_ffcv() {
@@ -57,13 +58,18 @@ echo "making .venv with $("$python" --version) (a few minutes the first time) ..
 pip=".venv/bin/python -m pip --quiet --disable-pip-version-check"
 $pip install --constraint constraints.txt --editable ".[dev]"
 
-# Without asking for a password.
-if ! can_compile_ffcv && command -v apt-get > /dev/null && { [ -z "$as_root" ] || sudo -n true 2>/dev/null; }; then
-  echo "installing $ffcv_packages ..."
+install_packages() {
+  echo "installing $* ..."
   {
     $as_root apt-get update -qq &&
-      $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $ffcv_packages
+      $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
   } > /dev/null || true
+}
+
+# Without asking for a password.
+if command -v apt-get > /dev/null && { [ -z "$as_root" ] || sudo -n true 2>/dev/null; }; then
+  can_compile_ffcv || install_packages $ffcv_packages
+  [ -n "$as_root" ] || { command -v tc && command -v iptables; } > /dev/null || install_packages $hosts_packages
 fi
 without_ffcv="FFCV is not installed; data.loader=torchvision works without it."
 if ! can_compile_ffcv; then

@@ -5,6 +5,7 @@ import signal
 import pytest
 
 SLURM = "tests/slurm/"  # there is one Slurm on the machine
+LONGEST = (SLURM, "tests/training/test_resume.py")  # begin first: at the end one process would be left with them
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,7 @@ def interruptible() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not item.nodeid.startswith(SLURM))  # what takes longest, first
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
 
 
 @pytest.hookimpl(optionalhook=True)

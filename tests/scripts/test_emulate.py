@@ -75,6 +75,8 @@ def test_bytes_rate_and_delay_are_real(tmp_path: Path, slow: str | None, delay_m
     program.write_text(SEND)
     options = [f"delay_ms={delay_ms}", *([f"slow={slow}"] if slow else [])]
     done = run("hosts=2", "mbit_per_s=80", f"run={program}", *options)
+    if "this kernel has no sch_netem" in done.stderr and not shutil.which("iptables"):
+        pytest.skip("a delay needs sch_netem or iptables")  # make env installs it where it can
     assert done.returncode == 0, done.stderr
     sent = [line for line in done.stderr.splitlines() if line.startswith("host ")]
     megabytes = float(sent[0].split("sent ")[1].split()[0])
