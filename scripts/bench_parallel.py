@@ -313,16 +313,24 @@ def alone_beside(frame: pd.DataFrame, row: NamedTuple) -> Iterator[tuple[str, fl
 
 
 def verdicts_against_peer(frame: pd.DataFrame) -> Iterator[str]:
-    """Memory and start of ours against decent-dp's, medians over the topologies."""
+    """Memory and start of ours against decent-dp's, medians over the topologies that one commit measured."""
     started = frame[frame.startup_s.notna()]
     for place, rows in started.groupby(["model", "hosts", "ranks_per_host"]):
-        peer = rows[rows.engine == "decent_dp"]
         for engine in ("ours", "ours_torch"):
-            ours = rows[rows.engine == engine]
+            same = of_one_commit(rows, engine, "decent_dp").set_index("engine")
             for what, column in (("peak memory", "peak_mb"), ("start", "startup_s"), ("ready", "ready_s")):
-                if len(ours[column].dropna()) and len(peer[column].dropna()):
-                    name = f"{place[0]} on {place[1]}x{place[2]}, {engine}: {what}, median to median"
-                    yield verdict(name, ours[column].median() / peer[column].median(), 1)
+                known = same[column].dropna()
+                if {engine, "decent_dp"} <= set(known.index):
+                    ratio = known[[engine]].median() / known[["decent_dp"]].median()
+                    name = f"{place[0]} on {place[1]}x{place[2]}, {engine}, {same.commit.iloc[0]}"
+                    yield verdict(f"{name}: {what}, median to median", ratio, 1)
+
+
+def of_one_commit(rows: pd.DataFrame, *engines: str) -> pd.DataFrame:
+    """Those of these engines, of the last commit that measured all of them: what is imported changes with commits."""
+    commits = [set(rows[rows.engine == engine].commit) for engine in engines]
+    both = rows[rows.commit.isin(set.intersection(*commits)) & rows.engine.isin(engines)].sort_values("date")
+    return both[both.commit == both.commit.iloc[-1]] if len(both) else both
 
 
 def verdict(what: str, value: float, aim: float) -> str:

@@ -58,16 +58,21 @@ def test_emulated_compute_takes_its_time_and_gives_gradients() -> None:
 
 
 def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
-    def record(engine: str, topology: str, step_ms: float, compute_ms: float = 400, rate: float = 200) -> dict:
+    def record(
+        engine: str, topology: str, step_ms: float, compute_ms: float = 400, rate: float = 200, day: int = 2
+    ) -> dict:
         job = bench_parallel.Job(4, 2, rate, "gpt_5m", engine, topology, 2)
         more = {"bytes_per_host": 12.5e6, "peak_mb": 300 + step_ms, "startup_s": 5.0 + rate, "ready_s": None}
+        more |= {"date": f"2026-01-0{day}T00:00:00+00:00", "commit": f"{day}a"}
         return vars(job) | more | {"step_ms": step_ms, "compute_ms": compute_ms}
 
     frame = bench_parallel.table(
         [
             record("ours", "aer/staggered", 600),
             record("ours", "aer/staggered", 1300, 1200),
-            record("ours", "aer/staggered", 1100, rate=100),
+            record("ours", "aer/staggered", 1100, rate=100, day=1),
+            record("decent_dp", "complete", 900, rate=100, day=1),
+            record("ours_torch", "complete", 900, rate=100, day=1),
             record("alone", "torch", 480),
             record("alone", "fused", 440),
             record("ddp", "complete", 2200),
@@ -77,7 +82,7 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
         ]
     )
     assert frame.mbit_per_s.is_monotonic_increasing
-    assert list(frame.engine[frame.mbit_per_s == 100]) == ["ddp", "ours"]
+    assert list(frame.engine[frame.mbit_per_s == 100]) == ["ddp", "decent_dp", "ours", "ours_torch"]
     ours = frame[frame.engine == "ours"].set_index(["mbit_per_s", "compute_ms"])
     assert ours.ratio_to_decent_dp[200, 400] == pytest.approx(0.6)
     assert ours.ratio_to_ddp[200, 400] == pytest.approx(600 / 2200)
@@ -93,8 +98,11 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
     exposed = [verdict for verdict in verdicts if "exposed" in verdict]
     assert len(exposed) == 1
     assert exposed[0].startswith("4x2, 1200 ms, aer/staggered: exposed share of the step, its bytes taking 500 ms nan")
-    assert "gpt_5m on 4x2, ours: peak memory, median to median 1.077, aim at most 1.000: missed" in verdicts
-    assert "gpt_5m on 4x2, ours: start, median to median 1.000, aim at most 1.000: met" in verdicts
+    # Against the peer: rows of one commit, the last that has both.
+    assert "gpt_5m on 4x2, ours, 2a: peak memory, median to median 0.962, aim at most 1.000: met" in verdicts
+    assert "gpt_5m on 4x2, ours, 2a: start, median to median 1.000, aim at most 1.000: met" in verdicts
+    assert "gpt_5m on 4x2, ours_torch, 1a: peak memory, median to median 1.000, aim at most 1.000: met" in verdicts
+    assert not [verdict for verdict in verdicts if "ready" in verdict]
 
 
 SMALL = ["layouts=2x1", "topologies=torch,complete", "engines=alone,ddp"]
