@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import ttest_1samp
 
+from common.report.benchmark import read_record
 from common.report.definitions import ROOT
 from common.report.published import load_published
 from common.report.registry import table_names
@@ -222,8 +223,32 @@ def test_time_of_a_step() -> None:
         f"takes {staggered.ratio_to_decent_dp:.2f} of the time of decent-dp's AER and {staggered.ratio_to_ddp:.2f} of"
     )
     assert ratios in text
+    between = measured.loc[("ours", "one_peer_exponential/between_hosts", 4, 2, 400)]
+    missed = (
+        f"3.5 times as fast as DDP ({1 / staggered.ratio_to_ddp:.2f} here) and 0.75 of the time of decent-dp's "
+        f"one-peer exponential graph ({between.ratio_to_decent_dp:.2f} between hosts)"
+    )
+    assert missed in text
+    at_1200 = measured.loc[("ours", ["aer", "aer/staggered"], 4, 2, 1200), :]
+    aligned, staggered = (100 * at_1200.exposed_ms / at_1200.step_ms).round(1)
+    assert f"exposed for {staggered} % of the step (with aligned phases {aligned} %)" in text
     errors = benchmark("parallel_prediction").query("model == 'gpt_5m' and mbit_per_s == 200")["error_percent"].abs()
     assert f"median error of {errors.median():.1f} % (at most {errors.max():.0f} %" in text
+
+
+def test_memory_and_start() -> None:
+    findings = read_record(ROOT / "results" / "benchmarks" / "parallel.md").findings
+    text = " ".join(discussion("benchmarks").split())
+
+    def ratio(engine: str, what: str) -> str:
+        line = re.compile(rf"gpt_5m on 4x2, {engine}, \w+: {what}, median to median ([.\d]+), aim")
+        (found,) = [match[1] for match in map(line.match, findings) if match]
+        return f"{float(found):.2f}"
+
+    for engine, words in {"ours": "Of decent-dp's this engine takes", "ours_torch": "with torch's optimizer"}.items():
+        memory, start, ready = (ratio(engine, what) for what in ("peak memory", "start", "ready"))
+        expected = f"{words} {memory} of the memory, {start} of the time to start, {ready} until steps take their usual"
+        assert expected in text
 
 
 def test_other_rates_and_sixteen_processes() -> None:
