@@ -240,15 +240,26 @@ def test_memory_and_start() -> None:
     findings = read_record(ROOT / "results" / "benchmarks" / "parallel.md").findings
     text = " ".join(discussion("benchmarks").split())
 
-    def ratio(engine: str, what: str) -> str:
-        line = re.compile(rf"gpt_5m on 4x2, {engine}, \w+: {what}, median to median ([.\d]+), aim")
-        (found,) = [match[1] for match in map(line.match, findings) if match]
-        return f"{float(found):.2f}"
+    def ratios(place: str) -> list[str]:
+        lines = (
+            re.compile(rf"{place}, \w+: {what}, median to median ([.\d]+), aim")
+            for what in ("peak memory", "start", "ready")
+        )
+        found = [match[1] for line in lines for match in map(line.match, findings) if match]
+        return [f"{float(ratio):.2f}" for ratio in found]
 
     for engine, words in {"ours": "Of decent-dp's this engine takes", "ours_torch": "with torch's optimizer"}.items():
-        memory, start, ready = (ratio(engine, what) for what in ("peak memory", "start", "ready"))
+        memory, start, ready = ratios(f"gpt_5m on 4x2, {engine}")
         expected = f"{words} {memory} of the memory, {start} of the time to start, {ready} until steps take their usual"
         assert expected in text
+    elsewhere = {
+        "gpt_5m on 8x1": "On 8 hosts of one it takes",
+        "gpt_5m on 16x1": "on 16 of them",
+        "digits_resnet on 4x2": "with the small digits' ResNet",
+    }
+    for place, words in elsewhere.items():
+        memory, start, ready = ratios(f"{place}, ours")
+        assert f"{words} {memory}, {start} and {ready}" in text
 
 
 def test_other_rates_and_sixteen_processes() -> None:
