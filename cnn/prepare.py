@@ -16,7 +16,7 @@ from cnn.images.digits_tree import write_digits
 from cnn.images.ffcv_import import import_ffcv
 from cnn.images.index import BetonIndex, index_file, write_index
 from cnn.images.tree import ImageTree, check_same_classes, read_tree
-from common.report.cli import Arguments, Text, UsageError, main_function, parse
+from common.cli import Arguments, Text, UsageError, main_function, parse
 
 MODULE = "cnn.prepare"
 SHOWN = 20  # broken files in an error; all of them are in the index

@@ -71,7 +71,7 @@ def parallel_map(function: Callable[[Item], Result], items: Iterable[Item], proc
         return
     context = multiprocessing.get_context("forkserver")  # forked from a small server, whatever threads run here
     # What every process needs, and what the command that started them imports again in each, is loaded once.
-    context.set_forkserver_preload(["gpt2.encode", "common.report.cli", "gpt2.token_writer"])
+    context.set_forkserver_preload(["gpt2.encode", "common.cli", "gpt2.token_writer"])
     with ProcessPoolExecutor(processes, context) as pool:
         waiting: deque[Future[Result]] = deque()
         try:

@@ -28,7 +28,7 @@ import numpy as np
 from pydantic import Field, PositiveInt
 from tqdm import tqdm
 
-from common.report.cli import Arguments, Text, UsageError, main_function, parse
+from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.training.atomic import write_atomically
 from gpt2.documents import Scanned, Unit, read, scan
 from gpt2.encode import Job, encode, parallel_map

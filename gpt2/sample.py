@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
 from torch import Tensor
 from yaml import YAMLError
 
-from common.report.cli import Arguments, Text, UsageError, main_function, one_line, parse
+from common.cli import Arguments, Text, UsageError, main_function, one_line, parse
 from common.training.config import ConfigError
 from common.training.worker import load_model
 from gpt2.config import Gpt2

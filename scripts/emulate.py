@@ -27,7 +27,7 @@ from pathlib import Path
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from common.report.cli import Arguments, Text, UsageError, main_function, parse
+from common.cli import Arguments, Text, UsageError, main_function, parse
 
 MODULE = "scripts.emulate"
 PREFIX = "gossip-"  # of the namespaces' names

@@ -2,7 +2,7 @@
 
 python -m scripts.figures figure=7 [runs=[runs,results/runs]] [output=results/figures]
 
-figure=7 is figure7 of configs/figure; figure=table3_proxy draws that table's runs.
+figure=7 is figure7 of results/definitions/figures; figure=table3_proxy draws that table's runs.
 """
 
 import sys
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import Field
 
+from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, main_function, parse
 from common.report.bars import draw_bars
-from common.report.cli import DEFAULT_RUNS, Arguments, Folders, Text, main_function, parse
 from common.report.collect import collect
 from common.report.drawing import save
 from common.report.figure_files import Bars, figure_names, load_figure
@@ -26,7 +26,9 @@ from common.report.time_curves import draw_time_curves, of_figure
 class FiguresArguments(Arguments):
     """Command line of scripts.figures."""
 
-    figure: Text = Field(description="a file in configs/figure or configs/table; 7 is figure7")
+    figure: Text = Field(
+        description="a file in results/definitions/figures or results/definitions/tables; 7 is figure7"
+    )
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
     output: Text = Field("results/figures", description="where NAME.png and NAME.svg are written")
@@ -50,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write_registered(name: str, roots: Sequence[Path], benchmarks: Path, output: Path) -> tuple[list[Path], list[str]]:
-    """Draws a figure of configs/figure; returns the files written and what is missing."""
+    """Draws a figure of results/definitions/figures; returns the files written and what is missing."""
     figure = load_figure(name)
     if isinstance(figure, Bars):
         table = load_benchmark(figure.table)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from common.report.cli import Arguments, Text, main_function, parse
+from common.cli import Arguments, Text, main_function, parse
 from common.report.collect import collect
 from common.report.registry import load_table
 
@@ -21,7 +21,7 @@ OPTIONAL = ("evaluation/test.csv", "evaluation/test.json")  # of transformer.eva
 class KeepArguments(Arguments):
     """Command line of scripts.keep."""
 
-    table: Text = Field(description="a file in configs/table")
+    table: Text = Field(description="a file in results/definitions/tables")
     runs: Text = Field("runs", description="the folder that holds the runs")
     output: Text = Field("results/runs", description="where the records go")
 

@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib
 from pydantic import Field, PositiveInt
 
-from common.report.cli import Arguments, Text, UsageError, main_function, parse
+from common.cli import Arguments, Text, UsageError, main_function, parse
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

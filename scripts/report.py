@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from common.report.cli import DEFAULT_RUNS, Arguments, Folders, Text, command_of, main_function, parse
+from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, command_of, main_function, parse
 from common.report.page import render, sections_of
 from common.training.environment import describe_environment
 

@@ -27,7 +27,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from common.report.cli import Arguments, Text, UsageError, command_of, main_function, parse
+from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
 from common.report.collect import check_overrides, read_cell, score_arguments
 from common.report.columns import QUANTITIES
 from common.report.registry import Cell, Table, load_table
@@ -41,7 +41,7 @@ MODULE = "scripts.reproduce"
 class ReproduceArguments(Arguments):
     """Command line of scripts.reproduce."""
 
-    table: Text = Field(description="a file in configs/table")
+    table: Text = Field(description="a file in results/definitions/tables")
     runs: Text = Field("runs", description="the folder that holds the runs")
     jobs: PositiveInt = Field(1, description="runs at a time, which share the machine's cores")
     launcher: Literal["local", "slurm"] = Field("local", description="where runs are made: local | slurm")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from common.report.cli import Arguments, Text, main_function, parse
+from common.cli import Arguments, Text, main_function, parse
 from common.report.collect import collect, score_arguments
 from common.report.registry import Table, load_table
 
@@ -20,7 +20,7 @@ from common.report.registry import Table, load_table
 class ScoreArguments(Arguments):
     """Command line of scripts.score."""
 
-    table: Text = Field(description="a file in configs/table")
+    table: Text = Field(description="a file in results/definitions/tables")
     runs: Text = Field("runs", description="the folder that holds the runs")
 
 

@@ -2,7 +2,7 @@
 
 python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=results/tables]
 
-table=3 is table3; also figure6, table3_proxy, ...: every file of configs/table and configs/benchmark.
+table=3 is table3; also figure6, table3_proxy, ...: every file of results/definitions/tables and results/definitions/benchmarks.
 """
 
 import sys
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from common.report.cli import DEFAULT_RUNS, Arguments, Folders, Text, command_of, main_function, parse
+from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, command_of, main_function, parse
 from common.report.collect import collect
 from common.report.formats import format_table
 from common.report.measured import benchmark_names, load_benchmark, missing_records, show_benchmark, write_benchmark
@@ -24,7 +24,9 @@ MODULE = "scripts.tables"
 class TablesArguments(Arguments):
     """Command line of scripts.tables."""
 
-    table: Text = Field(description="a file in configs/table or configs/benchmark; 3 is table3")
+    table: Text = Field(
+        description="a file in results/definitions/tables or results/definitions/benchmarks; 3 is table3"
+    )
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
     output: Text = Field("results/tables", description="where NAME.csv, NAME.md and NAME.tex are written")

@@ -1,6 +1,6 @@
 """Writes slurm/<table>/<row>.sbatch, a thin file for each row of each table that names a cluster.
 
-python -m slurm.rows          writes them anew; a test says so if they do not fit configs/table
+python -m slurm.rows          writes them anew; a test says so if they do not fit results/definitions/tables
 """
 
 import shlex
@@ -58,7 +58,7 @@ def row_file(table: Table, row: Row, variant: str | None) -> str:
     lines = [
         "#!/usr/bin/env bash",
         f"# {table.title}: {', '.join([row.method, row.topology, *filter(None, [variant])])}.",
-        f"{MADE_BY} of configs/table/{table.name}.yaml.",
+        f"{MADE_BY} of results/definitions/tables/{table.name}.yaml.",
         f"#   sbatch slurm/{table.name}/{name}.sbatch seed={table.seeds[0]} [overrides ...]",
         *(f"#SBATCH {option}" for option in options),
         *common_options(),

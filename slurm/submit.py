@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.report.cli import UsageError
+from common.cli import UsageError
 from common.report.definitions import ROOT
 from common.report.registry import Cell, Table
 from slurm.starts import last_job

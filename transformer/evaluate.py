@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from common.report.cli import Arguments, Text, UsageError, command_of, main_function, parse
+from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
 from common.training.config import ConfigError
 from common.training.environment import now
 from transformer.config import TrainedConfig

@@ -15,7 +15,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt
 
-from common.report.cli import Arguments, Text, UsageError, main_function, parse
+from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.training.compose import compose_config
 from common.training.config import ConfigError
 from transformer.config import NumberNames

@@ -24,14 +24,14 @@ def check_sizes(bucket_mb: float, timeout_s: float) -> None:
 
 
 def resolve_topology(
-    topology: str | Topology, workers: int, ranks_per_host: int = 1, with_push_sum: bool = False
+    topology: str | Topology, workers: int, workers_per_host: int = 1, with_push_sum: bool = False
 ) -> Topology:
     """The topology itself, or the one of that name over `workers`; with push-sum, what it makes of it.
 
     Raises ValueError if it is for another number of workers, or does not keep the mean and there is no push-sum.
     """
     if isinstance(topology, str):
-        topology = build(topology, workers, ranks_per_host)
+        topology = build(topology, workers, workers_per_host)
     if topology.world_size != workers:
         raise ValueError(f"topology {topology.name} is for {topology.world_size} workers, but there are {workers}")
     if with_push_sum:

@@ -38,7 +38,7 @@ def bucket_bytes(topology: Topology, bucket_mb: float) -> float:
     """
     rounds = [topology.round(t) for t in range(topology.period or 0)]
     talking = [round_ for round_ in rounds if not round_.is_idle]
-    messages = min((allreduce_messages(round_, topology.ranks_per_host) for round_ in talking), default=1)
+    messages = min((allreduce_messages(round_, topology.workers_per_host) for round_ in talking), default=1)
     return max(bucket_mb, min(bucket_mb * messages, LARGEST_MB)) * 2**20
 
 

@@ -44,7 +44,7 @@ class DecentralizedDataParallel(DataParallel):
     order:            "awc" or "atc", see above
     ranks_per_worker: ranks that share one replica: gradients are averaged among them (DDP), gossip runs between
                       workers (arXiv 2110.13363 treats a server of 8 GPUs as one node)
-    ranks_per_host:   workers on each host, for topologies that know hosts (aer) and for how rounds travel; only used
+    workers_per_host:   workers on each host, for topologies that know hosts (aer) and for how rounds travel; only used
                       with a name, a Topology says it by itself
     bucket_mb:        MiB of a message; 1-2 suit slow links. An all-reduce cuts a bucket into a message for each member,
                       there buckets are as many times larger (at most 25)
@@ -69,7 +69,7 @@ class DecentralizedDataParallel(DataParallel):
         order: str = "awc",
         ranks_per_worker: int = 1,
         *,
-        ranks_per_host: int = 1,
+        workers_per_host: int = 1,
         bucket_mb: float = 2.0,
         transport: str = "auto",
         message_dtype: torch.dtype | None = None,
@@ -84,7 +84,7 @@ class DecentralizedDataParallel(DataParallel):
         timeout = timedelta(seconds=timeout_s)
         communicators = Communicators(ranks_per_worker, timeout)
         super().__init__(module, communicators.worker, communicators.workers)
-        self.topology = resolve_topology(topology, communicators.workers, ranks_per_host, push_sum)
+        self.topology = resolve_topology(topology, communicators.workers, workers_per_host, push_sum)
         self.order = order
         self._communicators = communicators
         facts = {

@@ -37,7 +37,7 @@ class Hierarchical(Exchange):
     """One bucket of such a round.
 
     hosts:          M
-    worker:         this rank's number among all workers, on host worker // ranks_per_host
+    worker:         this rank's number among all workers, on host worker // workers_per_host
     to_rank, group: rank of a worker, and the group in which point-to-point messages travel
     rail:           the group of the workers that M averages uniformly, if an all-reduce pays there
     message_dtype:  of messages between hosts, None for the dtype of the sum; an all-reduce keeps that
@@ -52,7 +52,7 @@ class Hierarchical(Exchange):
         chunk: Tensor,
         hosts: Round,
         worker: int,
-        ranks_per_host: int,
+        workers_per_host: int,
         to_rank: Callable[[int], int],
         group: dist.ProcessGroup | None,
         rail: dist.ProcessGroup | None,
@@ -62,19 +62,19 @@ class Hierarchical(Exchange):
         message_dtype: torch.dtype | None = None,
         error: Tensor | None = None,
     ) -> None:
-        host, self._place = divmod(worker, ranks_per_host)
-        first = host * ranks_per_host
-        self._local = {place: first + place for place in range(ranks_per_host) if place != self._place}
-        self._in = {h * ranks_per_host + self._place: weight for h, weight in hosts.in_peers(host).items()}
-        self._out = [h * ranks_per_host + self._place for h in hosts.out_peers(host)]
+        host, self._place = divmod(worker, workers_per_host)
+        first = host * workers_per_host
+        self._local = {place: first + place for place in range(workers_per_host) if place != self._place}
+        self._in = {h * workers_per_host + self._place: weight for h, weight in hosts.in_peers(host).items()}
+        self._out = [h * workers_per_host + self._place for h in hosts.out_peers(host)]
         super().__init__(chunk, sorted({*self._local.values(), *self._in, *self._out}), pool)
         self._own_weight = hosts.self_weight(host)
         self._to_rank, self._group, self._rail, self._ahead = to_rank, group, rail, ahead
         self._source = chunk.to(sum_dtype(chunk.dtype))
         self._numel = chunk.numel()
-        self._size = -(-self._numel // ranks_per_host)
+        self._size = -(-self._numel // workers_per_host)
         # What arrives from the others of the host lies where their averaged pieces will come to lie.
-        self._result = self.take(self._size * ranks_per_host, self._source.dtype)
+        self._result = self.take(self._size * workers_per_host, self._source.dtype)
         self._mean = self._piece(self._result, self._place)
         narrow = message_dtype not in (None, self._source.dtype) and rail is None
         self._message_dtype = message_dtype if narrow else None

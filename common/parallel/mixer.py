@@ -203,7 +203,7 @@ class Mixer:
         # When a message is done, not when it is launched: so a resumed run, which launches the round in flight
         # again, counts as an uninterrupted one does.
         how = (bucket.round, self._communicators.worker)
-        kind, size = exchange.kind, self._routes.ranks_per_host
+        kind, size = exchange.kind, self._routes.workers_per_host
         self.counters.bytes_sent += bytes_sent(*how, exchange.message_bytes, kind, size, exchange.rail_bytes)
         self.counters.messages += messages_sent(*how, kind, size)
 

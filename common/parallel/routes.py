@@ -30,7 +30,7 @@ class Routes:
         transport: str,
         message_dtype: torch.dtype | None,
     ) -> None:
-        self.ranks_per_host = topologies[0].ranks_per_host
+        self.workers_per_host = topologies[0].workers_per_host
         self._communicators = communicators
         self._transport = transport
         self._message_dtype = message_dtype
@@ -49,7 +49,7 @@ class Routes:
 
     def kind(self, round_: Round) -> Transport:
         """The transport of a round."""
-        kind = transport_of(round_, self.ranks_per_host)
+        kind = transport_of(round_, self.workers_per_host)
         if kind is Transport.IDLE or self._transport == "auto":
             return kind
         if self._transport == "subgroup" and round_.groups is not None:
@@ -65,7 +65,7 @@ class Routes:
         worker, to_rank, group = communicators.worker, communicators.to_rank, communicators.rail
         kind = self.kind(round_)
         if kind is Transport.HIERARCHICAL:
-            hosts, size = round_.between_hosts(self.ranks_per_host), self.ranks_per_host
+            hosts, size = round_.between_hosts(self.workers_per_host), self.workers_per_host
             members = self._rail_of(hosts, worker // size)
             rail = communicators.group("rail", members) if members else None
             return Hierarchical(
@@ -95,7 +95,7 @@ class Routes:
     def _narrowable(self, round_: Round) -> Transport:
         """How what `message_dtype` applies to travels: between hosts, where these average inside."""
         kind = self.kind(round_)
-        return transport_of(round_.between_hosts(self.ranks_per_host)) if kind is Transport.HIERARCHICAL else kind
+        return transport_of(round_.between_hosts(self.workers_per_host)) if kind is Transport.HIERARCHICAL else kind
 
     def _subgroups(self, round_: Round) -> list[tuple[int, ...]]:
         """Workers that average by all-reduce."""
@@ -107,10 +107,10 @@ class Routes:
         """Workers at the same place of hosts that average by all-reduce."""
         if self.kind(round_) is not Transport.HIERARCHICAL:
             return []
-        hosts = round_.between_hosts(self.ranks_per_host)
+        hosts = round_.between_hosts(self.workers_per_host)
         if transport_of(hosts) is not Transport.SUBGROUP:
             return []
-        size = self.ranks_per_host
+        size = self.workers_per_host
         return [
             tuple(host * size + place for host in members)
             for members in hosts.groups or ()
@@ -122,6 +122,6 @@ class Routes:
         """The rail of this worker where hosts average by all-reduce, else ()."""
         if transport_of(hosts) is not Transport.SUBGROUP:
             return ()
-        size, place = self.ranks_per_host, self._communicators.worker % self.ranks_per_host
+        size, place = self.workers_per_host, self._communicators.worker % self.workers_per_host
         members = next(members for members in hosts.groups or () if host in members)
         return tuple(other * size + place for other in members) if len(members) > 1 else ()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from common.report.cli import UsageError
+from common.cli import UsageError
 from common.report.columns import QUANTITIES
 from common.report.registry import Cell, Table
 from common.report.runs import Run, RunError, read_json, read_run

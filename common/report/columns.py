@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from common.report.cli import nearest
+from common.cli import nearest
 from common.report.prediction import ASSUMED, predicted_step_ms
 from common.report.published import Published
 from common.report.runs import Run, RunError

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError
 from yaml import YAMLError
 
-from common.report.cli import UsageError, explain, nearest, one_line
+from common.cli import UsageError, explain, nearest, one_line
 
 ROOT = Path(__file__).resolve().parents[2]
 

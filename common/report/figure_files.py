@@ -1,14 +1,14 @@
-"""Figures that are more than a table's curves: configs/figure/<name>.yaml says what is drawn."""
+"""Figures that are more than a table's curves: results/definitions/figures/<name>.yaml says what is drawn."""
 
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from common.report.cli import UsageError, nearest
+from common.cli import UsageError, nearest
 from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
 
-FIGURES = ROOT / "configs" / "figure"
+FIGURES = ROOT / "results" / "definitions" / "figures"
 
 
 class _Figure(Definition):

@@ -1,4 +1,4 @@
-"""Tables from benchmarks: configs/benchmark/<name>.yaml says which records, and what is published beside them."""
+"""Tables of benchmarks: results/definitions/benchmarks/<name>.yaml names records and published numbers."""
 
 import itertools
 from pathlib import Path
@@ -7,14 +7,14 @@ import pandas as pd
 from pandas.api.types import is_float_dtype
 from pydantic import Field
 
+from common.cli import UsageError, one_line
 from common.report.benchmark import read_record
-from common.report.cli import UsageError, one_line
 from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
 from common.report.formats import format_texts, latex, write_files
 from common.report.published import load_published
 from common.report.tables import published_lines
 
-BENCHMARKS = ROOT / "configs" / "benchmark"
+BENCHMARKS = ROOT / "results" / "definitions" / "benchmarks"
 SOURCES = {"published": "as published, not measured here", "ours": "measured by the benchmark"}
 
 
@@ -33,7 +33,7 @@ class Ratio(Definition):
 
 
 class BenchmarkTable(Definition):
-    """The content of configs/benchmark/<name>.yaml.
+    """The content of results/definitions/benchmarks/<name>.yaml.
 
     cluster:   a row's cluster in words, made of its columns
     undefined: {method: {column: value}}: what does not exist where the columns of the records have these values

@@ -38,7 +38,7 @@ def _predict(
 ) -> float:
     cluster = Cluster(
         hosts=workers // per_host,
-        ranks_per_host=per_host,
+        workers_per_host=per_host,
         payload_mb=PAYLOAD_MB,
         compute_ms=COMPUTE_MS,
         jitter=JITTER,

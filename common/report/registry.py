@@ -1,4 +1,4 @@
-"""The registry: configs/table/<name>.yaml says which runs a table is made of; a table more is a file more."""
+"""The registry: results/definitions/tables/<name>.yaml says which runs a table is made of."""
 
 import re
 import shlex
@@ -18,12 +18,12 @@ from pydantic import (
     model_validator,
 )
 
-from common.report.cli import nearest
+from common.cli import nearest
 from common.report.columns import DEFAULT_COLUMNS, QUANTITIES, check_column, quantities_of, split_variant
 from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
 from common.report.published import Published, published_names, published_values
 
-TABLES = ROOT / "configs" / "table"
+TABLES = ROOT / "results" / "definitions" / "tables"
 
 # Keys that reproduce sets for each run when it is made.
 OF_EACH_RUN = ("seed", "run_dir", "resume")
@@ -83,7 +83,7 @@ class Row(Definition):
 
 
 class TableFile(Definition):
-    """The content of configs/table/<name>.yaml."""
+    """The content of results/definitions/tables/<name>.yaml."""
 
     title: str = Field(description="a line of text")
     note: str = ""

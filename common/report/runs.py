@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from common.report.cli import one_line
+from common.cli import one_line
 
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")
 

@@ -1,4 +1,4 @@
-"""Plan before you buy: python -m common.runtime plan --hosts 4 --ranks-per-host 8 --compute-ms 40 ... (see --help).
+"""Plan before you buy: python -m common.runtime plan --hosts 4 --workers-per-host 8 --compute-ms 40 ... (see --help).
 
 On a cluster that is there: torchrun --nnodes 4 --nproc-per-node 8 ... -m common.runtime plan --measure --compute-ms 40
 """
@@ -16,7 +16,7 @@ from common.topology import NAMES
 
 HELP = {
     "hosts": "machines",
-    "ranks_per_host": "workers (GPUs) of each",
+    "workers_per_host": "workers (GPUs) of each",
     "payload_mb": "a worker's parameters in MB: 4 bytes for each in fp32",
     "compute_ms": "forward and backward of one step",
     "backward_share": "of compute-ms",
@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
 def render(cluster: Cluster, planned: Plan) -> str:
     """The table as Markdown, what does not work here, the recommendation."""
     table = planned.frame.to_markdown(index=False, floatfmt=["", "", "", ".2f", ".2f", ".2f", ".3g"])
-    lines = [f"Predicted for {cluster.hosts} hosts of {cluster.ranks_per_host} workers:", "", table, ""]
+    lines = [f"Predicted for {cluster.hosts} hosts of {cluster.workers_per_host} workers:", "", table, ""]
     lines += [f"{name}: not possible here: {reason}" for name, reason in planned.skipped.items()]
     return "\n".join([*lines, planned.recommendation])
 
@@ -88,7 +88,7 @@ def draw(planned: Plan, cluster: Cluster, file: Path) -> None:
     axes.bar(labels, frame.step_ms - frame.exposed_ms, label="computing")
     axes.bar(labels, frame.exposed_ms, bottom=frame.step_ms - frame.exposed_ms, label="waiting", hatch="//")
     axes.set_ylabel("ms per step (predicted)")
-    axes.set_title(f"{cluster.hosts} hosts x {cluster.ranks_per_host}, {cluster.inter_gbps:.3g} Gbit/s between hosts")
+    axes.set_title(f"{cluster.hosts} hosts x {cluster.workers_per_host}, {cluster.inter_gbps:.3g} Gbit/s between hosts")
     axes.tick_params(axis="x", labelsize=8)
     axes.legend()
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def _parser() -> _Parser:
     )
     for key in dataclasses.fields(Cluster):
         if key.name in HELP:
-            kind = int if key.name in ("hosts", "ranks_per_host") else float
+            kind = int if key.name in ("hosts", "workers_per_host") else float
             flag = f"--{key.name.replace('_', '-')}"
             default = "" if key.default is dataclasses.MISSING else f" (default: {key.default:.4g})"
             command.add_argument(flag, type=kind, default=argparse.SUPPRESS, help=HELP[key.name] + default)

@@ -12,7 +12,7 @@ MOST_BUCKETS, MOST_PIECES = 32, 2**14
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts of equal size; rank i lives on host i // ranks_per_host.
+    """Hosts of equal size; rank i lives on host i // workers_per_host.
 
     payload_mb:       parameters of a worker in MB (1e6 bytes), what a message or a gradient holds
     compute_ms:       mean forward and backward of one step on one worker
@@ -30,7 +30,7 @@ class Cluster:
     """
 
     hosts: int
-    ranks_per_host: int = 1
+    workers_per_host: int = 1
     payload_mb: float = 100.0
     compute_ms: float = 100.0
     backward_share: float = 2 / 3
@@ -46,7 +46,7 @@ class Cluster:
     slow_links: dict[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        positive = ("hosts", "ranks_per_host", "payload_mb", "compute_ms", "inter_gbps", "intra_gbps")
+        positive = ("hosts", "workers_per_host", "payload_mb", "compute_ms", "inter_gbps", "intra_gbps")
         for name in (*positive, "bucket_mb", "gossip_bucket_mb"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a number > 0")
@@ -63,7 +63,7 @@ class Cluster:
     @property
     def ranks(self) -> int:
         """Workers in all."""
-        return self.hosts * self.ranks_per_host
+        return self.hosts * self.workers_per_host
 
     @property
     def buckets(self) -> int:
@@ -85,5 +85,5 @@ class Cluster:
         """Compute times [steps, ranks] in ms: what every rank's forward and backward take in every step."""
         normal = np.random.default_rng(seed).standard_normal((steps, self.ranks))
         times = self.compute_ms * np.exp(self.jitter * normal - self.jitter**2 / 2)
-        factors = [self.slow_hosts.get(rank // self.ranks_per_host, 1.0) for rank in range(self.ranks)]
+        factors = [self.slow_hosts.get(rank // self.workers_per_host, 1.0) for rank in range(self.ranks)]
         return times * np.array(factors)

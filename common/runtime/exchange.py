@@ -49,9 +49,9 @@ Route = Literal["auto", "flat"]  # hierarchical where the round allows it, or ne
 
 def exchange_of(cluster: Cluster, round_: Round, route: Route = "auto") -> Exchange:
     """How this round travels on this cluster, in buckets of payload_mb / gossip_buckets."""
-    match transport_of(round_, cluster.ranks_per_host if route == "auto" else 1):
+    match transport_of(round_, cluster.workers_per_host if route == "auto" else 1):
         case Transport.HIERARCHICAL:
-            return hierarchical(cluster, round_.between_hosts(cluster.ranks_per_host))
+            return hierarchical(cluster, round_.between_hosts(cluster.workers_per_host))
         case Transport.IDLE:
             return idle
         case Transport.SUBGROUP:
@@ -67,7 +67,7 @@ def idle(launched: np.ndarray, busy: Busy) -> np.ndarray:
 
 def complete(cluster: Cluster, route: Route = "auto") -> Exchange:
     """Everybody averages with everybody: what `exchange_of` gives, without the n^2 weights of its round."""
-    hosts, L = cluster.hosts, cluster.ranks_per_host
+    hosts, L = cluster.hosts, cluster.workers_per_host
     if cluster.ranks == 1:
         return idle
     if hosts > 1 and L > 1 and route == "auto":
@@ -80,9 +80,9 @@ def complete(cluster: Cluster, route: Route = "auto") -> Exchange:
 def send_recv(cluster: Cluster, round_: Round) -> Exchange:
     """Point-to-point messages: those inside of a host occupy its ranks' own links, the others the hosts' links."""
     edges = np.array([(i, j) for i in range(round_.world_size) for j in round_.out_peers(i)])
-    host = edges // cluster.ranks_per_host
+    host = edges // cluster.workers_per_host
     crossing = host[:, 0] != host[:, 1]
-    across = _across(cluster, edges[crossing], host[crossing], shared=cluster.ranks_per_host > 1)
+    across = _across(cluster, edges[crossing], host[crossing], shared=cluster.workers_per_host > 1)
     within = edges[~crossing]
     own = np.full(len(within), mb_ms(_bucket_mb(cluster), cluster.intra_gbps))
     inside = _Edges(within, within, own, own, cluster.intra_latency_us, shared=False)
@@ -99,7 +99,7 @@ def send_recv(cluster: Cluster, round_: Round) -> Exchange:
 
 def subgroups(cluster: Cluster, round_: Round) -> Exchange:
     """A ring all-reduce in every group."""
-    leaving = bytes_leaving_hosts(round_, cluster.ranks_per_host, 1.0, Transport.SUBGROUP)
+    leaving = bytes_leaving_hosts(round_, cluster.workers_per_host, 1.0, Transport.SUBGROUP)
     return _groups(cluster, [np.array(group) for group in round_.groups], leaving)
 
 
@@ -184,7 +184,7 @@ def _groups(cluster: Cluster, groups: list[np.ndarray], leaving: dict[int, float
     busy_link = {h: mb_ms(share * bucket, cluster.link_gbps[h]) for h, share in leaving.items()}
     durations, latencies, crosses = [], [], []
     for members in groups:
-        g, hosts = len(members), {int(rank) // cluster.ranks_per_host for rank in members}
+        g, hosts = len(members), {int(rank) // cluster.workers_per_host for rank in members}
         crosses.append(len(hosts) > 1)
         # No two neighbours of the ring on one host: nothing travels inside.
         inside = mb_ms(2 * (g - 1) / g * bucket, cluster.intra_gbps) if g > len(hosts) else 0.0
@@ -238,7 +238,7 @@ def _rails(cluster: Cluster, groups: list[np.ndarray]) -> Callable[[np.ndarray, 
 
 
 def _hierarchical(cluster: Cluster, rails: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Exchange:
-    L = cluster.ranks_per_host
+    L = cluster.workers_per_host
     phase = mb_ms((L - 1) / L * _bucket_mb(cluster), cluster.intra_gbps) + (L - 1) * cluster.intra_latency_us / 1000
     inside_ms = np.full(cluster.hosts, phase)
 

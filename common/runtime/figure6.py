@@ -41,7 +41,7 @@ def predict_figure6(
     for name, of_cluster in published.groupby("cluster", sort=False):
         L, inter_gbps = map(int, re.search(r"(\d+) per node, (\d+) Gbps", name).groups())
         base = Cluster(
-            hosts=1, ranks_per_host=L, payload_mb=payload_mb, inter_gbps=inter_gbps,
+            hosts=1, workers_per_host=L, payload_mb=payload_mb, inter_gbps=inter_gbps,
             intra_gbps=max(200.0, inter_gbps), latency_us=0.0, intra_latency_us=0.0,
         )  # fmt: skip
         aer = of_cluster[of_cluster.method == CALIBRATION]
@@ -72,7 +72,7 @@ def predict_figure6(
 def calibrate(base: Cluster, step_ms: Mapping[int, float]) -> tuple[float, float]:
     """(a, b) for which a/n + b fits the AER step times {workers: ms} best, in relative squares."""
     workers, published = np.array(list(step_ms)), np.array(list(step_ms.values()))
-    L = base.ranks_per_host
+    L = base.workers_per_host
     across = mb_ms(base.payload_mb, base.inter_gbps)  # a pair of hosts averages by S in both directions
     inside = 2 * mb_ms((L - 1) / L * base.payload_mb, base.intra_gbps)
 
@@ -86,7 +86,7 @@ def calibrate(base: Cluster, step_ms: Mapping[int, float]) -> tuple[float, float
 
 def predict(cluster: Cluster) -> dict[str, tuple[float, float]]:
     """{method: (ms by as few bytes as can be, ms with every rank sending for itself)} of the methods of the figure."""
-    n, L = cluster.ranks, cluster.ranks_per_host
+    n, L = cluster.ranks, cluster.workers_per_host
 
     def both(topology: str, least: str) -> tuple[float, float]:
         few = build("aer", n, L) if least == "aer" else build(least, n, L, between_hosts=True)

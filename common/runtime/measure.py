@@ -41,7 +41,7 @@ class Measured:
     backend: str
     device: str
     hosts: tuple[str, ...]
-    ranks_per_host: int
+    workers_per_host: int
     inter_gbps: tuple[float, ...]
     intra_gbps: float | None
     latency_us: float | None
@@ -63,7 +63,7 @@ class Measured:
         """
         found = {
             "hosts": len(self.hosts),
-            "ranks_per_host": self.ranks_per_host,
+            "workers_per_host": self.workers_per_host,
             "inter_gbps": float(np.median(self.inter_gbps)) if self.inter_gbps else None,
             "intra_gbps": self.intra_gbps,
             "latency_us": self.latency_us,
@@ -87,7 +87,7 @@ class Measured:
             return ", ".join(f"{self.hosts[host]} {factor:.2f} times" for host, factor in factors.items()) or "none"
 
         return [
-            f"Measured on {len(self.hosts)} hosts of {self.ranks_per_host} ranks, {self.backend}, {self.device}:",
+            f"Measured on {len(self.hosts)} hosts of {self.workers_per_host} ranks, {self.backend}, {self.device}:",
             f"- between hosts: {links} Gbit/s for each host, latency {shown(self.latency_us, 'us')}",
             f"- inside: {shown(self.intra_gbps, 'Gbit/s')} for each rank, latency {shown(self.intra_latency_us, 'us')}",
             f"- matrix products: {self.tflop_per_s:.3g} Tflop/s for each rank, jitter {self.jitter:.3g}",
@@ -98,7 +98,7 @@ class Measured:
 def measure(device: torch.device, message_mb: float = 25.0, *, sample_s: float = SAMPLE_S) -> Measured:
     """Measure; every rank of the default process group calls it.
 
-    Raises ValueError where ranks are not laid out as rank i on host i // ranks_per_host.
+    Raises ValueError where ranks are not laid out as rank i on host i // workers_per_host.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     names, L = layout()
@@ -120,7 +120,7 @@ def measure(device: torch.device, message_mb: float = 25.0, *, sample_s: float =
         backend=dist.get_backend(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         hosts=tuple(hosts),
-        ranks_per_host=L,
+        workers_per_host=L,
         inter_gbps=_links([sum(links[h * L : (h + 1) * L]) for h in range(H)]) if H > 1 else (),
         intra_gbps=_slowest(inside),
         latency_us=_median(across_latency),
@@ -133,7 +133,7 @@ def measure(device: torch.device, message_mb: float = 25.0, *, sample_s: float =
 def layout() -> tuple[list[str], int]:
     """(every rank's host, ranks on each host), by the launcher's LOCAL_WORLD_SIZE or else by the hosts' names.
 
-    Raises ValueError where ranks are not laid out as rank i on host i // ranks_per_host.
+    Raises ValueError where ranks are not laid out as rank i on host i // workers_per_host.
     """
     # Emulated hosts share their name: the launcher's group tells them apart.
     name = socket.gethostname() + (f"#{os.environ['GROUP_RANK']}" if "GROUP_RANK" in os.environ else "")

@@ -54,7 +54,7 @@ def predict_measured(
         update_ms = float(updates[place])
         cluster = Cluster(
             hosts=row.hosts,
-            ranks_per_host=row.ranks_per_host,
+            workers_per_host=row.ranks_per_host,
             payload_mb=row.payload_mb,
             compute_ms=row.compute_ms,
             update_ms=update_ms,
@@ -110,6 +110,6 @@ def read_topology(label: str) -> tuple[str, bool, bool]:
 
 
 def _topology(name: str, cluster: Cluster, between: bool) -> Topology:
-    if between and cluster.ranks_per_host > 1:
-        return build(name, cluster.ranks, cluster.ranks_per_host, between_hosts=True)
-    return build(name, cluster.ranks, cluster.ranks_per_host)
+    if between and cluster.workers_per_host > 1:
+        return build(name, cluster.ranks, cluster.workers_per_host, between_hosts=True)
+    return build(name, cluster.ranks, cluster.workers_per_host)

@@ -58,7 +58,7 @@ def plan(cluster: Cluster, topologies: Sequence[str] = CANDIDATES, *, steps: int
 
 
 def _gossip(cluster: Cluster, name: str, baseline: Times, steps: int, seed: int) -> list[dict]:
-    n, L = cluster.ranks, cluster.ranks_per_host
+    n, L = cluster.ranks, cluster.workers_per_host
     if name == "complete":  # its rounds have n^2 weights
         exchange = complete(cluster)
         times = simulate_exchanges(cluster, lambda t: exchange, steps=steps, seed=seed)

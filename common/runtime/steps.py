@@ -59,10 +59,10 @@ def simulate_gossip(
     """
     if topology.world_size != cluster.ranks:
         raise ValueError(f"topology of {topology.world_size} workers on a cluster of {cluster.ranks}")
-    if phases == "staggered" and not splits_traffic(topology, cluster.ranks_per_host):
+    if phases == "staggered" and not splits_traffic(topology, cluster.workers_per_host):
         raise ValueError(
             "phases='staggered': expected topology aer, or one_peer_ring on hosts of an even number of ranks, got "
-            f"{topology.name} on hosts of {cluster.ranks_per_host}"
+            f"{topology.name} on hosts of {cluster.workers_per_host}"
         )
     known: dict[int, Exchange] = {}
 
@@ -80,9 +80,9 @@ def simulate_gossip(
     )
 
 
-def splits_traffic(topology: Topology, ranks_per_host: int) -> bool:
+def splits_traffic(topology: Topology, workers_per_host: int) -> bool:
     """Whether in each step one half of the buckets stays inside of every host, where phases are staggered."""
-    return topology.name == "aer" or (topology.name == "one_peer_ring" and ranks_per_host % 2 == 0)
+    return topology.name == "aer" or (topology.name == "one_peer_ring" and workers_per_host % 2 == 0)
 
 
 def simulate_exchanges(

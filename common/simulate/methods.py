@@ -38,16 +38,16 @@ def average_gradients_(replicas: Sequence[Sequence[nn.Parameter]]) -> None:
 
 
 def count_gossip(
-    counters: Sequence[CommunicationCounters], round_: Round, ranks_per_host: int, chunks: Sequence[Tensor]
+    counters: Sequence[CommunicationCounters], round_: Round, workers_per_host: int, chunks: Sequence[Tensor]
 ) -> None:
     """Add to each worker's counters what this round would have sent to mix its `chunks`, one message for each."""
-    kind = transport_of(round_, ranks_per_host)
+    kind = transport_of(round_, workers_per_host)
     widened = kind in (Transport.SUBGROUP, Transport.HIERARCHICAL)  # travels in the dtype of the sum
     payloads = [c.numel() * (sum_dtype(c.dtype) if widened else c.dtype).itemsize for c in chunks]
     for worker, counter in enumerate(counters):
         for payload in payloads:
-            counter.bytes_sent += bytes_sent(round_, worker, payload, kind, ranks_per_host)
-            counter.messages += messages_sent(round_, worker, kind, ranks_per_host)
+            counter.bytes_sent += bytes_sent(round_, worker, payload, kind, workers_per_host)
+            counter.messages += messages_sent(round_, worker, kind, workers_per_host)
 
 
 def count_allreduce(counters: Sequence[CommunicationCounters], ranks: int, gradient_bytes: int) -> None:

@@ -30,7 +30,7 @@ def simulate(
     world_size: int,
     method: str = "decentralized",
     topology: str | Topology = "complete",
-    ranks_per_host: int = 1,
+    workers_per_host: int = 1,
     order: str = "awc",
     ranks_per_worker: int = 1,
     *,
@@ -53,7 +53,7 @@ def simulate(
     if method not in ("decentralized", "allreduce"):
         raise ValueError(f"method={method!r}: expected 'decentralized' or 'allreduce'")
     check_order(order)
-    topology = resolve_topology(topology, world_size, ranks_per_host, push_sum)
+    topology = resolve_topology(topology, world_size, workers_per_host, push_sum)
     modules = [copy.deepcopy(module) for _ in range(world_size)]
     if phases == "aligned":
         bucket_mb = math.inf  # buckets that all mix alike need not be told apart
@@ -258,7 +258,7 @@ class Cohort:
             for bucket in self.buckets:
                 chunk = self.vectors[0][bucket.vector].data[bucket.span]
                 round_ = bucket.topology.round(self.clock)
-                count_gossip(counters, round_, self.topology.ranks_per_host, [chunk] * (1 + optimizers))
+                count_gossip(counters, round_, self.topology.workers_per_host, [chunk] * (1 + optimizers))
             for counter in counters:
                 counter.rounds += 1
 

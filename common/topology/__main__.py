@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         if options.rounds is not None and options.rounds < 1:
             raise ValueError(f"--rounds: expected an integer >= 1, got {options.rounds}")
-        topology = build(options.name, options.world_size, options.ranks_per_host, **dict(options.option))
+        topology = build(options.name, options.world_size, options.workers_per_host, **dict(options.option))
         print(table(topology, options.rounds))
         if options.plot:
             from common.topology.plot import plot  # matplotlib is slow to import
@@ -40,7 +40,7 @@ def _parser() -> _Parser:
     )
     parser.add_argument("name", metavar="NAME", help="the topology; names are listed below")
     parser.add_argument("--world-size", type=int, required=True, metavar="N", help="number of ranks")
-    parser.add_argument("--ranks-per-host", type=int, default=1, metavar="L", help="default: 1")
+    parser.add_argument("--workers-per-host", type=int, default=1, metavar="L", help="default: 1")
     parser.add_argument(
         "--option",
         type=_option,

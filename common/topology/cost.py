@@ -18,8 +18,8 @@ class Transport(StrEnum):
     HIERARCHICAL = "hierarchical"  # shards are summed inside each host, travel between hosts, and are gathered inside
 
 
-def transport_of(round_: Round, ranks_per_host: int = 1) -> Transport:
-    """Return the transport that a round gets by default; rank i lives on host i // ranks_per_host.
+def transport_of(round_: Round, workers_per_host: int = 1) -> Transport:
+    """Return the transport that a round gets by default; rank i lives on host i // workers_per_host.
 
     Where every host averages inside before it talks to others (`Round.between_hosts`), shards cross once for each
     host instead of once for each rank. Else all-reduce pays where a uniform group has more than two ranks; a pair
@@ -27,24 +27,24 @@ def transport_of(round_: Round, ranks_per_host: int = 1) -> Transport:
     """
     if round_.is_idle:
         return Transport.IDLE
-    if _between(round_, ranks_per_host) is not None:
+    if _between(round_, workers_per_host) is not None:
         return Transport.HIERARCHICAL
     if round_.groups is not None and max(map(len, round_.groups)) > 2:
         return Transport.SUBGROUP
     return Transport.SEND_RECV
 
 
-def allreduce_messages(round_: Round, ranks_per_host: int = 1) -> int:
+def allreduce_messages(round_: Round, workers_per_host: int = 1) -> int:
     """Return into how many messages the round's all-reduces cut what they average; 1 where it travels whole.
 
     With groups of several sizes the smallest counts.
     """
-    match transport_of(round_, ranks_per_host):
+    match transport_of(round_, workers_per_host):
         case Transport.SUBGROUP:
             return min(len(group) for group in round_.groups if len(group) > 1)
         case Transport.HIERARCHICAL:
-            between = allreduce_messages(round_.between_hosts(ranks_per_host))
-            return ranks_per_host * between if between > 1 else 1
+            between = allreduce_messages(round_.between_hosts(workers_per_host))
+            return workers_per_host * between if between > 1 else 1
         case _:
             return 1
 
@@ -54,7 +54,7 @@ def bytes_sent(
     rank: int,
     payload_bytes: float,
     transport: Transport | str | None = None,
-    ranks_per_host: int = 1,
+    workers_per_host: int = 1,
     rail_bytes: float | None = None,
 ) -> float:
     """Return the bytes that `rank` hands to the network in this round.
@@ -66,34 +66,34 @@ def bytes_sent(
 
     Raises ValueError when the round cannot be carried out by `transport`.
     """
-    match _resolve(round_, transport, ranks_per_host):
+    match _resolve(round_, transport, workers_per_host):
         case Transport.SEND_RECV:
             return float(len(round_.out_peers(rank)) * payload_bytes)
         case Transport.SUBGROUP:
             g = len(_group_of(round_, rank))
             return 2 * (g - 1) / g * payload_bytes
         case Transport.HIERARCHICAL:
-            share = payload_bytes / ranks_per_host
+            share = payload_bytes / workers_per_host
             narrow = share if rail_bytes is None else rail_bytes
-            between = bytes_sent(round_.between_hosts(ranks_per_host), rank // ranks_per_host, narrow)
-            return 2 * (ranks_per_host - 1) * share + between
+            between = bytes_sent(round_.between_hosts(workers_per_host), rank // workers_per_host, narrow)
+            return 2 * (workers_per_host - 1) * share + between
         case _:
             return 0.0
 
 
-def messages_sent(round_: Round, rank: int, transport: Transport | str | None = None, ranks_per_host: int = 1) -> int:
+def messages_sent(round_: Round, rank: int, transport: Transport | str | None = None, workers_per_host: int = 1) -> int:
     """Return the messages that `rank` sends in this round; a ring all-reduce takes 2(g-1) of payload/g each.
 
     Raises ValueError when the round cannot be carried out by `transport`.
     """
-    match _resolve(round_, transport, ranks_per_host):
+    match _resolve(round_, transport, workers_per_host):
         case Transport.SEND_RECV:
             return len(round_.out_peers(rank))
         case Transport.SUBGROUP:
             return 2 * (len(_group_of(round_, rank)) - 1)
         case Transport.HIERARCHICAL:
-            between = messages_sent(round_.between_hosts(ranks_per_host), rank // ranks_per_host)
-            return 2 * (ranks_per_host - 1) + between
+            between = messages_sent(round_.between_hosts(workers_per_host), rank // workers_per_host)
+            return 2 * (workers_per_host - 1) + between
         case _:
             return 0
 
@@ -101,32 +101,32 @@ def messages_sent(round_: Round, rank: int, transport: Transport | str | None = 
 def bytes_leaving_host(
     round_: Round,
     host: int,
-    ranks_per_host: int,
+    workers_per_host: int,
     payload_bytes: float,
     transport: Transport | str | None = None,
 ) -> float:
     """Return the bytes that the ranks of `host` send to other hosts in this round.
 
-    Rank i lives on host i // ranks_per_host. The ring of an all-reduce runs in the order of ranks, and each
+    Rank i lives on host i // workers_per_host. The ring of an all-reduce runs in the order of ranks, and each
     of its directed edges carries 2(g-1)/g payloads.
 
     Raises ValueError when the round cannot be carried out by `transport`.
     """
-    return bytes_leaving_hosts(round_, ranks_per_host, payload_bytes, transport).get(host, 0.0)
+    return bytes_leaving_hosts(round_, workers_per_host, payload_bytes, transport).get(host, 0.0)
 
 
 def bytes_leaving_hosts(
-    round_: Round, ranks_per_host: int, payload_bytes: float, transport: Transport | str | None = None
+    round_: Round, workers_per_host: int, payload_bytes: float, transport: Transport | str | None = None
 ) -> dict[int, float]:
     """Return {host: bytes that its ranks send to other hosts}, of those that send any; see bytes_leaving_host."""
     total: dict[int, float] = {}
 
     def add(source: int, target: int, amount: float) -> None:
-        host = source // ranks_per_host
-        if host != target // ranks_per_host:
+        host = source // workers_per_host
+        if host != target // workers_per_host:
             total[host] = total.get(host, 0.0) + amount
 
-    match _resolve(round_, transport, ranks_per_host):
+    match _resolve(round_, transport, workers_per_host):
         case Transport.SEND_RECV:
             for i in range(round_.world_size):
                 for j in round_.out_peers(i):
@@ -136,21 +136,21 @@ def bytes_leaving_hosts(
                 for i, j in zip(group, group[1:] + group[:1], strict=True):
                     add(i, j, 2 * (len(group) - 1) / len(group) * payload_bytes)
         case Transport.HIERARCHICAL:
-            hosts = round_.between_hosts(ranks_per_host)
+            hosts = round_.between_hosts(workers_per_host)
             sent = {host: bytes_sent(hosts, host, payload_bytes) for host in range(hosts.world_size)}
             total = {host: amount for host, amount in sent.items() if amount}
     return total
 
 
-def _between(round_: Round, ranks_per_host: int) -> Round | None:
+def _between(round_: Round, workers_per_host: int) -> Round | None:
     """The round of the hosts, where it takes several ranks a host and lets hosts talk."""
-    hosts = round_.between_hosts(ranks_per_host) if ranks_per_host > 1 else None
+    hosts = round_.between_hosts(workers_per_host) if workers_per_host > 1 else None
     return None if hosts is None or hosts.is_idle else hosts
 
 
-def _resolve(round_: Round, transport: Transport | str | None, ranks_per_host: int) -> Transport:
+def _resolve(round_: Round, transport: Transport | str | None, workers_per_host: int) -> Transport:
     if transport is None or round_.is_idle:
-        return transport_of(round_, ranks_per_host)
+        return transport_of(round_, workers_per_host)
     chosen = Transport(transport)
     if chosen is Transport.IDLE:
         raise ValueError("transport='idle': expected send_recv, subgroup or hierarchical for a round that mixes")
@@ -159,9 +159,9 @@ def _resolve(round_: Round, transport: Transport | str | None, ranks_per_host: i
             "transport='subgroup': expected a round of disjoint groups that average uniformly, "
             "got other weights; use send_recv"
         )
-    if chosen is Transport.HIERARCHICAL and _between(round_, ranks_per_host) is None:
+    if chosen is Transport.HIERARCHICAL and _between(round_, workers_per_host) is None:
         raise ValueError(
-            f"transport='hierarchical': expected a round in which hosts of {ranks_per_host} > 1 ranks average inside "
+            f"transport='hierarchical': expected a round in which hosts of {workers_per_host} > 1 ranks average inside "
             "before they talk to each other, got other weights; use send_recv"
         )
     return chosen

@@ -36,7 +36,7 @@ def plot(topology: Topology, path: str | os.PathLike, rounds: int | None = None)
     count = min(shown_rounds(topology, rounds), MOST_PANELS)
     columns = count if count <= 4 else 3 if count in (5, 6, 9) else 4
     lines = math.ceil(count / columns)
-    circle = _Circle(topology.world_size, topology.ranks_per_host)
+    circle = _Circle(topology.world_size, topology.workers_per_host)
     head, foot = 0.68, 0.4 if circle.hosted else 0.05  # inches
     width, height = max(columns, 2) * PANEL_INCHES, lines * (PANEL_INCHES + 0.25) + head + foot
     figure = Figure(figsize=(width, height), facecolor="white")
@@ -61,16 +61,16 @@ class _Circle:
     """Where the ranks lie: clockwise from the top, the ranks of a host side by side."""
 
     world_size: int
-    ranks_per_host: int
+    workers_per_host: int
 
     @cached_property
     def hosts(self) -> int:
-        return -(-self.world_size // self.ranks_per_host)
+        return -(-self.world_size // self.workers_per_host)
 
     @property
     def hosted(self) -> bool:
         """Whether there is anything to tell apart: several hosts, and several ranks on one."""
-        return self.ranks_per_host > 1 and self.hosts > 1
+        return self.workers_per_host > 1 and self.hosts > 1
 
     @cached_property
     def step(self) -> float:
@@ -81,7 +81,7 @@ class _Circle:
     def angles(self) -> np.ndarray:
         """Angles of the ranks, float64 [n], counter-clockwise from the right as matplotlib has them."""
         ranks = np.arange(self.world_size)
-        gaps = HOST_GAP * (ranks // self.ranks_per_host) if self.hosted else 0
+        gaps = HOST_GAP * (ranks // self.workers_per_host) if self.hosted else 0
         return math.pi / 2 - self.step * (ranks + gaps)
 
     @cached_property
@@ -95,7 +95,7 @@ class _Circle:
         return min(0.14, 0.33 * self.step)
 
     def host(self, rank: int) -> int:
-        return rank // self.ranks_per_host
+        return rank // self.workers_per_host
 
     def colour(self, rank: int) -> str:
         """Return the colour of a rank: its host's, where hosts differ."""
@@ -150,7 +150,7 @@ def _draw_round(axes: Axes, round_: Round, t: int, circle: _Circle) -> None:
 def _draw_hosts(axes: Axes, circle: _Circle) -> None:
     """Draw a band behind the ranks of each host."""
     for host in range(circle.hosts):
-        ranks = range(host * circle.ranks_per_host, min((host + 1) * circle.ranks_per_host, circle.world_size))
+        ranks = range(host * circle.workers_per_host, min((host + 1) * circle.workers_per_host, circle.world_size))
         ends = circle.angles[ranks[-1]] - 0.5 * circle.step, circle.angles[ranks[0]] + 0.5 * circle.step
         half = 1.5 * circle.radius
         band = Wedge((0, 0), 1 + half, *np.degrees(ends), width=2 * half, color=circle.colour(ranks[0]), alpha=0.16)

@@ -81,7 +81,7 @@ def push_sum(topology: Topology) -> Topology:
     """The topology of z; `topology` itself where all weights stay 1, because rows sum to 1 as columns do."""
     if topology.doubly_stochastic:
         return topology
-    name, size = f"{topology.name}_push_sum", topology.ranks_per_host
+    name, size = f"{topology.name}_push_sum", topology.workers_per_host
     return Topology(name, topology.world_size, size, topology.options, schedule=PushSum(topology))
 
 

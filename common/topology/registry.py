@@ -42,7 +42,7 @@ class _Family:
 
     @property
     def uses_hosts(self) -> bool:
-        return "ranks_per_host" in self._parameters
+        return "workers_per_host" in self._parameters
 
 
 _FAMILIES = {
@@ -62,7 +62,7 @@ _FAMILIES = {
 NAMES = tuple(_FAMILIES)
 
 
-def build(name: str, world_size: int, ranks_per_host: int = 1, **options: Any) -> Topology:
+def build(name: str, world_size: int, workers_per_host: int = 1, **options: Any) -> Topology:
     """Return the topology `name` over `world_size` ranks; every name is one idle round for a world of one.
 
     Options, beside those of the family (see `common.topology.families`):
@@ -77,7 +77,7 @@ def build(name: str, world_size: int, ranks_per_host: int = 1, **options: Any) -
         hint = checks.did_you_mean(name, NAMES)
         raise ValueError(f"topology: expected one of {', '.join(NAMES)}; got {name!r}{hint}")
     n = checks.integer(f"topology {name!r}: world_size", world_size, minimum=1)
-    ranks_per_host = checks.integer(f"topology {name!r}: ranks_per_host", ranks_per_host, minimum=1)
+    workers_per_host = checks.integer(f"topology {name!r}: workers_per_host", workers_per_host, minimum=1)
     family = _FAMILIES[name]
     idle_rounds = checks.integer(f"topology {name!r}: idle_rounds", options.pop("idle_rounds", 0), minimum=0)
     between_hosts = checks.flag(f"topology {name!r}: between_hosts", options.pop("between_hosts", False))
@@ -85,18 +85,18 @@ def build(name: str, world_size: int, ranks_per_host: int = 1, **options: Any) -
     if n == 1:
         schedule: Schedule = (Round.idle(1),)
     elif between_hosts:
-        hosts = _hosts_of(name, n, ranks_per_host)
+        hosts = _hosts_of(name, n, workers_per_host)
         mixing = family.schedule(hosts, **chosen) if hosts > 1 else (Round.idle(1),)
-        schedule = _with_idle(_between_hosts(mixing, ranks_per_host), idle_rounds)
+        schedule = _with_idle(_between_hosts(mixing, workers_per_host), idle_rounds)
     else:
-        per_host = (ranks_per_host,) if family.uses_hosts else ()
+        per_host = (workers_per_host,) if family.uses_hosts else ()
         schedule = _with_idle(family.schedule(n, *per_host, **chosen), idle_rounds)
     shown = {key: value for key, value in chosen.items() if value is not None}
     if idle_rounds:
         shown["idle_rounds"] = idle_rounds
     if between_hosts:
         shown["between_hosts"] = True
-    return Topology(name, n, ranks_per_host, shown, schedule=schedule)
+    return Topology(name, n, workers_per_host, shown, schedule=schedule)
 
 
 def _chosen(name: str, defaults: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _chosen(name: str, defaults: dict[str, Any], options: dict[str, Any]) -> dic
     allowed = (*defaults, "idle_rounds", "between_hosts")
     for key in options:
         if key not in allowed:
-            hint = checks.did_you_mean(key, allowed)
+            hint = checks.did_you_mean(key, (*allowed, "workers_per_host"))
             raise ValueError(
                 f"topology {name!r}: options: expected names among {', '.join(allowed)}; got {key!r}{hint}"
             )
@@ -115,22 +115,22 @@ def _chosen(name: str, defaults: dict[str, Any], options: dict[str, Any]) -> dic
     return chosen
 
 
-def _hosts_of(name: str, n: int, ranks_per_host: int) -> int:
+def _hosts_of(name: str, n: int, workers_per_host: int) -> int:
     """The number of hosts; ValueError where between_hosts=True makes no sense."""
     if _FAMILIES[name].uses_hosts:
         raise ValueError(f"topology {name!r}: between_hosts: expected False, this topology knows hosts by itself")
-    if n % ranks_per_host:
+    if n % workers_per_host:
         raise ValueError(
             f"topology {name!r}: between_hosts: expected hosts of one size, got world_size={n}, "
-            f"ranks_per_host={ranks_per_host}"
+            f"workers_per_host={workers_per_host}"
         )
-    return n // ranks_per_host
+    return n // workers_per_host
 
 
-def _between_hosts(schedule: Schedule, ranks_per_host: int) -> Schedule:
+def _between_hosts(schedule: Schedule, workers_per_host: int) -> Schedule:
     if not isinstance(schedule, tuple):
-        return _RandomBetweenHosts(schedule, ranks_per_host)
-    return tuple(round_.on_hosts(ranks_per_host) for round_ in schedule)
+        return _RandomBetweenHosts(schedule, workers_per_host)
+    return tuple(round_.on_hosts(workers_per_host) for round_ in schedule)
 
 
 @dataclass(frozen=True)
@@ -138,14 +138,14 @@ class _RandomBetweenHosts:
     """A random schedule of hosts that average inside first."""
 
     schedule: RandomSchedule
-    ranks_per_host: int
+    workers_per_host: int
 
     @property
     def world_size(self) -> int:
-        return self.schedule.world_size * self.ranks_per_host
+        return self.schedule.world_size * self.workers_per_host
 
     def __call__(self, t: int) -> Round:
-        return self.schedule(t).on_hosts(self.ranks_per_host)
+        return self.schedule(t).on_hosts(self.workers_per_host)
 
     def contraction(self) -> float:
         return self.schedule.contraction()  # disagreement inside a host is gone at once

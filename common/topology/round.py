@@ -133,18 +133,18 @@ class Round:
         # Every rank is in one of these groups, so they are disjoint if together they count n ranks.
         return tuple(found) if sum(map(len, found)) == self.world_size else None
 
-    def between_hosts(self, ranks_per_host: int) -> "Round | None":
-        """Return the round M of hosts if W = M (x) J/L: every host first averages over its L = `ranks_per_host` ranks.
+    def between_hosts(self, workers_per_host: int) -> "Round | None":
+        """Return the round M of hosts if W = M (x) J/L: every host first averages over its L = `workers_per_host` ranks.
 
         None where W is not such (rank i lives on host i // L).
         """
-        if ranks_per_host not in self._between:
-            self._between[ranks_per_host] = self._find_between(ranks_per_host)
-        return self._between[ranks_per_host]
+        if workers_per_host not in self._between:
+            self._between[workers_per_host] = self._find_between(workers_per_host)
+        return self._between[workers_per_host]
 
-    def on_hosts(self, ranks_per_host: int) -> "Round":
-        """Return W (x) J/L: what these ranks do, hosts of L = `ranks_per_host` ranks do, after averaging inside."""
-        size = ranks_per_host
+    def on_hosts(self, workers_per_host: int) -> "Round":
+        """Return W (x) J/L: what these ranks do, hosts of L = `workers_per_host` ranks do, after averaging inside."""
+        size = workers_per_host
         rows = [{j * size + k: w / size for j, w in row.items() for k in range(size)} for row in self.weights]
         return Round(tuple(row for row in rows for _ in range(size)))
 

@@ -27,7 +27,7 @@ def title(topology: Topology) -> str:
     """Return name, options and sizes in one line."""
     options = ", ".join(f"{key}={value}" for key, value in topology.options.items())
     name = f"{topology.name} ({options})" if options else topology.name
-    hosts = -(-topology.world_size // topology.ranks_per_host)
+    hosts = -(-topology.world_size // topology.workers_per_host)
     return f"{name}: {_count(topology.world_size, 'rank')} on {_count(hosts, 'host')}"
 
 
@@ -74,7 +74,7 @@ def _summary(topology: Topology) -> str:
 
 def _rounds(topology: Topology, count: int) -> str:
     ranks = range(topology.world_size)
-    size = topology.ranks_per_host
+    size = topology.workers_per_host
     hosts = range(-(-topology.world_size // size))
     rows = []
     P = np.eye(topology.world_size)
@@ -87,7 +87,7 @@ def _rounds(topology: Topology, count: int) -> str:
                 structure(round_),
                 cost.transport_of(round_, size).value,
                 peers(round_, 0),
-                f"{max(cost.bytes_sent(round_, i, 1.0, ranks_per_host=size) for i in ranks):.2f}",
+                f"{max(cost.bytes_sent(round_, i, 1.0, workers_per_host=size) for i in ranks):.2f}",
                 f"{max(cost.bytes_leaving_host(round_, h, size, 1.0) for h in hosts):.2f}",
                 _factor(analysis.contraction(round_.matrix())),
                 _factor(analysis.contraction(P)),

@@ -34,7 +34,7 @@ Schedule = tuple[Round, ...] | RandomSchedule
 
 @dataclass(frozen=True)
 class Topology:
-    """A schedule of rounds over `world_size` ranks; rank i lives on host i // ranks_per_host.
+    """A schedule of rounds over `world_size` ranks; rank i lives on host i // workers_per_host.
 
     `schedule` is either one period of rounds or a RandomSchedule. `build` makes the named ones; for your own:
 
@@ -45,13 +45,13 @@ class Topology:
 
     name: str
     world_size: int
-    ranks_per_host: int = 1
+    workers_per_host: int = 1
     options: dict[str, Any] = field(default_factory=dict, hash=False)
     schedule: Schedule = field(kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         checks.integer("world_size", self.world_size, minimum=1)
-        checks.integer("ranks_per_host", self.ranks_per_host, minimum=1)
+        checks.integer("workers_per_host", self.workers_per_host, minimum=1)
         object.__setattr__(self, "options", dict(self.options))
         members = self.schedule if isinstance(self.schedule, tuple) else (self.schedule,)
         if not members:
@@ -107,7 +107,7 @@ class Topology:
         of an edge-list file the contents count, not the path, which may differ between hosts.
         """
         options = {key: value for key, value in self.options.items() if key != "path"}
-        head = [self.name, self.world_size, self.ranks_per_host, self.period, options]
+        head = [self.name, self.world_size, self.workers_per_host, self.period, options]
         digest = hashlib.sha256(json.dumps(head, sort_keys=True, default=str).encode())
         for round_ in self.sample:
             digest.update(_text(round_.weights).encode())

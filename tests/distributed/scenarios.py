@@ -52,7 +52,7 @@ class Scenario:
     clip: float | None = None
     method: str = "decentralized"
     topology: str | Topology = "complete"
-    ranks_per_host: int = 1
+    workers_per_host: int = 1
     ranks_per_worker: int = 1
     order: str = "awc"
     phases: str = "aligned"
@@ -147,7 +147,7 @@ def wrap(module: nn.Module, scenario: Scenario) -> DataParallel:
         scenario.topology,
         scenario.order,
         scenario.ranks_per_worker,
-        ranks_per_host=scenario.ranks_per_host,
+        workers_per_host=scenario.workers_per_host,
         phases=scenario.phases,
         push_sum=scenario.push_sum,
         **{"bucket_mb": BUCKET_MB, "timeout_s": 30} | scenario.options,
@@ -166,7 +166,7 @@ def simulated(n: int, scenario: Scenario) -> Training:
         n,
         scenario.method,
         scenario.topology,
-        scenario.ranks_per_host,
+        scenario.workers_per_host,
         scenario.order,
         bucket_mb=BUCKET_MB,
         phases=scenario.phases,

@@ -24,14 +24,14 @@ EXPECTED: list[tuple[Scenario, float, int]] = [
     # Every rank crosses to another host in one of two rounds, and is alone in the other.
     (replace(BASE, topology="aer"), STEPS / 2 * S, STEPS // 2 * BUCKETS),
     # Two hosts of two: a pair inside, then half of S to the other rank, to the other host, and back inside.
-    (replace(BASE, topology="aer", ranks_per_host=2), STEPS / 2 * (S + 1.5 * S), STEPS // 2 * (1 + 3) * BUCKETS),
+    (replace(BASE, topology="aer", workers_per_host=2), STEPS / 2 * (S + 1.5 * S), STEPS // 2 * (1 + 3) * BUCKETS),
     # By all-reduces of two and of four: 2 (g - 1) / g S each in 2 (g - 1) messages.
     (
-        replace(BASE, topology="aer", ranks_per_host=2, options=BASE.options | {"transport": "subgroup"}),
+        replace(BASE, topology="aer", workers_per_host=2, options=BASE.options | {"transport": "subgroup"}),
         STEPS / 2 * (S + 1.5 * S),
         STEPS // 2 * (2 + 6) * BUCKETS,
     ),
-    (replace(BASE, topology="complete", ranks_per_host=2), STEPS * 1.5 * S, STEPS * 3 * BUCKETS),
+    (replace(BASE, topology="complete", workers_per_host=2), STEPS * 1.5 * S, STEPS * 3 * BUCKETS),
     (replace(BASE, topology="complete", options=QUARTER), STEPS * 1.5 * S, STEPS * 6 * BUCKETS),
     (
         replace(BASE, topology="complete", options=QUARTER | {"transport": "send_recv"}),
@@ -49,7 +49,7 @@ EXPECTED: list[tuple[Scenario, float, int]] = [
         STEPS * 2 * BUCKETS,
     ),
     (  # a pair in 16 bits; then half of S inside and back in 32, and half of S in 16 bits between hosts
-        replace(BASE, topology="aer", ranks_per_host=2, options=BASE.options | {"message_dtype": torch.bfloat16}),
+        replace(BASE, topology="aer", workers_per_host=2, options=BASE.options | {"message_dtype": torch.bfloat16}),
         STEPS / 2 * (S / 2 + S + S / 4),
         STEPS // 2 * (1 + 3) * BUCKETS,
     ),

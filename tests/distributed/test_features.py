@@ -63,8 +63,8 @@ def test_dmsgd_with_features(optimizer: str) -> None:
 @pytest.mark.parametrize("n", [4, 8])
 def test_hosts_of_two_ranks(n: int) -> None:
     """Every host averages inside, shards travel between hosts: by send and receive, or by all-reduce ("complete")."""
-    aer = replace(BASE, topology="aer", ranks_per_host=2)
-    complete = replace(BASE, topology="complete", ranks_per_host=n // 4 * 2)
+    aer = replace(BASE, topology="aer", workers_per_host=2)
+    complete = replace(BASE, topology="complete", workers_per_host=n // 4 * 2)
     tiny = replace(aer, options={"bucket_mb": 0.00006})  # 16 elements
     between = replace(BASE, topology=build("one_peer_exponential", n, 2, between_hosts=True))
     optimizer = replace(aer, optimizer="accumadamw", model=models.Tied)
@@ -74,7 +74,7 @@ def test_hosts_of_two_ranks(n: int) -> None:
 @pytest.mark.parametrize("backend", [None, "cpu:gloo"])
 def test_backends_that_are_not_called_gloo(backend: str | None) -> None:
     """What lies on the CPU overlaps all the same: its stages run in threads, not within the launch."""
-    aer = replace(BASE, topology="aer", ranks_per_host=2)
+    aer = replace(BASE, topology="aer", workers_per_host=2)
     assert_equal_to_simulator(4, [aer], backend=backend)
     assert all(run_processes(stage_threads, 4, aer, backend=backend))
 
@@ -86,7 +86,7 @@ def stage_threads(rank: int, n: int, scenario: Scenario) -> list[str]:
 
 def test_hosts_of_three_ranks() -> None:
     """Pieces of a bucket are of different sizes, the last may be empty."""
-    aer = replace(BASE, topology="aer", ranks_per_host=3)
+    aer = replace(BASE, topology="aer", workers_per_host=3)
     assert_equal_to_simulator(
         6, [aer, replace(aer, topology=build("ring", 6, 3, between_hosts=True), options={"bucket_mb": 0.02})]
     )
@@ -100,7 +100,7 @@ def test_steps_bucket_by_bucket() -> None:
         replace(base, model=models.Tied),
         replace(base, topology="ring", model=models.Tied),  # two peers: merged before the update
         replace(base, topology="complete"),
-        replace(base, topology="aer", ranks_per_host=2, phases="staggered"),
+        replace(base, topology="aer", workers_per_host=2, phases="staggered"),
         replace(base, topology="aer"),  # idle rounds
         replace(base, model=models.Unused),
         replace(base, model=models.conv_bn, inputs=(3, 6, 6), accumulate=2, clip=0.1),
@@ -111,10 +111,10 @@ def test_steps_bucket_by_bucket() -> None:
     assert_equal_to_simulator(4, variants)
 
 
-@pytest.mark.parametrize(("n", "ranks_per_host"), [(4, 1), (4, 2), (8, 2)])
-def test_staggered_phases(n: int, ranks_per_host: int) -> None:
+@pytest.mark.parametrize(("n", "workers_per_host"), [(4, 1), (4, 2), (8, 2)])
+def test_staggered_phases(n: int, workers_per_host: int) -> None:
     """Odd buckets run the rounds of AER in another order, here and in the simulator; every host sends evenly."""
-    aer = replace(BASE, topology="aer", ranks_per_host=ranks_per_host, phases="staggered")
+    aer = replace(BASE, topology="aer", workers_per_host=workers_per_host, phases="staggered")
     assert_equal_to_simulator(
         n, [aer, replace(aer, model=models.Tied, optimizer="accumadamw"), replace(aer, order="atc")]
     )

@@ -107,7 +107,7 @@ SCHEDULES: dict[int, list[dict]] = {
     ],
     8: [
         {"name": "one_peer_exponential"},
-        {"name": "aer", "ranks_per_host": 2},
+        {"name": "aer", "workers_per_host": 2},
         {"name": "base_k", "idle_rounds": 1},
         {"name": "ring"},
         {"name": "torus"},

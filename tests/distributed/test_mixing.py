@@ -67,7 +67,7 @@ NARROW = {torch.bfloat16: 2**-8, torch.int8: 2**-6}
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 def test_narrow_messages_between_hosts_conserve_the_mean(dtype: torch.dtype) -> None:
     """Averages inside hosts are exact, what travels between them is rounded."""
-    aer = replace(STILL, topology="aer", ranks_per_host=2, steps=12, options={"message_dtype": dtype})
+    aer = replace(STILL, topology="aer", workers_per_host=2, steps=12, options={"message_dtype": dtype})
     (X,) = histories(4, [aer])
     for t in range(3):
         expected = build("aer", 4, 2).matrix(t) @ X[t]

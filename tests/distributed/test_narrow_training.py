@@ -14,14 +14,14 @@ STEPS, BATCH = 60, 32
 DTYPES = [None, torch.bfloat16, torch.int8]
 
 
-def accuracies(rank: int, n: int, topology: str, ranks_per_host: int) -> list[tuple[float, float]]:
+def accuracies(rank: int, n: int, topology: str, workers_per_host: int) -> list[tuple[float, float]]:
     """(validation accuracy of the mean model, MB sent by this rank) for each of DTYPES, from the same start."""
     (images, labels), (validation, targets) = load_digits(0.2)
     results = []
     for dtype in DTYPES:
         torch.manual_seed(0)
         model = DecentralizedDataParallel(
-            SmallResNet(1, 10, 8), topology, ranks_per_host=ranks_per_host, message_dtype=dtype, timeout_s=60
+            SmallResNet(1, 10, 8), topology, workers_per_host=workers_per_host, message_dtype=dtype, timeout_s=60
         )
         optimizer = model.attach(AccumAdamW(model.parameters(), lr=0.005, accumulation_steps=2))
         generator = torch.Generator().manual_seed(rank)
@@ -38,13 +38,13 @@ def accuracies(rank: int, n: int, topology: str, ranks_per_host: int) -> list[tu
     return results
 
 
-@pytest.mark.parametrize(("topology", "ranks_per_host"), [("one_peer_exponential", 1), ("aer", 2)])
-def test_digits_are_learned_as_well(topology: str, ranks_per_host: int) -> None:
-    (full, full_mb), (half, half_mb), (eighth, eighth_mb) = run_processes(accuracies, 4, topology, ranks_per_host)[0]
+@pytest.mark.parametrize(("topology", "workers_per_host"), [("one_peer_exponential", 1), ("aer", 2)])
+def test_digits_are_learned_as_well(topology: str, workers_per_host: int) -> None:
+    (full, full_mb), (half, half_mb), (eighth, eighth_mb) = run_processes(accuracies, 4, topology, workers_per_host)[0]
     assert full > 0.93
     assert half > full - 0.02
     assert eighth > full - 0.02
-    if ranks_per_host == 1:
+    if workers_per_host == 1:
         assert half_mb == pytest.approx(full_mb / 2)
         assert eighth_mb == pytest.approx(full_mb / 4, rel=0.01)  # and the scales
     else:

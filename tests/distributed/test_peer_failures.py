@@ -80,7 +80,7 @@ def test_the_others_raise_in_time(how: str) -> None:
 @pytest.mark.parametrize("how", ["dies", "stops early"])
 def test_a_failure_between_hosts_reaches_everybody_in_time(how: str) -> None:
     """Two hosts of two: rank 1 leaves its host waiting for its part of each piece, and the other host on its rail."""
-    scenario = replace(BASE, topology="complete", ranks_per_host=2)
+    scenario = replace(BASE, topology="complete", workers_per_host=2)
     outcomes = collect(training_for_ever, 4, (scenario, how), timeout=30)
     for rank in (0, 2, 3):
         ok, result = outcomes[rank]
@@ -102,7 +102,7 @@ def broken_stage(rank: int, n: int) -> tuple[str, str]:
 
     Hierarchical._combine_and_gather = fail
     with pytest.raises(RuntimeError) as error:
-        real(rank, replace(BASE, topology="aer", ranks_per_host=2)).run(range(3))
+        real(rank, replace(BASE, topology="aer", workers_per_host=2)).run(range(3))
     return str(error.value), str(error.value.__cause__)
 
 

@@ -16,7 +16,7 @@ SCENARIOS = [
     replace(BASE, model=models.frozen, optimizer="momentum+adamw"),
     replace(BASE, model=models.Unused, options={"find_unused_parameters": True}),
 ]
-HOSTS = replace(BASE, topology="aer", ranks_per_host=2)  # two workers of two ranks on each host
+HOSTS = replace(BASE, topology="aer", workers_per_host=2)  # two workers of two ranks on each host
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ HALF = 10  # not a multiple of AccumAdamW's window of 4, nor of the topologies' 
 BASE = Scenario(optimizer="accumadamw", steps=2 * HALF)
 SCENARIOS = [
     replace(BASE, topology="one_peer_exponential"),
-    replace(BASE, topology="aer", ranks_per_host=2, model=models.conv_bn, inputs=(3, 6, 6)),
+    replace(BASE, topology="aer", workers_per_host=2, model=models.conv_bn, inputs=(3, 6, 6)),
     replace(BASE, topology="aer", order="atc", optimizer="dmsgd"),
     replace(BASE, topology="one_peer_exponential", order="atc", optimizer="dmsgd"),
     replace(BASE, topology="random_matching", optimizer="momentum+adam"),
-    replace(BASE, topology="aer", ranks_per_host=2, phases="staggered", optimizer="fused_accumadamw"),
+    replace(BASE, topology="aer", workers_per_host=2, phases="staggered", optimizer="fused_accumadamw"),
     replace(BASE, topology="ring", options={"message_dtype": torch.int8}),
-    replace(BASE, topology="aer", ranks_per_host=2, options={"message_dtype": torch.int8}),
+    replace(BASE, topology="aer", workers_per_host=2, options={"message_dtype": torch.int8}),
 ]
 # DDP lays out its buckets anew after its first backward, and with that the order in which a ring sums: only of two
 # ranks a sum is the same bits in any order.

@@ -98,7 +98,7 @@ def groups_opened(rank: int, n: int) -> dict[str, int]:
     opened = {}
     for topology in GROUPS:
         with mock.patch("torch.distributed.new_group", wraps=torch.distributed.new_group) as new_group:
-            DecentralizedDataParallel(models.mlp(), topology, ranks_per_host=2)
+            DecentralizedDataParallel(models.mlp(), topology, workers_per_host=2)
         opened[topology] = new_group.call_count
     return opened
 

@@ -10,7 +10,7 @@ MIB = 2**20
 
 
 @pytest.mark.parametrize(
-    ("name", "workers", "ranks_per_host", "bucket_mb", "expected_mb"),
+    ("name", "workers", "workers_per_host", "bucket_mb", "expected_mb"),
     [
         ("one_peer_exponential", 8, 1, 2.0, 2.0),
         ("ring", 8, 1, 2.0, 2.0),
@@ -25,8 +25,8 @@ MIB = 2**20
         ("aer", 8, 2, 2.0, 2.0),
     ],
 )
-def test_bucket_bytes(name: str, workers: int, ranks_per_host: int, bucket_mb: float, expected_mb: float) -> None:
-    topology = build(name, workers, ranks_per_host)
+def test_bucket_bytes(name: str, workers: int, workers_per_host: int, bucket_mb: float, expected_mb: float) -> None:
+    topology = build(name, workers, workers_per_host)
     assert bucket_bytes(topology, bucket_mb) == expected_mb * MIB
     numel = round(60 * MIB / 4)
     buckets = plan_buckets([torch.empty(numel)], topology, bucket_mb, "aligned")

@@ -6,7 +6,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from common.report.cli import UsageError
+from common.cli import UsageError
 from common.report.collect import collect
 from common.report.columns import value_of
 from common.report.drawing import save

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common.report.cli import UsageError
+from common.cli import UsageError
 from common.report.published import PAPER, Published, load_published, published_names, published_values
 from common.topology import build
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from common.report.cli import UsageError
+from common.cli import UsageError
 from common.report.columns import DEFAULT_COLUMNS
 from common.report.registry import load_table, parse_override, table_names
 from tests.report.conftest import CONTENT

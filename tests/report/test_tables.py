@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.report.cli import UsageError
+from common.cli import UsageError
 from common.report.collect import collect
 from common.report.columns import value_of
 from common.report.formats import readable

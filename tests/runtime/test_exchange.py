@@ -32,13 +32,13 @@ def test_two_hosts_two_buckets_by_hand() -> None:
 
 def test_hierarchical_by_hand() -> None:
     """Two hosts of two, two buckets of 8 MB: 4 ms to scatter, 8 ms across, 4 ms to gather."""
-    c = cluster(hosts=2, ranks_per_host=2, payload_mb=16.0, gossip_bucket_mb=8.0, inter_gbps=8.0, intra_gbps=8.0)
+    c = cluster(hosts=2, workers_per_host=2, payload_mb=16.0, gossip_bucket_mb=8.0, inter_gbps=8.0, intra_gbps=8.0)
     done = arrivals(c, build("complete", 4).round(0))
     assert done.T.tolist() == [[16, 24]] * 4
 
 
 def test_flat_messages_of_a_host_share_its_link() -> None:
-    two = cluster(hosts=2, ranks_per_host=2, intra_gbps=1000.0, gossip_bucket_mb=1.0)
+    two = cluster(hosts=2, workers_per_host=2, intra_gbps=1000.0, gossip_bucket_mb=1.0)
     exponential = build("one_peer_exponential", 4, 2)
     assert arrivals(two, exponential.round(1))[-1] == pytest.approx([160.0] * 4, rel=0.02)  # both ranks send across
     assert arrivals(two, exponential.round(0))[-1] == pytest.approx([80.0] * 4)  # 1 -> 2, 3 -> 0
@@ -51,7 +51,7 @@ def test_many_to_one_is_limited_by_the_receiver() -> None:
 
 
 def test_rounds_of_aer_occupy_only_the_links_of_those_who_talk_across() -> None:
-    c = cluster(ranks_per_host=2, gossip_bucket_mb=100.0)
+    c = cluster(workers_per_host=2, gossip_bucket_mb=100.0)
     flat, hierarchical = (arrivals(c, build("aer", 8, 2).round(0), route)[-1] for route in ("flat", "auto"))
     assert sorted(set(np.round(flat, 6))) == pytest.approx([4.0, 2 * 3 / 4 * 80.0])  # 2 (g-1)/g S, g = 2 and 4
     assert sorted(set(np.round(hierarchical, 6))) == pytest.approx([4.0, 2.0 + 80.0 + 2.0])
@@ -59,7 +59,7 @@ def test_rounds_of_aer_occupy_only_the_links_of_those_who_talk_across() -> None:
 
 @pytest.mark.parametrize(("name", "L"), [("aer", 1), ("aer", 2), ("ring", 1), ("one_peer_exponential", 2), ("star", 1)])
 def test_a_link_is_occupied_for_the_bytes_that_leave_its_host(name: str, L: int) -> None:
-    c = cluster(hosts=8, ranks_per_host=L, intra_gbps=1e9, gossip_bucket_mb=100.0)
+    c = cluster(hosts=8, workers_per_host=L, intra_gbps=1e9, gossip_bucket_mb=100.0)
     for round_ in build(name, 8 * L, L).sample:
         leaving = bytes_leaving_hosts(round_, L, c.payload_mb)
         most = max(leaving.values(), default=0.0)
@@ -68,14 +68,14 @@ def test_a_link_is_occupied_for_the_bytes_that_leave_its_host(name: str, L: int)
 
 def test_averaging_all_hosts_along_rails() -> None:
     """2 (H-1)/H S leave a host; latency 2 (H-1) times for each of two pipelined buckets."""
-    c = cluster(ranks_per_host=2, gossip_bucket_mb=50.0, intra_gbps=1e9, latency_us=1000.0)
+    c = cluster(workers_per_host=2, gossip_bucket_mb=50.0, intra_gbps=1e9, latency_us=1000.0)
     assert arrivals(c, build("complete", 8).round(0)).max() == pytest.approx(2 * 3 / 4 * 80.0 + 6.0, rel=1e-5)
 
 
 @pytest.mark.parametrize(("hosts", "L"), [(1, 1), (1, 4), (4, 1), (2, 2), (4, 3)])
 @pytest.mark.parametrize("route", ["auto", "flat"])
 def test_complete_without_its_matrix(hosts: int, L: int, route: str) -> None:
-    c = cluster(hosts=hosts, ranks_per_host=L, latency_us=100.0, intra_latency_us=10.0)
+    c = cluster(hosts=hosts, workers_per_host=L, latency_us=100.0, intra_latency_us=10.0)
     launched = np.random.default_rng(0).uniform(0, 30, (c.gossip_buckets, c.ranks)).cumsum(axis=0)
     expected = exchange_of(c, build("complete", hosts * L).round(0), route)(launched, Busy.nothing(c.ranks))
     assert complete(c, route)(launched, Busy.nothing(c.ranks)) == pytest.approx(expected)
@@ -86,6 +86,6 @@ def test_nothing_travels_in_an_idle_round() -> None:
 
 
 def test_all_reduce_in_a_group_costs_what_the_table_of_costs_says() -> None:
-    c = cluster(hosts=3, ranks_per_host=2, gossip_bucket_mb=100.0, intra_gbps=1e9)
+    c = cluster(hosts=3, workers_per_host=2, gossip_bucket_mb=100.0, intra_gbps=1e9)
     leaving = bytes_leaving_hosts(build("complete", 6).round(0), 2, 100.0, Transport.SUBGROUP)
     assert arrivals(c, build("complete", 6).round(0), "flat").max() == pytest.approx(mb_ms(leaving[0], 10.0))

@@ -13,7 +13,7 @@ def test_ring_allreduce_is_the_published_formula() -> None:
     assert allreduce_ms(cluster(), 100.0) == pytest.approx(2 * 3 / 4 * 80.0)
     assert allreduce_ms(cluster(latency_us=100.0), 100.0) == pytest.approx(120.0 + 6 * 0.1)
     assert allreduce_ms(cluster(hosts=1), 100.0) == 0
-    inside = cluster(hosts=1, ranks_per_host=4, intra_gbps=100.0)
+    inside = cluster(hosts=1, workers_per_host=4, intra_gbps=100.0)
     assert allreduce_ms(inside, 100.0) == pytest.approx(2 * 3 / 4 * 8.0)
     assert allreduce_ms(cluster(slow_links={2: 4.0}), 100.0) == pytest.approx(4 * 120.0)
 

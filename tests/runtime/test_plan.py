@@ -18,7 +18,7 @@ def test_gossip_is_not_recommended_where_the_network_is_fast() -> None:
 
 
 def test_gossip_is_recommended_where_the_network_is_slow() -> None:
-    planned = plan(cluster(hosts=4, ranks_per_host=4, gossip_bucket_mb=10.0), ["complete", "aer"], steps=60)
+    planned = plan(cluster(hosts=4, workers_per_host=4, gossip_bucket_mb=10.0), ["complete", "aer"], steps=60)
     assert planned.recommendation.startswith("Take aer with staggered phases: ")
     assert planned.frame.speedup[0] == 1
     assert planned.frame.contraction_per_s.isna().sum() == 0
@@ -29,7 +29,7 @@ def test_topologies_that_do_not_fit_are_named() -> None:
 
 
 def test_one_peer_topologies_are_tried_between_hosts_too() -> None:
-    frame = plan(cluster(hosts=4, ranks_per_host=2), ["one_peer_exponential"], steps=60).frame
+    frame = plan(cluster(hosts=4, workers_per_host=2), ["one_peer_exponential"], steps=60).frame
     assert list(frame.topology) == ["complete", "one_peer_exponential", "one_peer_exponential between hosts"]
 
 
@@ -56,7 +56,7 @@ def test_gap_of_thousands_of_workers() -> None:
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    numbers = ["--hosts=4", "--ranks-per-host=2", "--compute-ms=40", "--jitter=0.1", "--inter-gbps=25", "--steps=60"]
+    numbers = ["--hosts=4", "--workers-per-host=2", "--compute-ms=40", "--jitter=0.1", "--inter-gbps=25", "--steps=60"]
     slow = ["--slow-host", "1=1.5", "--slow-link=2=2"]
     main(["plan", *numbers, *slow, "--topology=aer", "--plot", str(tmp_path / "plan.png")])
     answer = capsys.readouterr().out

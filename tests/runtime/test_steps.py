@@ -46,7 +46,7 @@ def test_two_hosts_two_buckets_by_hand() -> None:
 @pytest.mark.parametrize("compute_ms", [20.0, 60.0, 100.0])
 def test_aer_goes_across_every_second_step(hosts: int, compute_ms: float) -> None:
     c = cluster(
-        hosts=hosts, ranks_per_host=2, compute_ms=compute_ms, update_ms=3.0, intra_gbps=1e9, gossip_bucket_mb=25.0
+        hosts=hosts, workers_per_host=2, compute_ms=compute_ms, update_ms=3.0, intra_gbps=1e9, gossip_bucket_mb=25.0
     )
     aer = build("aer", 2 * hosts, 2)
     numbers = {"compute_ms": compute_ms, "across_ms": 80.0, "update_ms": 3.0}
@@ -153,7 +153,7 @@ def test_the_recurrence_worker_by_worker(order: str) -> None:
     ],
 )
 def test_no_step_is_shorter_than_computing_or_than_its_bytes(name: str, L: int, phases: str, jitter: float) -> None:
-    c = cluster(hosts=8 // L, ranks_per_host=L, jitter=jitter, compute_ms=70.0, update_ms=5.0)
+    c = cluster(hosts=8 // L, workers_per_host=L, jitter=jitter, compute_ms=70.0, update_ms=5.0)
     topology = build(name, 8, L)
     leaving = [bytes_leaving_hosts(round_, L, c.payload_mb) for round_ in topology.sample]
     bytes_per_step = sum(map(sum, map(dict.values, leaving))) / len(leaving) / c.hosts
@@ -167,7 +167,7 @@ def test_more_bandwidth_or_less_latency_is_never_slower(name: str, L: int, updat
     topology = build(name, 4 * L, L)
     times = [
         simulate_gossip(
-            cluster(ranks_per_host=L, jitter=0.3, inter_gbps=rate, latency_us=latency, gossip_bucket_mb=12.0),
+            cluster(workers_per_host=L, jitter=0.3, inter_gbps=rate, latency_us=latency, gossip_bucket_mb=12.0),
             topology,
             update=update,
             steps=80,
@@ -179,7 +179,7 @@ def test_more_bandwidth_or_less_latency_is_never_slower(name: str, L: int, updat
 
 
 def test_hierarchical_and_staggered_are_what_they_are_for() -> None:
-    c = cluster(ranks_per_host=4, compute_ms=30.0, update_ms=2.0)
+    c = cluster(workers_per_host=4, compute_ms=30.0, update_ms=2.0)
     aer = build("aer", 16, 4)
     flat, hierarchical, staggered = (
         simulate_gossip(c, aer, route=route, phases=phases).step
@@ -191,7 +191,7 @@ def test_hierarchical_and_staggered_are_what_they_are_for() -> None:
 
 def test_a_staggered_ring_sends_evenly() -> None:
     """Both ranks of a host talk across in every second step, or half of their buckets in every step."""
-    c = cluster(hosts=4, ranks_per_host=2, compute_ms=30.0, update_ms=0.0, latency_us=0.0)
+    c = cluster(hosts=4, workers_per_host=2, compute_ms=30.0, update_ms=0.0, latency_us=0.0)
     ring = build("one_peer_ring", 8, 2)
     aligned, staggered = (simulate_gossip(c, ring, phases=phases).step for phases in ("aligned", "staggered"))
     across = 2 * aligned - 30  # of the steps with messages between hosts, the others are hidden
@@ -200,12 +200,12 @@ def test_a_staggered_ring_sends_evenly() -> None:
 
 
 def test_thousands_of_workers() -> None:
-    many = cluster(hosts=512, ranks_per_host=8, jitter=0.1)
+    many = cluster(hosts=512, workers_per_host=8, jitter=0.1)
     assert math.isfinite(simulate_gossip(many, build("one_peer_exponential", 4096, 8), steps=25).step)
 
 
 def test_thousands_of_workers_that_all_average() -> None:
-    many = cluster(hosts=512, ranks_per_host=8)
+    many = cluster(hosts=512, workers_per_host=8)
     exchange = complete(many)
     times = simulate_exchanges(many, lambda t: exchange, steps=25)
     assert times.step == pytest.approx(2 * 511 / 512 * 80.0, rel=0.3)

@@ -13,7 +13,7 @@ from tests.runtime.clusters import cluster
 def test_calibration_finds_the_work_and_what_is_not_divided() -> None:
     """Link: 80 ms for S. 700/n + 20 ms are 107.5, 63.75, 41.875: only the first is more than the link's time."""
     step_ms = {8: 107.5, 16: (80 + 63.75) / 2, 32: (80 + 41.875) / 2}
-    assert calibrate(cluster(ranks_per_host=4), step_ms) == pytest.approx((700.0, 20.0), rel=1e-4)
+    assert calibrate(cluster(workers_per_host=4), step_ms) == pytest.approx((700.0, 20.0), rel=1e-4)
 
 
 def test_figure6_predicts_every_published_number() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.report.cli import UsageError
+from common.cli import UsageError
 from common.report.definitions import ROOT
 from scripts import emulate
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.report.cli import UsageError
+from common.cli import UsageError
 from common.report.definitions import ROOT
 from slurm.allocation import NOT_FOR_SRUN, Allocation
 from slurm.exits import JobError

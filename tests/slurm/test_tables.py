@@ -25,10 +25,10 @@ rows:
 
 
 def test_a_table_is_built_from_the_rows_that_did_not_fail(slurm: Slurm, tmp_path: Path) -> None:
-    copy = tmp_path / "repository"  # a table is a file in configs/table, which a test does not write to
+    copy = tmp_path / "repository"  # a table is a file in results/definitions/tables, which a test does not write to
     for name in ("cnn", "common", "configs", "slurm", "scripts"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "configs" / "table" / "jobs.yaml").write_text(TABLE)
+    (copy / "results" / "definitions" / "tables" / "jobs.yaml").write_text(TABLE)
     submit = [sys.executable, "-m", "scripts.reproduce", "table=jobs", "launcher=slurm", f"runs={tmp_path}/runs"]
 
     def call(*more: str) -> str:

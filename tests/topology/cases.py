@@ -14,8 +14,8 @@ def is_power_of_two(n):
 
 
 @cache
-def cached(name, n, ranks_per_host=1, **options) -> Topology:
-    return build(name, n, ranks_per_host, **options)
+def cached(name, n, workers_per_host=1, **options) -> Topology:
+    return build(name, n, workers_per_host, **options)
 
 
 CASES = [

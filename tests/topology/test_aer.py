@@ -7,11 +7,11 @@ from common.topology import build
 SHAPES = [(hosts, ranks) for hosts in (2, 4, 8, 16) for ranks in (1, 2, 4)]
 
 
-def ranks_of(host, ranks_per_host):
-    return set(range(host * ranks_per_host, (host + 1) * ranks_per_host))
+def ranks_of(host, workers_per_host):
+    return set(range(host * workers_per_host, (host + 1) * workers_per_host))
 
 
-def reference_rounds(hosts, ranks_per_host):
+def reference_rounds(hosts, workers_per_host):
     """The groups of each round, written from the text: one running counter over the pairs of hosts."""
     rounds = []
     counter = 0
@@ -24,8 +24,8 @@ def reference_rounds(hosts, ranks_per_host):
                 continue
             partner = host + distance
             paired |= {host, partner}
-            alone = {frozenset(ranks_of(h, ranks_per_host)) for h in (host, partner)}
-            together = {frozenset(ranks_of(host, ranks_per_host) | ranks_of(partner, ranks_per_host))}
+            alone = {frozenset(ranks_of(h, workers_per_host)) for h in (host, partner)}
+            together = {frozenset(ranks_of(host, workers_per_host) | ranks_of(partner, workers_per_host))}
             first |= together if counter % 2 else alone
             second |= alone if counter % 2 else together
             counter += 1
@@ -76,5 +76,5 @@ def test_other_numbers_of_hosts_are_refused_with_advice(n, ranks, hosts):
 
 
 def test_hosts_must_be_full():
-    with pytest.raises(ValueError, match=r"ranks_per_host: expected a divisor of world_size=6, got 4"):
+    with pytest.raises(ValueError, match=r"workers_per_host: expected a divisor of world_size=6, got 4"):
         build("aer", 6, 4)

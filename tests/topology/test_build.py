@@ -30,7 +30,7 @@ def test_names_in_order():
         (("ring", 4.0), {}, r"world_size: expected an integer >= 1, got 4\.0"),
         (("ring", True), {}, r"world_size: expected an integer >= 1, got True"),
         (("ring", "4"), {}, r"world_size: expected an integer >= 1, got '4'"),
-        (("ring", 4, 0), {}, r"ranks_per_host: expected an integer >= 1, got 0"),
+        (("ring", 4, 0), {}, r"workers_per_host: expected an integer >= 1, got 0"),
         (
             ("ring", 4),
             {"seed": 1},
@@ -45,7 +45,7 @@ def test_names_in_order():
         (("torus", 6), {"cols": 0}, r"cols: expected an integer >= 1, got 0"),
         (("torus", 12), {"rows": 2, "cols": 3}, r"rows \* cols: expected world_size=12, got 2 \* 3 = 6"),
         (("hypercube", 6), {}, r"expected a power of two, got 6; for other sizes use base_k"),
-        (("aer", 8, 3), {}, r"ranks_per_host: expected a divisor of world_size=8, got 3"),
+        (("aer", 8, 3), {}, r"workers_per_host: expected a divisor of world_size=8, got 3"),
     ],
 )
 def test_bad_input_is_refused(arguments, options, message):
@@ -87,7 +87,7 @@ def test_fingerprints_differ_between_schedules():
     built = [build(name, 8) for name in NAMES if name != "file"]
     built += [build("random_matching", 8, seed=seed) for seed in (1, 2)]
     built += [build("base_k", 8, k=2), build("torus", 8, rows=1), build("aer", 8, 2), build("ring", 9)]
-    built += [build("ring", 8, idle_rounds=1), build("ring", 8, ranks_per_host=2)]
+    built += [build("ring", 8, idle_rounds=1), build("ring", 8, workers_per_host=2)]
     assert len({topology.fingerprint() for topology in built}) == len(built)
 
 
@@ -169,12 +169,12 @@ def test_between_hosts_goes_with_idle_rounds_and_one_host():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("ring", 6, 4, True), "between_hosts: expected hosts of one size, got world_size=6, ranks_per_host=4"),
+        (("ring", 6, 4, True), "between_hosts: expected hosts of one size, got world_size=6, workers_per_host=4"),
         (("aer", 8, 2, True), "'aer': between_hosts: expected False, this topology knows hosts by itself"),
         (("ring", 8, 2, "yes"), "between_hosts: expected true or false, got 'yes'"),
     ],
 )
 def test_between_hosts_is_checked(arguments, message):
-    name, n, ranks_per_host, value = arguments
+    name, n, workers_per_host, value = arguments
     with pytest.raises(ValueError, match=message):
-        build(name, n, ranks_per_host, between_hosts=value)
+        build(name, n, workers_per_host, between_hosts=value)

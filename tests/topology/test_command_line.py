@@ -20,7 +20,7 @@ def rows_of(text):
 
 
 def test_table_of_one_peer_exponential(capsys):
-    main(["one_peer_exponential", "--world-size", "16", "--ranks-per-host", "4"])
+    main(["one_peer_exponential", "--world-size", "16", "--workers-per-host", "4"])
     text = capsys.readouterr().out
     assert text.startswith("one_peer_exponential: 16 ranks on 4 hosts\n")
     assert "period               4 rounds" in text
@@ -40,7 +40,7 @@ def test_table_of_one_peer_exponential(capsys):
 
 
 def test_table_of_aer(capsys):
-    main(["aer", "--world-size", "8", "--ranks-per-host", "2", "--rounds", "2"])
+    main(["aer", "--world-size", "8", "--workers-per-host", "2", "--rounds", "2"])
     rows = rows_of(capsys.readouterr().out)
     assert rows == [
         ["0", "1 group of 4, 2 pairs", "hierarchical", "<-> 1", "1.50", "1.00", "1.0000", "1.0000"],
@@ -120,11 +120,11 @@ def test_as_a_module():
     ("arguments", "panels"),
     [
         (["one_peer_exponential", "--world-size", "8"], (3, 1)),
-        (["aer", "--world-size", "16", "--ranks-per-host", "4"], (4, 1)),
+        (["aer", "--world-size", "16", "--workers-per-host", "4"], (4, 1)),
         (["one_peer_ring", "--world-size", "7"], (4, 2)),
         (["random_matching", "--world-size", "3", "--rounds", "2", "--option", "idle_rounds=1"], (2, 1)),
         (["ring", "--world-size", "1"], (2, 1)),
-        (["static_exponential", "--world-size", "20", "--ranks-per-host", "2"], (2, 1)),
+        (["static_exponential", "--world-size", "20", "--workers-per-host", "2"], (2, 1)),
     ],
 )
 def test_picture(capsys, tmp_path, arguments, panels):

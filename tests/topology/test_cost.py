@@ -47,16 +47,16 @@ def test_total_bytes_by_counting_entries(name, n):
             assert [bytes_sent(round_, i, S) for i in range(n)] == by_messages
 
 
-@pytest.mark.parametrize("ranks_per_host", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers_per_host", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["one_peer_exponential", "static_exponential", "ring", "star"])
-def test_bytes_leaving_a_host_by_blocks_of_the_matrix(name, ranks_per_host):
+def test_bytes_leaving_a_host_by_blocks_of_the_matrix(name, workers_per_host):
     n = 10  # the last host may have fewer ranks
-    host_of = np.arange(n) // ranks_per_host
+    host_of = np.arange(n) // workers_per_host
     for round_ in cached(name, n).sample:
         W = round_.matrix()
         for host in range(host_of[-1] + 1):
             expected = np.count_nonzero(W[np.ix_(host_of != host, host_of == host)]) * S
-            assert bytes_leaving_host(round_, host, ranks_per_host, S) == expected
+            assert bytes_leaving_host(round_, host, workers_per_host, S) == expected
 
 
 def test_an_all_reduce_leaves_each_host_along_one_edge_of_its_ring():

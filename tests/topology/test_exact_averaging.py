@@ -69,10 +69,10 @@ def test_complete_averages_in_one_round(n):
     assert period_contraction(topology) < 1e-14
 
 
-@pytest.mark.parametrize("ranks_per_host", [1, 2, 4])
+@pytest.mark.parametrize("workers_per_host", [1, 2, 4])
 @pytest.mark.parametrize("hosts", [2, 4, 8, 16])
-def test_aer_averages_in_one_cycle(hosts, ranks_per_host):
-    topology = build("aer", hosts * ranks_per_host, ranks_per_host)
+def test_aer_averages_in_one_cycle(hosts, workers_per_host):
+    topology = build("aer", hosts * workers_per_host, workers_per_host)
     assert topology.period == 2 * math.log2(hosts)
     assert distance_from_average(product(topology, 0, topology.period)) < 1e-14
     assert topology.spectral_gap() == 1

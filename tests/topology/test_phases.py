@@ -6,15 +6,15 @@ import pytest
 from common.topology import Round, Topology, build, bytes_leaving_host, in_phases
 
 
-@pytest.mark.parametrize("ranks_per_host", [1, 2, 4])
+@pytest.mark.parametrize("workers_per_host", [1, 2, 4])
 @pytest.mark.parametrize("hosts", [2, 4, 8, 16])
-def test_every_host_talks_across_once_in_each_step_of_staggered_aer(hosts, ranks_per_host):
-    topology = build("aer", hosts * ranks_per_host, ranks_per_host)
+def test_every_host_talks_across_once_in_each_step_of_staggered_aer(hosts, workers_per_host):
+    topology = build("aer", hosts * workers_per_host, workers_per_host)
     aligned, staggered = in_phases(topology, "staggered")
     assert aligned is topology
     for t in range(topology.period):
         for host in range(hosts):
-            sent = [bytes_leaving_host(phase.round(t), host, ranks_per_host, 0.5) for phase in (aligned, staggered)]
+            sent = [bytes_leaving_host(phase.round(t), host, workers_per_host, 0.5) for phase in (aligned, staggered)]
             assert sorted(sent) == [0, 0.5], (t, host)  # half of the parameters each, one of them at a time
     cycle = np.linalg.multi_dot([*(staggered.matrix(t) for t in reversed(range(topology.period)))])
     np.testing.assert_allclose(cycle, 1 / topology.world_size, atol=1e-12)

@@ -34,7 +34,7 @@ def compat() -> Any:
 @pytest.fixture
 def dictionary(compat: Any) -> Any:
     """A fairseq dictionary of VOCABULARY tokens."""
-    from transformer.fairseq_twin import dictionary_of
+    from tests.transformer.fairseq_twin import dictionary_of
 
     return dictionary_of(VOCABULARY)
 

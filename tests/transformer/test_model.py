@@ -34,7 +34,7 @@ def example(padded: bool) -> tuple[Tensor, Tensor, Tensor]:
 def test_logits_loss_and_gradients_are_fairseqs(model: Transformer, dictionary: Any, padded: bool) -> None:
     from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 
-    from transformer.fairseq_twin import move_padding_left, twin_of
+    from tests.transformer.fairseq_twin import move_padding_left, twin_of
 
     twin = twin_of(model, dictionary)
     source, target_input, target = example(padded)

@@ -3,7 +3,7 @@
 from common.topology.round import Round
 
 
-def schedule(n: int, ranks_per_host: int) -> tuple[Round, ...]:
+def schedule(n: int, workers_per_host: int) -> tuple[Round, ...]:
     """Return the alternating exponential ring of Wang et al. (ICLR 2025, arXiv 2410.11998) for H hosts.
 
     Two rounds for each distance 2^k, k = 0..log2(H)-1, at which the hosts fall into H/2 pairs. In one of the
@@ -14,15 +14,17 @@ def schedule(n: int, ranks_per_host: int) -> tuple[Round, ...]:
 
     One cycle of 2 log2 H rounds averages exactly. A single host averages completely in every round.
 
-    Raises ValueError when ranks_per_host does not divide n or the number of hosts is no power of two.
+    Raises ValueError when workers_per_host does not divide n or the number of hosts is no power of two.
     """
-    if n % ranks_per_host:
-        raise ValueError(f"topology 'aer': ranks_per_host: expected a divisor of world_size={n}, got {ranks_per_host}")
-    hosts = [tuple(range(first, first + ranks_per_host)) for first in range(0, n, ranks_per_host)]
+    if n % workers_per_host:
+        raise ValueError(
+            f"topology 'aer': workers_per_host: expected a divisor of world_size={n}, got {workers_per_host}"
+        )
+    hosts = [tuple(range(first, first + workers_per_host)) for first in range(0, n, workers_per_host)]
     if len(hosts) & (len(hosts) - 1):
         raise ValueError(
-            "topology 'aer': number of hosts (world_size / ranks_per_host): expected a power of two "
-            f"(1, 2, 4, 8, ...), got {n} / {ranks_per_host} = {len(hosts)}; for other numbers use base_k "
+            "topology 'aer': number of hosts (world_size / workers_per_host): expected a power of two "
+            f"(1, 2, 4, 8, ...), got {n} / {workers_per_host} = {len(hosts)}; for other numbers use base_k "
             "(exact averaging for every world size) or one_peer_exponential"
         )
     if len(hosts) == 1:

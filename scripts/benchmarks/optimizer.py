@@ -1,0 +1,272 @@
+"""Measures the update of accumulated AdamW against torch's AdamW, decent-dp's AccumAdamW and the machine's memory.
+
+python -m scripts.benchmarks.optimizer [parameters=10,26,124] [threads=1,2] [rounds=9]
+
+All update the same GPT-2-shaped parameters (fp32) and take turns, so that what slows the machine down slows all alike.
+An update of a model is bound by memory: `copy limit` is the time that a kernel's own bytes take at the rate of a triad
+a <- b + s c measured in the same rounds.
+
+How long compiling takes is measured apart, each time from nothing: rows with a number of `tensors` of our own choice.
+"""
+
+import importlib.util
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from pydantic import Field, PositiveInt
+from torch import nn
+from torch._inductor.utils import fresh_cache
+from tqdm import tqdm
+
+from common.cli import Arguments, Text, UsageError, command_of, main_function, nearest, parse
+from common.optim import AccumAdamW
+from common.optim.compiled import fused_kernel
+from common.optim.piecewise import PiecewiseUpdate
+from common.parallel.buckets import Bucket
+from common.parallel.bucketwise import Piece, pieces_of
+from common.parallel.flat import FlatVector, cut
+from common.report.benchmark import Benchmark
+from common.topology import build
+from gpt2.model import GPT2, Shape
+
+MODULE = "scripts.benchmarks.optimizer"
+WINDOW = 4  # steps of a window of accumulated Adam; a round is one window
+BUCKET_MB = 2.0
+TRIAD_BYTES = 12  # an element's two reads and one write
+COLUMNS = {
+    "optimizer": "what is updated",
+    "engine": "whose code",
+    "parameters": "in millions",
+    "tensors": "that hold them",
+    "threads": "CPU threads",
+    "bytes_per_element": "that the update reads and writes at least, mean over a window; null: not counted",
+    "ns_per_element": "of one update, mean over a window, median over the rounds",
+    "spread": "interquartile range of ns_per_element over the rounds",
+    "ratio_to_fused_adamw": "of ns_per_element to torch.optim.AdamW(fused=True)",
+    "ratio_to_decent_dp": "of ns_per_element to decent-dp's AccumAdamW",
+    "ratio_to_copy_limit": "of ns_per_element to bytes_per_element at the triad's rate",
+    "first_s": "seconds of the first window, with all compiling that earlier rows left to do; in rows without other "
+    "times nothing was compiled before",
+}
+FORMATS = dict.fromkeys(("ns_per_element", "spread", *(name for name in COLUMNS if name.startswith("ratio"))), ".3f")
+SHAPES = {
+    10: Shape(layers=6, heads=6, width=384, vocabulary=512, context=256),
+    26: Shape(layers=8, heads=8, width=512, vocabulary=1536, context=512),
+    124: Shape(layers=12, heads=12, width=768, vocabulary=50304, context=1024),
+}
+
+
+class BenchArguments(Arguments):
+    """Command line of scripts.benchmarks.optimizer."""
+
+    parameters: Text = Field("10,26,124", pattern=r"^\d+(,\d+)*$", description="millions, of 10, 26, 124")
+    threads: Text = Field("1,2", pattern=r"^\d+(,\d+)*$", description="CPU threads")
+    cold: Text = Field("10,40,160", pattern=r"^\d+(,\d+)*$", description="tensors that are compiled for from nothing")
+    rounds: PositiveInt = Field(9, ge=3, description="windows of each")
+    output: Text = Field("results/benchmarks", description="where optimizer.csv and optimizer.md are written")
+
+
+class Contender(NamedTuple):
+    """window(): WINDOW updates. bytes_per_element: see COLUMNS."""
+
+    optimizer: str
+    engine: str
+    bytes_per_element: float | None
+    window: Callable[[], None]
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Times the updates, writes the table."""
+    arguments = parse(BenchArguments, argv, MODULE, "Times optimizers.")
+    sizes = arguments.parameters.split(",")
+    for size in sizes:
+        if int(size) not in SHAPES:
+            raise UsageError(f"parameters={arguments.parameters}: {nearest(size, map(str, SHAPES))}")
+    if importlib.util.find_spec("decent_dp") is None:
+        raise UsageError("decent-dp is not installed: make env")
+    benchmark = Benchmark("optimizer", "Updates of optimizers", COLUMNS, FORMATS)
+    rows = []
+    for threads in map(int, arguments.threads.split(",")):
+        torch.set_num_threads(threads)
+        for size in map(int, sizes):
+            rows += compare(size, threads, arguments.rounds)
+    torch.set_num_threads(1)
+    rows += [cold_start(engine, int(tensors)) for tensors in arguments.cold.split(",") for engine in COLD]
+    used = f"{arguments.threads} used"
+    packages = ["decent-dp"]
+    benchmark.write(rows, conclude(rows), arguments.output, command_of(MODULE, arguments), used, packages)
+    return 0
+
+
+def compare(size: int, threads: int, rounds: int) -> list[dict[str, object]]:
+    """The table's rows for one number of parameters."""
+    contenders, triad, elements, tensors = contenders_of(SHAPES[size])
+    first = {}
+    for contender in contenders:
+        first[contender] = seconds(contender.window)
+    times: dict[Contender | None, list[float]] = {contender: [] for contender in (None, *contenders)}
+    for _ in tqdm(range(rounds), desc=f"{size} M, {threads} threads", disable=None):
+        for contender, taken in times.items():
+            taken.append(seconds(triad if contender is None else contender.window) / WINDOW / elements * 1e9)
+    ns = {contender: statistics.median(taken) for contender, taken in times.items()}
+    ns_per_byte = ns[None] / TRIAD_BYTES
+    by_name = {(c.optimizer, c.engine): ns[c] for c in contenders}
+    rows = []
+    for contender in contenders:
+        low, _, high = statistics.quantiles(times[contender], n=4)
+        count = contender.bytes_per_element
+        rows.append(
+            {
+                "optimizer": contender.optimizer,
+                "engine": contender.engine,
+                "parameters": size,
+                "tensors": tensors,
+                "threads": threads,
+                "bytes_per_element": count,
+                "ns_per_element": ns[contender],
+                "spread": high - low,
+                "ratio_to_fused_adamw": ns[contender] / by_name["AdamW", "torch fused"],
+                "ratio_to_decent_dp": ns[contender] / by_name["AccumAdamW", "decent-dp"],
+                "ratio_to_copy_limit": ns[contender] / (count * ns_per_byte) if count else math.nan,
+                "first_s": first[contender],
+            }
+        )
+    return rows
+
+
+def contenders_of(shape: Shape) -> tuple[list[Contender], Callable[[], None], int, int]:
+    """What takes turns; a window of triads; elements; tensors. All updates share parameters, gradients have others."""
+    from decent_dp.optim import AccumAdamW as PeerAccumAdamW
+
+    torch.manual_seed(0)
+    module = GPT2(shape)
+    named = list(module.named_parameters())
+    vector = FlatVector(named)  # as the engine lays them out; for the others views are as good as any tensors
+    parameters = vector.parameters
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter).mul_(0.01)
+    received = torch.randn_like(vector.data)
+    b, c = torch.randn_like(vector.data), torch.empty_like(vector.data)
+    options = {"lr": 1e-4, "betas": (0.9, 0.95), "weight_decay": 0.1}
+    accumulated = options | {"accumulation_steps": WINDOW}
+    fused = AccumAdamW(parameters, **accumulated, fused=True)
+    merging = AccumAdamW(parameters, **accumulated, fused=True)
+    buckets, spans = buckets_of(vector), {}
+
+    def merge_and_update() -> None:
+        update = PiecewiseUpdate(merging, spans)
+        for span, pieces in buckets:
+            update.update(pieces, (received[span], 0.5, 0.5))
+
+    def merge_then(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        def update() -> None:
+            vector.data.lerp_(received, 0.5)
+            optimizer.step()
+
+        return update
+
+    # x, g, m, v, a are read, x and a written in each step; m and v too at the end of a window, where a becomes 0.
+    own = 4 * (7 + 2 / WINDOW)
+    contenders = [
+        Contender("AdamW", "torch foreach", None, torch.optim.AdamW(parameters, **options).step),
+        Contender("AdamW", "torch fused", 4 * 7.0, torch.optim.AdamW(parameters, **options, fused=True).step),
+        Contender("AccumAdamW", "decent-dp", None, PeerAccumAdamW(parameters, **options, accum_iter=WINDOW).step),
+        Contender("AccumAdamW", "ours foreach", None, AccumAdamW(parameters, **accumulated).step),
+        Contender("AccumAdamW", "ours fused", own, fused.step),
+        Contender(
+            "merge + AccumAdamW",
+            "decent-dp",
+            None,
+            merge_then(PeerAccumAdamW(parameters, **options, accum_iter=WINDOW)),
+        ),
+        Contender("merge + AccumAdamW", "ours fused, bucket by bucket", own + 4, merge_and_update),
+    ]
+    contenders = [c._replace(window=repeated(c.window)) for c in contenders]
+    triad = repeated(lambda: torch.add(vector.data, b, alpha=0.5, out=c))
+    return contenders, triad, vector.numel, len(parameters)
+
+
+def buckets_of(vector: FlatVector) -> list[tuple[slice, list[Piece]]]:
+    """Where each bucket lies in the vector, as the engine cuts it, and the pieces of parameters in it."""
+    idle = build("complete", 1)
+    spans = cut(vector.numel, vector.data.element_size(), BUCKET_MB * 2**20)
+    return [(span, pieces_of(Bucket(0, span, idle), [vector])) for span in spans]
+
+
+def compiled_adamw(parameters: list[nn.Parameter]) -> Callable[[], None]:
+    """torch's AdamW, all tensors in one graph."""
+    return torch.compile(torch.optim.AdamW(parameters, lr=1e-4, foreach=True).step)
+
+
+def fused_accum_adamw(parameters: list[nn.Parameter]) -> Callable[[], None]:
+    """Ours."""
+    return AccumAdamW(parameters, lr=1e-4, accumulation_steps=WINDOW, fused=True).step
+
+
+COLD = {"torch foreach, torch.compile": ("AdamW", compiled_adamw), "ours fused": ("AccumAdamW", fused_accum_adamw)}
+
+
+def cold_start(engine: str, tensors: int) -> dict[str, object]:
+    """The table's row for a first window of which nothing was compiled before, of 10 M parameters in many tensors."""
+    optimizer, step_of = COLD[engine]
+    mean = 10_000_000 // tensors
+    sizes = [mean // 2 + mean * index // tensors for index in range(tensors)]  # no two of them alike
+    parameters = [nn.Parameter(torch.randn(size)) for size in sizes]
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    torch._dynamo.reset()
+    fused_kernel.cache_clear()
+    with fresh_cache():
+        first_s = seconds(repeated(step_of(parameters)))
+    row = {"optimizer": optimizer, "engine": engine, "parameters": 10, "tensors": tensors, "threads": 1}
+    return row | {"first_s": first_s}
+
+
+def repeated(update: Callable[[], object]) -> Callable[[], None]:
+    """A window of updates."""
+
+    def window() -> None:
+        for _ in range(WINDOW):
+            update()
+
+    return window
+
+
+def seconds(function: Callable[[], None]) -> float:
+    """Of one call."""
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+def conclude(rows: Sequence[dict[str, object]]) -> list[str]:
+    """What was measured and what it says."""
+    cold = {name: [row for row in rows if row["engine"] == name and "spread" not in row] for name in COLD}
+    compiling = [
+        f"{name} {' / '.join(format(row['first_s'], '.1f') for row in found)} s" for name, found in cold.items()
+    ]
+    tensors = " / ".join(str(row["tensors"]) for row in cold["ours fused"])
+    ours = [row for row in rows if str(row["engine"]).startswith("ours fused") and "spread" in row]
+    peer = max(row["ratio_to_decent_dp"] for row in ours if row["optimizer"] == "AccumAdamW")
+    limit = max(row["ratio_to_copy_limit"] for row in ours)
+    return [
+        f"GPT-2-shaped parameters in fp32 on the CPU, windows of {WINDOW} steps, buckets of {BUCKET_MB:g} MiB.",
+        f"Ours takes at most {peer:.2f} of the time of decent-dp's AccumAdamW ({verdict(peer, 0.33)}) and at most "
+        f"{limit:.2f} of the time that its bytes take at the triad's rate ({verdict(limit, 1.25)}).",
+        f"A first window of 10 M parameters, compiled from nothing, in {tensors} tensors: {'; '.join(compiling)}.",
+    ]
+
+
+def verdict(value: float, aim: float) -> str:
+    """Whether the aim is reached."""
+    return f"aim at most {aim:g}: {'met' if value <= aim else 'missed'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

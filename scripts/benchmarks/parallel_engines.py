@@ -1,0 +1,251 @@
+"""One engine at work, for scripts.benchmarks.parallel: torchrun ... -m scripts.benchmarks.parallel_engines engine=... result=FILE ...
+
+Times steps of a model on every rank; rank 0 writes what all of them saw.
+"""
+
+import time
+
+BEGAN = time.time()  # before the imports: nearly all of a start is imports
+
+import contextlib  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import resource  # noqa: E402
+import statistics  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
+from datetime import timedelta  # noqa: E402
+from functools import partial  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import NamedTuple  # noqa: E402
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from pydantic import Field, PositiveFloat, PositiveInt  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from common.cli import Arguments, Text, main_function, parse  # noqa: E402
+from scripts.benchmarks.emulated_compute import EmulatedCompute  # noqa: E402
+from scripts.benchmarks.host_interface import bytes_sent_by_host  # noqa: E402
+
+MODULE = "scripts.benchmarks.parallel_engines"
+LR = 1e-4
+TIMEOUT_S = 120.0
+WARM_UP = 5  # steps after the first
+ONCE = ("peak_mb", "startup_s", "first_step_s", "ready_s")  # of each process
+
+
+class EngineArguments(Arguments):
+    """Command line of scripts.benchmarks.parallel_engines."""
+
+    engine: Text = Field(description="one of ENGINES")
+    topology: Text = Field("complete", description="as the engine names it")
+    model: Text = Field("gpt_5m", description="one of MODELS")
+    compute_ms: Text = Field("400", pattern=r"^[\d.]+(,[\d.]+)*$", description="of a step, emulated; 0: real ones")
+    bucket_mb: PositiveFloat = Field(2, description="of messages, in MiB")
+    steps: PositiveInt = Field(12, description="of a round")
+    rounds: PositiveInt = Field(2, description="that are timed, after one that is not")
+    result: Text = Field(description="JSON file that rank 0 writes")
+
+
+class Workload(NamedTuple):
+    """What is trained: loss(model) runs the forward, whatever engine is around it."""
+
+    module: nn.Module
+    loss: Callable[[nn.Module], Tensor]
+
+
+class Engine(NamedTuple):
+    """model: what the loss is taken of; update: what follows backward; close: at the end."""
+
+    model: nn.Module
+    update: Callable[[], None]
+    close: Callable[[], None] = lambda: None
+
+
+# -- models
+
+
+def gpt(layers: int, heads: int, width: int, vocabulary: int) -> Workload:
+    """A GPT that sees 2 windows of 128 tokens."""
+    from gpt2.model import GPT2, Shape
+
+    module = GPT2(Shape(layers, heads, width, vocabulary, context=128, bias=False, dropout=0.0))
+    tokens = torch.randint(vocabulary, (2, 129), generator=torch.Generator().manual_seed(dist.get_rank()))
+    return Workload(module, lambda model: model(tokens[:, :-1], tokens[:, 1:]))
+
+
+def digits_resnet() -> Workload:
+    """The small ResNet of the digits recipes, 32 images."""
+    from cnn.model import SmallResNet
+
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    images = torch.randn(32, 1, 8, 8, generator=generator)
+    labels = torch.randint(10, (32,), generator=generator)
+    return Workload(SmallResNet(1, 10, 32), lambda model: nn.functional.cross_entropy(model(images), labels))
+
+
+MODELS: dict[str, Callable[[], Workload]] = {
+    "gpt_5m": lambda: gpt(layers=4, heads=4, width=256, vocabulary=12_288),
+    "gpt_30m": lambda: gpt(layers=8, heads=8, width=512, vocabulary=8_192),
+    "digits_resnet": digits_resnet,
+}
+
+# -- engines
+
+
+def adamw(module: nn.Module) -> Callable[[], None]:
+    """torch.optim.AdamW, and no gradients afterwards."""
+    return stepping(torch.optim.AdamW(module.parameters(), lr=LR))
+
+
+def stepping(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Its step, and no gradients afterwards."""
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return update
+
+
+def fused_adamw(module: nn.Module) -> torch.optim.Optimizer:
+    """AdamW as this project has it: accumulated AdamW with windows of one step."""
+    from common.optim import AccumAdamW
+
+    return AccumAdamW(module.parameters(), lr=LR, accumulation_steps=1, fused=True)
+
+
+def alone(module: nn.Module, arguments: EngineArguments) -> Engine:
+    """No communication: what computing alone takes. topology: which AdamW, "torch" or "fused"."""
+    optimizer = {"torch": adamw, "fused": lambda m: stepping(fused_adamw(m))}[arguments.topology]
+    return Engine(module, optimizer(module))
+
+
+def ddp(module: nn.Module, arguments: EngineArguments) -> Engine:
+    """PyTorch's all-reduce of gradients."""
+    model = nn.parallel.DistributedDataParallel(module, bucket_cap_mb=arguments.bucket_mb)
+    return Engine(model, adamw(module))
+
+
+def decent_dp(module: nn.Module, arguments: EngineArguments) -> Engine:
+    """decent-dp: steps its optimizers in the hooks of backward."""
+    from decent_dp.ddp import DecentralizedDataParallel
+    from loguru import logger
+
+    logger.remove()
+    model = DecentralizedDataParallel(
+        module,
+        optim_fn=lambda named: torch.optim.AdamW([parameter for _, parameter in named], lr=LR),
+        topology=arguments.topology,
+        bucket_size_in_mb=arguments.bucket_mb,
+    )
+    return Engine(model, lambda: None)
+
+
+def ours(
+    module: nn.Module,
+    arguments: EngineArguments,
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = fused_adamw,
+) -> Engine:
+    """This project's gossip; topology: a name, with /between_hosts and /staggered."""
+    from common.parallel import DecentralizedDataParallel
+    from common.topology import build
+
+    name, *options = arguments.topology.split("/")
+    topology = build(
+        name, dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"]), between_hosts="between_hosts" in options
+    )
+    model = DecentralizedDataParallel(
+        module,
+        topology,
+        bucket_mb=arguments.bucket_mb,
+        phases="staggered" if "staggered" in options else "aligned",
+        timeout_s=TIMEOUT_S,
+    )
+    return Engine(model, stepping(model.attach(optimizer_of(module))), model.close)
+
+
+ENGINES: dict[str, Callable[[nn.Module, EngineArguments], Engine]] = {
+    "alone": alone,
+    "ddp": ddp,
+    "decent_dp": decent_dp,
+    "ours": ours,
+    "ours_torch": partial(ours, optimizer_of=lambda module: torch.optim.AdamW(module.parameters(), lr=LR)),
+}
+
+# -- measuring
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Measures one engine."""
+    arguments = parse(EngineArguments, argv, MODULE, "Times one engine.")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
+    results = []
+    for index, compute_ms in enumerate(map(float, arguments.compute_ms.split(","))):
+        measured = measure(arguments, compute_ms)
+        measured["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+        if index > 0:  # a process starts once, and its peak never falls
+            measured |= dict.fromkeys(ONCE)
+        everywhere: list[dict] = [{} for _ in range(dist.get_world_size())]
+        dist.all_gather_object(everywhere, measured)
+        results.append(summary(everywhere) | {"compute_ms": compute_ms})
+    if dist.get_rank() == 0:
+        Path(arguments.result).write_text(json.dumps(results, indent=1))
+    dist.barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def measure(arguments: EngineArguments, compute_ms: float) -> dict[str, object]:
+    """What this rank sees: seconds of a step in each round, bytes its host sent in a step, seconds of the start."""
+    torch.manual_seed(0)
+    module, loss = MODELS[arguments.model]()
+    payload = sum(p.numel() * p.element_size() for p in module.parameters())
+    if compute_ms:
+        # The engine sees the module's parameters under the emulation, as it would see them in the module.
+        module, loss = EmulatedCompute(module, compute_ms), lambda model: model()
+    engine = ENGINES[arguments.engine](module, arguments)
+
+    def steps(count: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(count):
+            loss(engine.model).backward()
+            engine.update()
+        return (time.perf_counter() - begin) / count
+
+    started = time.time() - BEGAN
+    dist.barrier()
+    first = steps(1)
+    dist.barrier()
+    steps(WARM_UP)
+    dist.barrier()
+    warm = time.time() - BEGAN
+    before = bytes_sent_by_host() or 0
+    rounds = [steps(arguments.steps) for _ in range(arguments.rounds)]
+    dist.barrier()  # only now has everybody sent all that it had to send
+    sent = ((bytes_sent_by_host() or 0) - before) / (arguments.steps * arguments.rounds)
+    with contextlib.suppress(RuntimeError):
+        engine.close()
+    once = {"startup_s": started, "first_step_s": first, "ready_s": warm - (1 + WARM_UP) * statistics.median(rounds)}
+    return {"rounds": rounds, "sent": sent, "payload_mb": payload / 1e6} | once
+
+
+def summary(everywhere: Sequence[dict]) -> dict[str, object]:
+    """One line from what all ranks saw."""
+    steps = [
+        statistics.mean(rank["rounds"][index] for rank in everywhere) for index in range(len(everywhere[0]["rounds"]))
+    ]
+    return {
+        "step_ms": 1000 * statistics.median(steps),
+        "step_ms_spread": 1000 * (max(steps) - min(steps)),
+        "bytes_per_host": max(rank["sent"] for rank in everywhere),
+        **{name: max((r[name] for r in everywhere if r[name] is not None), default=None) for name in ONCE},
+        "payload_mb": everywhere[0]["payload_mb"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
