@@ -26,9 +26,7 @@ from common.report.time_curves import draw_time_curves, of_figure
 class FiguresArguments(Arguments):
     """Command line of scripts.figures."""
 
-    figure: Text = Field(
-        description="a file in results/definitions/figures or results/definitions/tables; 7 is figure7"
-    )
+    figure: Text = Field(description="a file of results/definitions/figures or /tables; 7 is figure7")
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
     output: Text = Field("results/figures", description="where NAME.png and NAME.svg are written")

@@ -2,7 +2,7 @@
 
 python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=results/tables]
 
-table=3 is table3; also figure6, table3_proxy, ...: every file of results/definitions/tables and results/definitions/benchmarks.
+table=3 is table3; also figure6, table3_proxy, ...: every file of results/definitions/tables and /benchmarks.
 """
 
 import sys
@@ -24,9 +24,7 @@ MODULE = "scripts.tables"
 class TablesArguments(Arguments):
     """Command line of scripts.tables."""
 
-    table: Text = Field(
-        description="a file in results/definitions/tables or results/definitions/benchmarks; 3 is table3"
-    )
+    table: Text = Field(description="a file of results/definitions/tables or /benchmarks; 3 is table3")
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
     output: Text = Field("results/tables", description="where NAME.csv, NAME.md and NAME.tex are written")

@@ -134,7 +134,7 @@ class Round:
         return tuple(found) if sum(map(len, found)) == self.world_size else None
 
     def between_hosts(self, workers_per_host: int) -> "Round | None":
-        """Return the round M of hosts if W = M (x) J/L: every host first averages over its L = `workers_per_host` ranks.
+        """Return the round M of hosts if W = M (x) J/L: every host first averages over its L workers.
 
         None where W is not such (rank i lives on host i // L).
         """

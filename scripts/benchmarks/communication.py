@@ -1,7 +1,7 @@
 """Measures how long averaging takes, without any training: Table 1 of arXiv 2410.11998.
 
 python -m scripts.benchmarks.communication layouts=4x2,8x1 mbit_per_s=200 iterations=20         emulated hosts, as root
-torchrun --nnodes 4 --nproc-per-node 4 ... -m scripts.benchmarks.communication iterations=8196  a cluster, as in the paper
+torchrun --nnodes 4 --nproc-per-node 4 ... -m scripts.benchmarks.communication iterations=8196  as in the paper
 
 Every iteration averages three fp32 tensors of 25 MB: by torch.distributed.all_reduce (allreduce), or by one gossip
 round of a topology, launched and merged by the engine as a training step does it, with nothing to overlap.

@@ -1,4 +1,6 @@
-"""One engine at work, for scripts.benchmarks.parallel: torchrun ... -m scripts.benchmarks.parallel_engines engine=... result=FILE ...
+"""One engine at work, for scripts.benchmarks.parallel.
+
+torchrun ... -m scripts.benchmarks.parallel_engines engine=... result=FILE ...
 
 Times steps of a model on every rank; rank 0 writes what all of them saw.
 """
