@@ -3,8 +3,9 @@
 python -m scripts.benchmarks.parallel [layouts=8x1,4x2] [mbit_per_s=200] [compute_ms=400,1200] [models=gpt_5m] ...
 
 Every engine trains the same model from the same seed, in the same run. compute_ms=0 trains really; other values replace
-forward and backward by a wait (emulated_compute.py). Needs root (scripts.emulate). What the table in `output` holds is not measured again without --again; what is measured is added to it at once, so that the same command goes on
-after an interruption. A table is of one machine and the same settings. An engine that fails is named, and the others
+forward and backward by a wait (emulated_compute.py). Needs root (scripts.emulate). What the table in `output` holds is
+not measured again without --again; what is measured is added to it at once, so that the same command goes on after an
+interruption. A table is of one machine and the same settings. An engine that fails is named, and the others
 are measured all the same.
 """
 
