@@ -2,7 +2,7 @@
 
 from common.optim.accum_adam import AccumAdam, AccumAdamW
 from common.optim.dmsgd import DmSGD
-from common.optim.functional import accum_adam_update
+from common.optim.functional import Hyper, accum_adam_update
 from common.optim.groups import decay_groups
 from common.optim.schedules import (
     constant_with_warmup,
@@ -15,6 +15,7 @@ __all__ = [
     "AccumAdam",
     "AccumAdamW",
     "DmSGD",
+    "Hyper",
     "accum_adam_update",
     "constant_with_warmup",
     "cosine_with_warmup",

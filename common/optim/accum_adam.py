@@ -1,59 +1,61 @@
 """Adam and AdamW whose moments are updated every s steps (arXiv 2410.11998, Algorithm 4, Appendix C).
 
-With small local batches the second moment of Adam has a high variance. Here every step still uses its own
-gradient on top of the moments, but what the moments keep is the mean gradient of s steps; see
-``functional.py`` for the recurrence. With s = 1 it is Adam (AdamW), then better taken from ``torch.optim``.
+With small local batches the second moment of Adam has a high variance. Here every step still uses its own gradient on
+top of the moments, but what the moments keep is the mean gradient of s steps; see `functional.py` for the recurrence.
+With s = 1 it is Adam (AdamW), then better taken from `torch.optim`.
 
-Differences to the algorithm as printed, after the authors' later notes: the persistent second moment decays
-with beta2 (beta1 is printed), and eps stands outside the square root, as in ``torch.optim.Adam``. As in the
-authors' package the bias correction counts windows, ceil(k/s), and an unfinished window carries over epochs
-and checkpoints. Unlike there, weight decay never writes into ``.grad``, and each parameter counts its own
-updates.
+Differences to the algorithm as printed, after the authors' later notes: the persistent second moment decays with beta2
+(beta1 is printed), and eps stands outside the square root, as in `torch.optim.Adam`. As in the authors' package the
+bias correction counts windows, ceil(k/s), and an unfinished window carries over epochs and checkpoints. Unlike there,
+weight decay never writes into `.grad`, and each parameter counts its own updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from common.flat import Bucket
 from common.optim.checks import dense_grad, require, require_count, require_decay_rate, require_non_negative
-from common.optim.functional import accum_adam_update
+from common.optim.flat_state import STATE_NAMES, Alone, FlatState, Incoming, ParameterVector
+from common.optim.functional import Hyper, accum_adam_update
 
 OPTIONS = ("lr", "betas", "eps", "weight_decay", "accumulation_steps", "foreach", "fused")
 
 
 class AccumAdam(Optimizer):
-    """Accumulated Adam with coupled (L2) weight decay, as in ``torch.optim.Adam``.
+    """Accumulated Adam with coupled (L2) weight decay, as in `torch.optim.Adam`.
 
-    A parameter without a gradient is skipped: neither its state nor its count of updates changes. State of
-    each parameter: ``step``, its count of updates (int64, on the CPU, so that no step waits for the device),
-    and ``exp_avg``, ``exp_avg_sq``, ``accumulator``, of the parameter's shape, dtype and memory layout; no
-    ``accumulator`` with windows of one step.
+    params:             parameters or parameter groups; a group may override every option below
+    lr:                 learning rate; may change between steps
+    betas:              decay rates of the moments, for each window of s steps
+    eps:                added to the square root of the second moment
+    weight_decay:       coefficient of the L2 penalty, added to the gradient (not to `.grad`)
+    accumulation_steps: s, the steps of a window, whose mean gradient enters the moments. Set to 1 later, it drops what
+                        an unfinished window has accumulated
+    foreach:            False takes the plain loop over parameters, the reference; None and True the fast one
+    fused:              True compiles the update into one pass over memory (it needs a C++ compiler, or triton on a
+                        GPU); the first steps take seconds then
 
-    Args:
-        params: parameters or parameter groups; a group may override every option below.
-        lr: learning rate; may change between steps.
-        betas: decay rates of the moments, for each window of s steps.
-        eps: added to the square root of the second moment.
-        weight_decay: coefficient of the L2 penalty, added to the gradient (not to ``.grad``).
-        accumulation_steps: s, the steps of a window, whose mean gradient enters the moments. Set to 1 later, it
-            drops what an unfinished window has accumulated.
-        foreach: False takes the plain loop over parameters, the reference; None and True the fast one.
-        fused: True compiles the update into one pass over memory (it needs a C++ compiler, or triton on a GPU);
-            the first steps take seconds then.
+    A parameter without a gradient is skipped: neither its state nor its count of updates changes. State of each
+    parameter: `step`, its count of updates (int64, on the CPU, so that no step waits for the device), and `exp_avg`,
+    `exp_avg_sq`, `accumulator`, of the parameter's shape, dtype and memory layout; no `accumulator` with windows of one
+    step. With `fused` these are views of vectors laid out as the parameters.
 
-    Raises:
-        ValueError: an argument out of range, or a parameter that is complex or not floating-point.
-        RuntimeError: in ``step``, for a sparse gradient.
+    Raises ValueError for an argument out of range or a parameter that is complex or not floating-point, and
+    RuntimeError in `step` for a sparse gradient.
     """
 
+    arriving: Callable[[], Iterable[tuple[Bucket, Incoming | None]]] | None = None
+    _flat: Sequence[FlatState] = ()  # one for each vector of `flatten_state`
+    _alone: Mapping[nn.Parameter, FlatState] = MappingProxyType({})  # of fused parameters that lie in none of them
     decoupled_weight_decay = False
-    carrier: Callable[[], None] | None = None  # carries out the update in place of `step`; see `piecewise.py`
 
     def __init__(
         self,
@@ -94,68 +96,98 @@ class AccumAdam(Optimizer):
         """Allocate the missing state of all parameters now (zeros), not at their first gradient."""
         for group in self.param_groups:
             for param in group["params"]:
-                self._state_of(param, group)
+                self._state_of(param, group | {"fused": False})
 
-    def hyperparameters(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Return the hyperparameters of ``accum_adam_update`` for one of ``param_groups`` as it is now."""
-        return {
-            "lr": group["lr"],
-            "betas": group["betas"],
-            "eps": group["eps"],
-            "weight_decay": group["weight_decay"],
-            "decoupled": self.decoupled_weight_decay,
-            "accumulation_steps": group["accumulation_steps"],
-        }
+    def flatten_state(self, vectors: Sequence[ParameterVector], *, place_gradients: bool) -> None:
+        """Keep gradients and state of fused parameters in vectors laid out as these, where they lie in one.
+
+        place_gradients: whether backward puts gradients there by itself (see `FlatState`)
+
+        Afterwards `update` takes buckets of these vectors, and `step` updates whole vectors or, where `arriving` is
+        set, the buckets that it yields, in its order.
+        """
+        for flat in self._flat:
+            flat.close()
+        self._flat = [FlatState(vector, place_gradients=place_gradients) for vector in vectors]
+        self._alone = {}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every parameter that has a gradient; return what ``closure`` returns, if given."""
+        """Update every parameter that has a gradient; return what `closure` returns, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self.carrier is not None:
-            self.carrier()
-            return loss
+        hypers: dict[nn.Parameter, Hyper] = {}
         for group in self.param_groups:
-            lists, steps = self.begin_update(group)
-            kernels = {"foreach": group["foreach"] is not False, "fused": group["fused"]}
-            accumulators = lists[4] if len(lists) > 4 else ()
-            accum_adam_update(*lists[:4], accumulators, steps, **self.hyperparameters(group), **kernels)
+            params = self._count_updates(group)
+            hyper = Hyper.of(group, self.decoupled_weight_decay)
+            if group["fused"]:
+                hypers |= dict.fromkeys(params, hyper)
+            else:
+                self._update_lists(params, hyper, foreach=group["foreach"] is not False)
+        alone = self._flat_states_of(hypers)
+        for flat in (*self._flat, *alone):
+            flat.begin(hypers, self.state)
+        for flat in alone:
+            flat.update(slice(0, flat.numel))
+        for bucket, incoming in (self.arriving or self._whole_vectors)():
+            self.update(bucket, incoming)
         return loss
 
-    def begin_update(self, group: dict[str, Any]) -> tuple[list[list[Tensor]], list[int]]:
-        """Count an update of every parameter of the group that has a gradient.
+    def update(self, bucket: Bucket, incoming: Incoming | None) -> None:
+        """Merge `incoming`, if given, into a bucket of the flat vectors and update it; `step` has begun."""
+        self._flat[bucket.vector].update(bucket.span, incoming)
 
-        Returns the lists of parameters, gradients, moments and, but for windows of one step, accumulators that
-        ``accum_adam_update`` takes, and the counts.
-        """
+    def _whole_vectors(self) -> Iterator[tuple[Bucket, None]]:
+        for index, flat in enumerate(self._flat):
+            yield Bucket(index, slice(0, flat.numel)), None
+
+    def _flat_states_of(self, params: Iterable[nn.Parameter]) -> list[FlatState]:
+        """Return those of the parameters that lie in no flat vector."""
+        placed = {parameter for flat in self._flat for parameter in flat.parameters}
+        outside = [param for param in params if param not in placed]
+        self._alone = {**self._alone, **{p: FlatState(Alone(p)) for p in outside if p not in self._alone}}
+        return [self._alone[param] for param in outside]
+
+    def _count_updates(self, group: dict[str, Any]) -> list[nn.Parameter]:
+        """Count an update of every parameter of the group that has a gradient; return these."""
         params = [param for param in group["params"] if param.grad is not None]
-        grads = [dense_grad(type(self).__name__, param) for param in params]
-        states = [self._state_of(param, group) for param in params]
-        for state in states:
-            state["step"] += 1
-        state_lists = [[state[name] for state in states] for name in state_names(group)]
-        return [params, grads, *state_lists], [int(state["step"]) for state in states]
+        for param in params:
+            dense_grad(type(self).__name__, param)
+        steps = [self._state_of(param, group)["step"] for param in params]
+        if steps:
+            torch._foreach_add_(steps, 1)
+        return params
+
+    def _update_lists(self, params: list[nn.Parameter], hyper: Hyper, foreach: bool) -> None:
+        states = [self.state[param] for param in params]
+        columns = [[state[name] for state in states] for name in state_names(hyper.s)]
+        accumulators = columns[2] if len(columns) > 2 else ()
+        steps = [int(state["step"]) for state in states]
+        grads = [param.grad for param in params]
+        accum_adam_update(params, grads, *columns[:2], accumulators, steps, hyper, foreach=foreach)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle or a state dict; refuse the state of another optimizer."""
         for index, group in enumerate(state["param_groups"]):
             self._check_keys(f"parameter group {index}", group, OPTIONS)
             for param_state in (state["state"][param] for param in group["params"] if param in state["state"]):
-                self._check_keys("the state of a parameter", param_state, ("step", *state_names(group)))
+                self._check_keys(
+                    "the state of a parameter", param_state, ("step", *state_names(group["accumulation_steps"]))
+                )
                 # A copy, on the CPU: torch hands over the saved tensor itself, wherever torch.load has put it.
                 param_state["step"] = _count(int(param_state["step"]))
         super().__setstate__(state)
 
     def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        """The state of ``param``; what is missing is made of zeros, what its group has no use for is dropped."""
+        """Return the state of `param`; what is missing is made of zeros, what its group has no use for is dropped."""
         state = self.state[param]
         if not state:
             state["step"] = _count(0)
-        names = state_names(group)
+        names = state_names(group["accumulation_steps"])
         for name in names:
-            if name not in state:
+            if name not in state and not group["fused"]:  # else FlatState has a place for it
                 state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
         if "accumulator" not in names:
             state.pop("accumulator", None)
@@ -188,7 +220,7 @@ class AccumAdam(Optimizer):
 class AccumAdamW(AccumAdam):
     """Accumulated Adam with decoupled weight decay, x <- (1 - lr weight_decay) x before the update, as AdamW.
 
-    Arguments, state and errors as for ``AccumAdam``.
+    Arguments, state and errors are those of `AccumAdam`.
     """
 
     decoupled_weight_decay = True
@@ -210,11 +242,11 @@ class AccumAdamW(AccumAdam):
         )
 
 
-def state_names(group: dict[str, Any]) -> tuple[str, ...]:
-    """The tensors, of a parameter's shape, that the state of the group's parameters holds."""
-    return ("exp_avg", "exp_avg_sq") + ("accumulator",) * (group["accumulation_steps"] > 1)
+def state_names(accumulation_steps: int) -> tuple[str, ...]:
+    """Return the names of the tensors, of a parameter's shape, that its state holds."""
+    return STATE_NAMES if accumulation_steps > 1 else STATE_NAMES[:2]
 
 
 def _count(k: int) -> Tensor:
-    """A count of updates as it is kept in the state: exact, and on the CPU whatever the default device."""
+    """Return a count of updates as the state keeps it: exact, and on the CPU whatever the default device."""
     return torch.tensor(k, dtype=torch.int64, device="cpu")

@@ -1,8 +1,22 @@
 """Data-parallel training over process groups: gossip (decentralized) and the all-reduce baseline.
 
-model = DecentralizedDataParallel(model, topology="one_peer_exponential")
-optimizer = AccumAdamW(model.parameters(), lr=6e-4)
-model.attach(optimizer)            # merge before the step, launch after it
+    model = DecentralizedDataParallel(model, topology="one_peer_exponential")
+    optimizer = AccumAdamW(model.parameters(), lr=6e-4)
+    model.attach(optimizer)            # merge before the step, launch after it
+
+Glossary, of the whole project:
+
+worker    node of a topology: one replica of the model, trained by one rank or by `ranks_per_worker` of them
+rank      process of the process group; world size of a group: its number of ranks
+host      machine; holds `workers_per_host` workers
+round     one gossip step, x_i <- sum_j W_ij x_j with mixing matrix W; a topology is a schedule of rounds
+clock     number of committed updates; round `clock` of the schedule comes next
+vector    all parameters of one dtype and device in one flat tensor, of which they are views (`common.flat`)
+bucket    slice of a vector that travels in messages of its own
+exchange  what one rank sends and receives for one bucket in one round; its transport is SEND_RECV, SUBGROUP (an
+          all-reduce in a group) or HIERARCHICAL (average inside the host, exchange shards between hosts, gather inside)
+rail      the workers with the same index in their hosts; they exchange the same shard of a bucket
+launch    post an exchange's messages; merge: wait for them and mix; drain: wait for them and drop what they brought
 """
 
 from common.parallel.allreduce import AllReduceDataParallel

@@ -1,18 +1,14 @@
 """The all-reduce baseline: PyTorch's DistributedDataParallel behind the contract of the gossip wrapper."""
 
-import contextlib
 from datetime import timedelta
-from typing import Any
 
 from torch import Tensor, nn
 
-from common.parallel.arguments import check_sizes
 from common.parallel.averaging import average_buffers_, consensus_distance
+from common.parallel.checks import check_equal_on_all_ranks, check_sizes
 from common.parallel.collectives import broadcast_from_first
-from common.parallel.communicators import Communicators
-from common.parallel.consistency import check_equal_on_all_ranks
 from common.parallel.data_parallel import DataParallel, averageable_buffers
-from common.parallel.ddp import average_gradients_with_ddp
+from common.parallel.process_groups import ProcessGroups
 
 
 class AllReduceDataParallel(DataParallel):
@@ -36,22 +32,17 @@ class AllReduceDataParallel(DataParallel):
         timeout_s: float = 300.0,
     ) -> None:
         check_sizes(bucket_mb, timeout_s)
-        communicators = Communicators(1, timedelta(seconds=timeout_s))
-        super().__init__(module, communicators.rank, communicators.world_size)
-        self._communicators = communicators
+        groups = ProcessGroups(1, timedelta(seconds=timeout_s))
+        super().__init__(module, groups.rank, groups.world_size)
+        self._groups = groups
         facts = {"bucket_mb": bucket_mb, "find_unused_parameters": find_unused_parameters}
-        check_equal_on_all_ranks(facts, communicators.world, self.bare_module)
-        broadcast_from_first([*module.parameters(), *module.buffers()], communicators.world)
+        check_equal_on_all_ranks(facts, groups.world, self.bare_module)
+        broadcast_from_first([*module.parameters(), *module.buffers()], groups.world)
         trained = [p for p in module.parameters() if p.requires_grad]
         self._gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
-        # Kept out of the module tree: its parameters are the module's own.
-        self.__dict__["_ddp"] = None
         if self.world_size > 1 and trained:
-            self.__dict__["_ddp"] = average_gradients_with_ddp(
-                module,
-                communicators.world,
-                bucket_cap_mb=bucket_mb,
-                find_unused_parameters=find_unused_parameters,
+            self._average_gradients(
+                groups.world, bucket_cap_mb=bucket_mb, find_unused_parameters=find_unused_parameters
             )
 
     def _before_forward(self) -> None:
@@ -63,30 +54,18 @@ class AllReduceDataParallel(DataParallel):
     def _after_update(self) -> None:
         self.counters.rounds += 1
 
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
-        return (self._ddp or self.module)(*args, **kwargs)
-
-    @property
-    def settles_in_first_backward(self) -> bool:
-        """DDP does."""
-        return self._ddp is not None
-
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """DDP's no_sync: accumulate gradients without averaging."""
-        return self._ddp.no_sync() if self._ddp is not None else contextlib.nullcontext()
-
     def average_(self) -> None:
         """Average the buffers for good. Collective."""
         self._write_mean()
 
     def consensus_distance(self) -> float:
-        """Measured, not assumed: 0 unless something is wrong. Collective."""
+        """Return the measured distance: 0 unless something is wrong. Collective."""
         vectors = [p.detach().reshape(-1) for p in self.parameters() if p.requires_grad]
-        return consensus_distance(vectors, self.world_size, self._communicators.world)
+        return consensus_distance(vectors, self.world_size, self._groups.world)
 
     def _mean_state(self) -> list[Tensor]:
-        """Only the buffers: parameters are equal already."""
+        """Return only the buffers: parameters are equal already."""
         return averageable_buffers(self.bare_module)
 
     def _write_mean(self) -> None:
-        average_buffers_(self._mean_state(), self.world_size, self._communicators.world)
+        average_buffers_(self._mean_state(), self.world_size, self._groups.world)

@@ -1,17 +1,28 @@
-"""The contract that all data-parallel wrappers share: what a person who knows DDP expects, and `attach`."""
+"""The contract that all data-parallel wrappers share: what a user of DDP expects, and the hooks of `optimizer.step()`.
+
+An update is, in this order: `_before_update`, the optimizer's step, `_after_update`, a tick of the clock,
+`_after_commit`.
+"""
 
 import contextlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from common.parallel.averaging import restored
 from common.parallel.counters import CommunicationCounters
+
+# torch 2.13 deprecates `broadcast_buffers` for `forward_sync_buffers`; torch 2.6 knows only the former.
+_SIGNATURE = inspect.signature(DistributedDataParallel).parameters
+_KEEP_BUFFERS = {"forward_sync_buffers" if "forward_sync_buffers" in _SIGNATURE else "broadcast_buffers": False}
 
 
 class DataParallel(nn.Module, ABC):
@@ -33,24 +44,32 @@ class DataParallel(nn.Module, ABC):
         self._stepped: set[int] = set()
         self._averaged = False
         self._handles: list[RemovableHandle] = []
+        # Kept out of the module tree: its parameters are the module's own.
+        self.__dict__["_ddp"] = None
+
+    def _average_gradients(self, group: dist.ProcessGroup, **options: Any) -> None:
+        """Have DDP average gradients over `group`; buffers stay the worker's."""
+        self.__dict__["_ddp"] = DistributedDataParallel(
+            self.module, process_group=group, gradient_as_bucket_view=True, **_KEEP_BUFFERS, **options
+        )
 
     # -- what a method of data parallelism defines
 
     def _before_forward(self) -> None:
-        """Called before each training forward."""
+        """Prepare a training forward."""
 
     def _before_update(self) -> None:
-        """Called once per update, before the first optimizer's step."""
+        """Act before the first optimizer's step of an update."""
 
     def _after_update(self) -> None:
-        """Called once per update, after the last optimizer's step, before the clock ticks."""
+        """Act after the last optimizer's step of an update, before the clock ticks."""
 
     def _after_commit(self) -> None:
-        """Called once per update, after the clock ticked."""
+        """Act after the clock ticked."""
 
     @abstractmethod
     def _mean_state(self) -> list[Tensor]:
-        """What `averaged` overwrites: parameters that may differ between workers, and buffers."""
+        """Return what `averaged` overwrites: parameters that may differ between workers, and buffers."""
 
     @abstractmethod
     def _write_mean(self) -> None:
@@ -77,25 +96,25 @@ class DataParallel(nn.Module, ABC):
 
     @abstractmethod
     def consensus_distance(self) -> float:
-        """sqrt(mean_i ||x_i - x_bar||^2) over the trainable parameters, equal on all ranks. Collective."""
+        """Return sqrt(mean_i ||x_i - x_bar||^2) over the trainable parameters, equal on all ranks. Collective."""
 
     def synchronize_gradients(self) -> None:
         """Make gradients final after the last backward of a step; a no-op where backward has done it."""
 
     @property
     def settles_in_first_backward(self) -> bool:
-        """Whether the first backward fixes the order in which gradients are added up from then on (as DDP's does)."""
-        return False
+        """Whether the first backward fixes the order in which gradients are added up from then on, as DDP's does."""
+        return self._ddp is not None
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Accumulate gradients locally: wrap all but the last backward of a step."""
-        return contextlib.nullcontext()
+        """Accumulate gradients locally: wrap all but the last backward of a step. Only matters where DDP averages."""
+        return self._ddp.no_sync() if self._ddp is not None else contextlib.nullcontext()
 
     def drain(self) -> None:
         """Make sure that no message is in flight, so that parameters may be written. Collective."""
 
     def communication_state(self) -> list[Tensor]:
-        """What the next rounds depend on besides parameters and clock; belongs into a checkpoint of this rank."""
+        """Return what the next rounds depend on besides parameters and clock, for the checkpoint of this rank."""
         return []
 
     def load_communication_state(self, state: Sequence[Tensor]) -> None:
@@ -175,7 +194,7 @@ class DataParallel(nn.Module, ABC):
     # -- the bare module's face
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward."""
+        """Run the module's forward."""
         if self.training and torch.is_grad_enabled():
             if self._averaged:
                 raise RuntimeError("a training forward inside `with model.averaged()`: call model.eval() or no_grad()")
@@ -187,10 +206,7 @@ class DataParallel(nn.Module, ABC):
                     f"all {len(self._optimizers)} attached optimizers, without closures"
                 )
             self._before_forward()
-        return self._call(*args, **kwargs)
-
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
+        return (self._ddp or self.module)(*args, **kwargs)
 
     @property
     def bare_module(self) -> nn.Module:
@@ -198,7 +214,7 @@ class DataParallel(nn.Module, ABC):
         return getattr(self.module, "_orig_mod", self.module)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The bare module's state dict, without any prefix."""
+        """Return the bare module's state dict, without any prefix."""
         return self.bare_module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
@@ -207,15 +223,15 @@ class DataParallel(nn.Module, ABC):
         return self.bare_module.load_state_dict(state_dict, *args, **kwargs)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The bare module's named parameters."""
+        """Return the bare module's named parameters."""
         return self.bare_module.named_parameters(*args, **kwargs)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        """The bare module's named buffers."""
+        """Return the bare module's named buffers."""
         return self.bare_module.named_buffers(*args, **kwargs)
 
 
 def averageable_buffers(module: nn.Module) -> list[Tensor]:
-    """The persistent floating point buffers: statistics that workers collect, each once."""
+    """Return the persistent floating point buffers, the statistics that workers collect, each once."""
     persistent = module.state_dict().keys()
     return [b for name, b in module.named_buffers() if name in persistent and b.is_floating_point()]

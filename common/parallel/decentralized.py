@@ -8,7 +8,7 @@ Adapt then combine (`atc`, the DmSGD of arXiv 2110.13363): x_i(t+1) = sum_j W_ij
 to overlap with: `optimizer.step()` updates, then exchanges.
 """
 
-import contextlib
+import inspect
 from datetime import timedelta
 from typing import Any
 
@@ -16,18 +16,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from common.parallel.arguments import check_order, check_sizes, check_transport, resolve_topology
+from common.flat import flatten
 from common.parallel.averaging import average_buffers_, consensus_distance
-from common.parallel.bucketwise import BucketwiseStep, updates_in_pieces
+from common.parallel.checks import (
+    check_equal_on_all_ranks,
+    check_order,
+    check_sizes,
+    check_transport,
+    refuse_unknown,
+    resolve_topology,
+)
 from common.parallel.collectives import broadcast_from_first, mean_over_ranks_
-from common.parallel.communicators import Communicators
-from common.parallel.consistency import check_equal_on_all_ranks
 from common.parallel.data_parallel import DataParallel, averageable_buffers
-from common.parallel.ddp import average_gradients_with_ddp
 from common.parallel.debiasing import Debiasing
-from common.parallel.flat import flatten
-from common.parallel.mixer import Mixer
-from common.parallel.momentum import MomentumVectors, mixes_momentum
+from common.parallel.gossip import Mixer
+from common.parallel.optimizers import BucketwiseOptimizer, MomentumVectors, is_bucketwise, mixes_momentum
+from common.parallel.process_groups import ProcessGroups
 from common.topology import Topology
 
 
@@ -44,8 +48,8 @@ class DecentralizedDataParallel(DataParallel):
     order:            "awc" or "atc", see above
     ranks_per_worker: ranks that share one replica: gradients are averaged among them (DDP), gossip runs between
                       workers (arXiv 2110.13363 treats a server of 8 GPUs as one node)
-    workers_per_host:   workers on each host, for topologies that know hosts (aer) and for how rounds travel; only used
-                      with a name, a Topology says it by itself
+    workers_per_host: for topologies that know hosts (aer) and for how rounds travel; only used with a name, a Topology
+                      has its own
     bucket_mb:        MiB of a message; 1-2 suit slow links. An all-reduce cuts a bucket into a message for each member,
                       there buckets are as many times larger (at most 25)
     transport:        "auto", "send_recv" or "subgroup" (where a round averages in groups)
@@ -77,16 +81,18 @@ class DecentralizedDataParallel(DataParallel):
         push_sum: bool = False,
         find_unused_parameters: bool = False,
         timeout_s: float = 300.0,
+        **unknown: Any,
     ) -> None:
+        refuse_unknown("DecentralizedDataParallel", unknown, inspect.signature(DecentralizedDataParallel).parameters)
         check_order(order)
         check_transport(transport)
         check_sizes(bucket_mb, timeout_s)
         timeout = timedelta(seconds=timeout_s)
-        communicators = Communicators(ranks_per_worker, timeout)
-        super().__init__(module, communicators.worker, communicators.workers)
-        self.topology = resolve_topology(topology, communicators.workers, workers_per_host, push_sum)
+        groups = ProcessGroups(ranks_per_worker, timeout)
+        super().__init__(module, groups.worker, groups.workers)
+        self.topology = resolve_topology(topology, groups.workers, workers_per_host, push_sum)
         self.order = order
-        self._communicators = communicators
+        self._groups = groups
         facts = {
             "topology": self.topology.fingerprint(),
             "order": order,
@@ -96,13 +102,13 @@ class DecentralizedDataParallel(DataParallel):
             "phases": phases,
             "find_unused_parameters": find_unused_parameters,
         }
-        check_equal_on_all_ranks(facts, communicators.world, self.bare_module)
-        broadcast_from_first([*module.parameters(), *module.buffers()], communicators.world)
+        check_equal_on_all_ranks(facts, groups.world, self.bare_module)
+        broadcast_from_first([*module.parameters(), *module.buffers()], groups.world)
         self._vectors = flatten(self.bare_module)
         self.mixer = Mixer(
             self._vectors,
             self.topology,
-            communicators,
+            groups,
             bucket_mb=bucket_mb,
             transport=transport,
             message_dtype=message_dtype,
@@ -113,15 +119,11 @@ class DecentralizedDataParallel(DataParallel):
         self._debiasing: Debiasing | None = None
         if not self.topology.doubly_stochastic:
             vectors = [vector.data for vector in self._vectors]
-            self._debiasing = Debiasing(self.topology, communicators.worker, vectors)
+            self._debiasing = Debiasing(self.topology, groups.worker, vectors)
         self._momentum: list[MomentumVectors] = []
-        self._bucketwise: BucketwiseStep | None = None
-        # Kept out of the module tree: its parameters are the module's own.
-        self.__dict__["_inner"] = None
-        if communicators.inner is not None:
-            self.__dict__["_inner"] = average_gradients_with_ddp(
-                module, communicators.inner, find_unused_parameters=find_unused_parameters
-            )
+        self._bucketwise: BucketwiseOptimizer | None = None
+        if groups.within_worker is not None:
+            self._average_gradients(groups.within_worker, find_unused_parameters=find_unused_parameters)
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
         """Hook into `optimizer.step()`.
@@ -137,23 +139,27 @@ class DecentralizedDataParallel(DataParallel):
         super().attach(optimizer)
         if mixes:
             self._momentum.append(MomentumVectors(optimizer, self._vectors))
-        self._give_back_step()
-        alone = len(self._optimizers) == 1 and self.world_size > 1
-        if alone and self._debiasing is None and self.order == "awc" and updates_in_pieces(optimizer):
-            self._bucketwise = BucketwiseStep(optimizer, self.mixer)
+        self._step_by_bucket(optimizer)
         return optimizer
 
-    def _give_back_step(self) -> None:
+    def _step_by_bucket(self, optimizer: Optimizer | None) -> None:
+        """Let the optimizer's step go bucket by bucket if it can and is the only one; take that from any other."""
         if self._bucketwise is not None:
-            self._bucketwise.close()
-            self._bucketwise = None
+            self._bucketwise.arriving = self._bucketwise = None
+        if optimizer is None or not is_bucketwise(optimizer):
+            return
+        optimizer.flatten_state(self._vectors, place_gradients=self._ddp is None)
+        alone = len(self._optimizers) == 1 and self.world_size > 1
+        if alone and self._debiasing is None and self.order == "awc":
+            optimizer.arriving = self.mixer.arriving
+            self._bucketwise = optimizer
 
     def _before_forward(self) -> None:
         if self.order == "awc":
             self.mixer.launch()  # the first round, and the one after an average: later ones follow each step
 
     def _before_update(self) -> None:
-        if self.order == "awc" and self._bucketwise is None:  # which merges in the step
+        if self.order == "awc" and self._bucketwise is None:  # else buckets are merged inside the step
             self.mixer.merge()
         if self._debiasing is not None:
             self._debiasing.remember()
@@ -169,19 +175,7 @@ class DecentralizedDataParallel(DataParallel):
 
     def _after_commit(self) -> None:
         if self.order == "awc":
-            self.mixer.launch()
-
-    def _call(self, *args: Any, **kwargs: Any) -> Any:
-        return (self._inner or self.module)(*args, **kwargs)
-
-    @property
-    def settles_in_first_backward(self) -> bool:
-        """DDP does."""
-        return self._inner is not None
-
-    def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Accumulate gradients locally; only matters with several ranks per worker."""
-        return self._inner.no_sync() if self._inner is not None else contextlib.nullcontext()
+            self.mixer.launch()  # unless it was done bucket by bucket
 
     def drain(self) -> None:
         """Drop what is in flight, so that parameters may be written. Collective."""
@@ -190,14 +184,14 @@ class DecentralizedDataParallel(DataParallel):
     def close(self) -> None:
         """Drain and detach from the optimizers; the bare module and they stay usable. Collective."""
         super().close()
-        self._give_back_step()
+        self._step_by_bucket(None)
         self.mixer.close()
         for momentum in self._momentum:
             momentum.close()
         self._momentum.clear()
 
     def communication_state(self) -> list[Tensor]:
-        """What messages of 8 bits have left out so far."""
+        """Return what messages of 8 bits have left out so far."""
         return self.mixer.errors
 
     def load_clock(self, clock: int) -> None:
@@ -211,10 +205,9 @@ class DecentralizedDataParallel(DataParallel):
         self._write_mean()
 
     def consensus_distance(self) -> float:
-        """sqrt(mean_i ||x_i - x_bar||^2), equal on all ranks. Collective."""
-        communicators = self._communicators
+        """Return sqrt(mean_i ||x_i - x_bar||^2), equal on all ranks. Collective."""
         vectors = [vector.data for vector in self._vectors]
-        return consensus_distance(vectors, communicators.world_size, communicators.world, self._weight())
+        return consensus_distance(vectors, self._groups.world_size, self._groups.world, self._weight())
 
     def _weight(self) -> float:
         return 1.0 if self._debiasing is None else self._debiasing.weight(self.clock)
@@ -224,7 +217,7 @@ class DecentralizedDataParallel(DataParallel):
 
     def _write_mean(self) -> None:
         self.mixer.wait()  # sends read the vectors in place; what arrived stays valid if they are restored
-        n, group = self._communicators.world_size, self._communicators.world
+        n, group = self._groups.world_size, self._groups.world
         vectors = [vector.data for vector in self._vectors]
         for vector in vectors if self._debiasing is not None else ():
             vector.mul_(self._weight())

@@ -105,7 +105,7 @@ def _measured(given: dict[str, Any], tflop: float | None) -> dict[str, Any] | No
     if tflop is not None and not tflop > 0:
         raise ValueError(f"--tflop {tflop}: expected a number > 0")
     from common.parallel.collectives import rank
-    from common.parallel.process_group import process_group
+    from common.parallel.process_groups import process_group
     from common.runtime.measure import measure
 
     with process_group(TIMEOUT_S) as device:

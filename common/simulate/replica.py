@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from common.flat import ALIGNMENT_BYTES, FlatVector, flatten
 from common.optim import DmSGD
-from common.parallel.arguments import check_order, resolve_topology
-from common.parallel.buckets import plan_buckets
+from common.parallel.checks import check_order, resolve_topology
 from common.parallel.collectives import sum_dtype
 from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
-from common.parallel.flat import ALIGNMENT_BYTES, FlatVector, flatten
-from common.parallel.momentum import MomentumVectors, mixes_momentum
+from common.parallel.gossip.buckets import plan_buckets
+from common.parallel.optimizers import MomentumVectors, is_bucketwise, mixes_momentum
 from common.simulate.methods import average_gradients_, count_allreduce, count_gossip, mix_
 from common.topology import Topology, weights_of
 
@@ -74,6 +74,8 @@ class SimulatedReplica(DataParallel):
         super().attach(optimizer)
         if mixes:
             self._cohort.add_momentum(self.rank, optimizer)
+        if is_bucketwise(optimizer):
+            optimizer.flatten_state(self._cohort.vectors[self.rank], place_gradients=True)
         return optimizer
 
     def close(self) -> None:

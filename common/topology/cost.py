@@ -55,13 +55,13 @@ def bytes_sent(
     payload_bytes: float,
     transport: Transport | str | None = None,
     workers_per_host: int = 1,
-    rail_bytes: float | None = None,
+    shard_bytes: float | None = None,
 ) -> float:
     """Return the bytes that `rank` hands to the network in this round.
 
     SEND_RECV: the payload once per rank that takes from it. SUBGROUP: a ring all-reduce, 2(g-1)/g payloads in
     a group of g. HIERARCHICAL with L ranks per host: 2(L-1)/L payloads inside, and in the round of the hosts what
-    the host would send of one L-th, or of `rail_bytes` where messages between hosts are narrower. `transport`
+    the host would send of one L-th, or of `shard_bytes` where messages between hosts are narrower. `transport`
     replaces the default one.
 
     Raises ValueError when the round cannot be carried out by `transport`.
@@ -74,7 +74,7 @@ def bytes_sent(
             return 2 * (g - 1) / g * payload_bytes
         case Transport.HIERARCHICAL:
             share = payload_bytes / workers_per_host
-            narrow = share if rail_bytes is None else rail_bytes
+            narrow = share if shard_bytes is None else shard_bytes
             between = bytes_sent(round_.between_hosts(workers_per_host), rank // workers_per_host, narrow)
             return 2 * (workers_per_host - 1) * share + between
         case _:

@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from common.parallel.collectives import gather_objects
-from common.parallel.process_group import local_device, open_process_group
+from common.parallel.process_groups import local_device, open_process_group
 from common.training.checkpoint import CheckpointError, Checkpoints
 from common.training.compose import compose_config
 from common.training.config import Config, ConfigError

@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from common.cli import Arguments, Text, UsageError, command_of
 from common.parallel.collectives import gather_objects
-from common.parallel.process_group import process_group
+from common.parallel.process_groups import process_group
 from common.report.benchmark import Benchmark
 from common.runtime.measure import layout
 from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on

@@ -27,9 +27,9 @@ from common.cli import Arguments, Text, UsageError, command_of, main_function, n
 from common.optim import AccumAdamW
 from common.optim.compiled import fused_kernel
 from common.optim.piecewise import PiecewiseUpdate
-from common.parallel.buckets import Bucket
+from common.parallel.gossip.buckets import Bucket
 from common.parallel.bucketwise import Piece, pieces_of
-from common.parallel.flat import FlatVector, cut
+from common.flat import FlatVector, cut
 from common.report.benchmark import Benchmark
 from common.topology import build
 from gpt2.model import GPT2, Shape

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from common.parallel.hierarchical import Hierarchical
+from common.parallel.gossip.hierarchical import Hierarchical
 from tests.distributed.processes import collect, run_processes
 from tests.distributed.scenarios import Scenario, real
 

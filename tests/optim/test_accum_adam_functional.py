@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.optim import AccumAdam, AccumAdamW, accum_adam_update
+from common.optim import AccumAdam, AccumAdamW, Hyper, accum_adam_update
 
 
 @pytest.mark.parametrize("cls", [AccumAdam, AccumAdamW])
@@ -26,7 +26,7 @@ def test_segments_of_flat_vectors_equal_the_optimizer(cls):
                 [grad[segment]],
                 *([tensor[segment]] for tensor in state),
                 [k],
-                **optimizer.hyperparameters(optimizer.param_groups[0]),
+                Hyper.of(optimizer.param_groups[0], cls.decoupled_weight_decay),
             )
     assert torch.equal(flat, torch.cat([param.detach().flatten() for param in params]))
 
@@ -39,18 +39,12 @@ def test_steps_may_differ_and_are_not_written(foreach):
     columns = {name: [torch.rand(5, generator=generator) for _ in range(4)] for name in names}
     copies = {name: [tensor.clone() for tensor in tensors] for name, tensors in columns.items()}
     steps = [4, 5, 8, 4]
-    options = {
-        "lr": 0.01,
-        "betas": (0.9, 0.99),
-        "eps": 1e-8,
-        "weight_decay": 0.1,
-        "decoupled": True,
-        "accumulation_steps": 4,
-        "foreach": foreach,
-    }
-    accum_adam_update(**columns, steps=steps, **options)
+    hyper = Hyper(lr=0.01, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1, decoupled=True, s=4)
+    accum_adam_update(**columns, steps=steps, hyper=hyper, foreach=foreach)
     for i, k in enumerate(steps):
-        accum_adam_update(**{name: [tensors[i]] for name, tensors in copies.items()}, steps=[k], **options)
+        accum_adam_update(
+            **{name: [tensors[i]] for name, tensors in copies.items()}, steps=[k], hyper=hyper, foreach=foreach
+        )
     assert steps == [4, 5, 8, 4]
     for name in names:
         for a, b in zip(columns[name], copies[name], strict=True):
@@ -61,18 +55,6 @@ def test_steps_may_differ_and_are_not_written(foreach):
 
 def test_lists_of_different_length_are_refused():
     tensors = [torch.zeros(2)]
+    hyper = Hyper(lr=0.1, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0, decoupled=True, s=4)
     with pytest.raises(ValueError, match=r"equal length, got \[1, 0, 1, 1, 1\] tensors and 1 steps"):
-        accum_adam_update(
-            tensors,
-            [],
-            tensors,
-            tensors,
-            tensors,
-            [1],
-            lr=0.1,
-            betas=(0.9, 0.99),
-            eps=1e-8,
-            weight_decay=0.0,
-            decoupled=True,
-            accumulation_steps=4,
-        )
+        accum_adam_update(tensors, [], tensors, tensors, tensors, [1], hyper)

@@ -1,6 +1,5 @@
 """The compiled kernel against the definition, on all layouts of parameters."""
 
-import itertools
 import math
 
 import numpy as np
@@ -9,9 +8,10 @@ import torch
 from torch import nn
 from torch._inductor.utils import fresh_cache, run_and_get_code
 
+from common.flat import Bucket, FlatVector
 from common.optim import AccumAdam, AccumAdamW, compiled
-from common.optim.compiled import JOINED_ELEMENTS, fused_kernel
-from common.optim.piecewise import PiecewiseUpdate
+from common.optim.compiled import fused_kernel
+from common.optim.flat_state import Incoming
 from tests.optim.accum_reference import accum_adam_reference
 
 
@@ -91,64 +91,137 @@ def test_the_kernel_has_threads_whatever_it_is_compiled_for() -> None:
     assert "#pragma omp parallel" in sources[0]
 
 
-def test_pieces_with_merging_equal_the_definition() -> None:
+def test_buckets_with_merging_equal_the_definition() -> None:
     """x <- own x + weight r first, then the update; elements without a gradient are merged only."""
     rng = np.random.default_rng(1)
-    start, grad, received = (rng.standard_normal((5, 4)) for _ in range(3))
+    start, grad = (rng.standard_normal((5, 4)) for _ in range(2))
     options = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
-    merged = 0.25 * start + 0.5 * received
+    param, frozen = (nn.Parameter(torch.from_numpy(start.copy())) for _ in range(2))
+    vector = FlatVector([("trained", param), ("without a gradient", frozen)])
+    received = torch.from_numpy(rng.standard_normal(vector.numel))
+    theirs = [received[slot.offset : slot.offset + 20].view(5, 4).numpy() for slot in vector.slots]
+    merged, only_merged = (0.25 * start + 0.5 * r for r in theirs)
     (expected,) = accum_adam_reference(merged, [grad], **options, s=1, decoupled=True)
-    param, frozen = nn.Parameter(torch.from_numpy(start.copy())), nn.Parameter(torch.from_numpy(start.copy()))
     optimizer = AccumAdamW([param, frozen], **options, accumulation_steps=1, fused=True)
+    optimizer.flatten_state([vector], place_gradients=False)
     param.grad = torch.from_numpy(grad)
     version = param._version
-    update, flat = PiecewiseUpdate(optimizer), torch.from_numpy(received).reshape(-1)
-    for begin, end in ((0, 7), (7, 8), (8, 20)):
-        update.update([(p, begin, end, begin) for p in (param, frozen)], (flat, 0.25, 0.5))
+    spans = [slice(0, 7), slice(7, 8), slice(8, 30), slice(30, vector.numel)]
+    optimizer.arriving = lambda: ((Bucket(0, span), Incoming(received[span], 0.25, 0.5)) for span in spans)
+    optimizer.step()
     np.testing.assert_allclose(param.detach().numpy(), expected, rtol=1e-12)
-    np.testing.assert_allclose(frozen.detach().numpy(), merged, rtol=1e-12)
+    np.testing.assert_allclose(frozen.detach().numpy(), only_merged, rtol=1e-12)
     assert param._version > version
     assert int(optimizer.state[param]["step"]) == 1
     assert frozen not in optimizer.state
 
 
-def test_small_tensors_share_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one group and dtype; where there is but one of them, it is not copied."""
-    sizes: list[int] = []
-    monkeypatch.setattr(compiled, "fused_kernel", lambda *_, **__: lambda _, x, *others: sizes.append(x.numel()))
-    large = JOINED_ELEMENTS + 1
-    groups = [[3, large, JOINED_ELEMENTS, 5], [7, large], [2, 4]]
-    params = [[nn.Parameter(torch.ones(size)) for size in group] for group in groups]
-    params[0].append(nn.Parameter(torch.ones(6, dtype=torch.float64)))
-    for param in itertools.chain(*params):
-        param.grad = torch.ones_like(param)
-    AccumAdam([{"params": group} for group in params], fused=True).step()
-    assert sizes == [large, 3 + JOINED_ELEMENTS + 5, 6, 7, large, 2 + 4]
-
-
-def test_remembered_spans_follow_the_memory() -> None:
-    """A state that is loaded and a parameter that moves lie elsewhere from then on."""
-
-    def train(spans: dict | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def flat_and_alone(groups: list[dict], **options: object) -> tuple[list[AccumAdamW], FlatVector]:
+    """Return two optimizers of equal parameters, those of the first one in a flat vector that backward fills."""
+    optimizers = []
+    for _ in range(2):
         generator = torch.Generator().manual_seed(0)
-        params = [nn.Parameter(torch.randn(size, generator=generator)) for size in (5, JOINED_ELEMENTS + 3)]
-        optimizer = AccumAdamW(params, lr=0.1, accumulation_steps=2, fused=True)
-        for step in range(4):
-            for param in params:
-                param.grad = torch.randn(param.shape, generator=generator)
-            if step == 2:
-                saved = optimizer.state_dict()
-                saved["state"] = {i: {k: v.clone() for k, v in kept.items()} for i, kept in saved["state"].items()}
-                optimizer.load_state_dict(saved)
-            if step == 3:
-                params[0].data = params[0].data.clone()
-            update = PiecewiseUpdate(optimizer, spans)
-            update.update([(param, 0, param.numel(), 0) for param in params])
-        return params, [kept["exp_avg"] for kept in optimizer.state.values()]
+        sized = [
+            group | {"params": [nn.Parameter(torch.randn(n, generator=generator)) for n in group["params"]]}
+            for group in groups
+        ]
+        optimizers.append(AccumAdamW(sized, lr=0.1, accumulation_steps=2, fused=True, **options))
+    first = [param for group in optimizers[0].param_groups for param in group["params"]]
+    vector = FlatVector([(str(index), param) for index, param in enumerate(first[::2] + first[1::2])])
+    optimizers[0].flatten_state([vector], place_gradients=True)
+    return optimizers, vector
 
-    for found, expected in zip(train({}), train(None), strict=True):
-        for one, other in zip(found, expected, strict=True):
-            assert torch.equal(one, other)
+
+def train(optimizer: AccumAdamW, steps: int, seed: int, without: int | None = None) -> None:
+    """Run backward passes whose gradients do not depend on the parameters, and step."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        factors = [torch.randn(param.shape, generator=generator) for param in params]
+        used = [i for i in range(len(params)) if i != without]
+        sum((params[i] * factors[i]).sum() for i in used).backward()
+        optimizer.step()
+
+
+def values(optimizer: AccumAdamW) -> list[torch.Tensor]:
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return [param.detach() for param in params] + [optimizer.state[p]["exp_avg"] for p in params]
+
+
+@pytest.mark.parametrize("decays", [(0.1, 0.1), (0.1, 0.0), (0.0, 0.0), (0.1, 0.2)])
+def test_a_flat_vector_equals_its_tensors_one_by_one(decays: tuple[float, float]) -> None:
+    """Bit for bit, with and without decay in one vector; a parameter without a gradient in some steps is skipped."""
+    groups = [{"params": [5, 40], "weight_decay": decays[0]}, {"params": [17, 3, 64], "weight_decay": decays[1]}]
+    optimizers, vector = flat_and_alone(groups)
+    for optimizer in optimizers:
+        train(optimizer, 3, seed=1)
+        train(optimizer, 2, seed=2, without=1)
+        train(optimizer, 2, seed=3)
+    for flat, alone in zip(*map(values, optimizers), strict=True):
+        assert torch.equal(flat, alone)
+    padding = torch.ones_like(vector.data, dtype=torch.bool)
+    for slot in vector.slots:
+        padding[slot.offset : slot.offset + slot.numel] = False
+    assert not vector.data[padding].any()
+
+
+def test_a_vector_is_one_kernel_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all its parameters take the same update, but for which of them decay."""
+    sizes: list[int] = []
+    monkeypatch.setattr(compiled, "fused_kernel", lambda *_: lambda _, x, *others: sizes.append(x.numel()))
+    groups = [{"params": [5, 40, 70], "weight_decay": 0.1}, {"params": [17, 3], "weight_decay": 0.0}]
+    (optimizer, _), vector = flat_and_alone(groups)
+    train(optimizer, 1, seed=0)
+    assert sizes == [vector.numel]
+    optimizer.param_groups[0]["lr"] = 0.2
+    train(optimizer, 1, seed=0)
+    assert len(sizes) > 2
+
+
+def test_backward_puts_gradients_into_their_vector() -> None:
+    """So no step copies them; they accumulate there, and `zero_grad` of either kind works."""
+    (optimizer, _), vector = flat_and_alone([{"params": [5, 3], "weight_decay": 0.0}])
+    params = optimizer.param_groups[0]["params"]
+    for _ in range(2):
+        sum((param * 2).sum() for param in params).backward()
+    addresses = [param.grad.data_ptr() for param in params]
+    assert addresses[1] - addresses[0] == 4 * vector.slots[1].offset
+    assert all(torch.equal(param.grad, torch.full_like(param, 4)) for param in params)
+    optimizer.zero_grad(set_to_none=False)
+    (params[0] * 3).sum().backward()
+    assert torch.equal(params[0].grad, torch.full((5,), 3.0))
+    optimizer.zero_grad()
+    (params[0] * 5).sum().backward()
+    assert params[1].grad is None
+    assert params[0].grad.data_ptr() == addresses[0]
+    assert torch.equal(params[0].grad, torch.full((5,), 5.0))
+
+
+def test_a_loaded_state_moves_into_the_vectors() -> None:
+    optimizers, _ = flat_and_alone([{"params": [5, 40], "weight_decay": 0.1}])
+    for optimizer in optimizers:
+        train(optimizer, 3, seed=1)
+        saved = optimizer.state_dict()
+        saved["state"] = {i: {k: v.clone() for k, v in kept.items()} for i, kept in saved["state"].items()}
+        train(optimizer, 1, seed=5)
+        optimizer.load_state_dict(saved)
+        train(optimizer, 2, seed=2)
+    for flat, alone in zip(*map(values, optimizers), strict=True):
+        assert torch.equal(flat, alone)
+
+
+def test_a_parameter_outside_of_vectors_may_move() -> None:
+    (_, optimizer), _ = flat_and_alone([{"params": [5], "weight_decay": 0.1}])
+    (_, other), _ = flat_and_alone([{"params": [5], "weight_decay": 0.1}])
+    for each in (optimizer, other):
+        train(each, 2, seed=1)
+        if each is optimizer:
+            (param,) = each.param_groups[0]["params"]
+            param.data = param.data.clone()
+        train(each, 2, seed=2)
+    for one, two in zip(values(optimizer), values(other), strict=True):
+        assert torch.equal(one, two)
 
 
 def test_the_write_is_seen_by_the_version_counter() -> None:
@@ -176,3 +249,10 @@ def test_a_window_ends_with_zeros_whatever_was_accumulated() -> None:
 def test_fused_and_foreach_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="fused=True: expected False with foreach=True"):
         AccumAdam([nn.Parameter(torch.ones(2))], foreach=True, fused=True)
+
+
+def test_a_parameter_with_gaps_is_refused() -> None:
+    param = nn.Parameter(torch.ones(4, 6)[:, ::2])
+    param.grad = torch.ones(4, 3)
+    with pytest.raises(ValueError, match=r"shape \(4, 3\) and strides \(6, 2\): expected elements without gaps"):
+        AccumAdam([param], fused=True).step()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.parallel.buckets import bucket_bytes, plan_buckets
+from common.parallel.gossip.buckets import bucket_bytes, plan_buckets
 from common.topology import Round, Topology, allreduce_messages, build
 
 MIB = 2**20

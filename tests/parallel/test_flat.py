@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.parallel.flat import ALIGNMENT_BYTES, cut, flatten, layout
+from common.flat import ALIGNMENT_BYTES, cut, flatten, layout
 
 
 def model() -> nn.Module:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.parallel.messages import BLOCK, Message, dequantize, message_layout, quantize
+from common.parallel.gossip.messages import BLOCK, Message, dequantize, message_layout, quantize
 
 
 @pytest.mark.parametrize("numel", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 7])

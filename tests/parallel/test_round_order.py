@@ -5,12 +5,12 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import torch
+from common.parallel.gossip.network import SLACK, RoundOrder
 
-from common.parallel.network import Network
-from common.parallel.turns import SLACK, Turns
+from common.parallel.gossip.network import Network
 
 
-def blocked(turns: Turns, turn: int, passed: threading.Event) -> bool:
+def blocked(turns: RoundOrder, turn: int, passed: threading.Event) -> bool:
     """Whether a message of round `turn` has to wait; sets `passed` once it may go."""
 
     def send() -> None:
@@ -22,7 +22,7 @@ def blocked(turns: Turns, turn: int, passed: threading.Event) -> bool:
 
 
 def test_a_round_waits_for_all_but_the_last_messages_of_earlier_ones() -> None:
-    turns, third = Turns(), threading.Event()
+    turns, third = RoundOrder(), threading.Event()
     for turn in (1, 1, 2, 3):
         turns.enter(turn)
     assert blocked(turns, 3, third)
@@ -34,7 +34,7 @@ def test_a_round_waits_for_all_but_the_last_messages_of_earlier_ones() -> None:
 
 
 def test_messages_of_one_round_and_of_later_ones_hold_nobody_up() -> None:
-    turns = Turns()
+    turns = RoundOrder()
     for turn in (2, 2, 2, 3, 3):
         turns.enter(turn)
     assert not blocked(turns, 2, threading.Event())

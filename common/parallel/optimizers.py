@@ -1,18 +1,40 @@
-"""DmSGD's momentum in flat vectors, so that it can be mixed like the parameters."""
+"""What the engine asks of optimizers that do more than update: to go bucket by bucket, or to have momentum mixed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from common.optim import DmSGD
-from common.parallel.flat import FlatVector
+from common.flat import Bucket, FlatVector
+from common.optim import AccumAdam, DmSGD
+from common.optim.flat_state import Incoming
 from common.topology import Topology
 
 
+class BucketwiseOptimizer(Protocol):
+    """An optimizer that can merge and update one bucket of the flat vectors at a time.
+
+    arriving: if set, its `step()` calls this once and `update`s every bucket it yields, in this order
+    """
+
+    arriving: Callable[[], Iterable[tuple[Bucket, Incoming | None]]] | None
+
+    def flatten_state(self, vectors: Sequence[FlatVector], *, place_gradients: bool) -> None:
+        """Keep gradients and state in vectors laid out as these."""
+
+    def update(self, bucket: Bucket, incoming: Incoming | None) -> None:
+        """Merge `incoming`, if given, into the bucket, then update it."""
+
+
+def is_bucketwise(optimizer: Optimizer) -> TypeGuard[BucketwiseOptimizer]:
+    """Return whether the optimizer can go bucket by bucket: a fused AccumAdam(W)."""
+    return isinstance(optimizer, AccumAdam) and all(group["fused"] for group in optimizer.param_groups)
+
+
 def mixes_momentum(optimizer: Optimizer, order: str, topology: Topology) -> bool:
-    """Whether the momentum of `optimizer` travels too.
+    """Return whether the momentum of `optimizer` travels too.
 
     Raises ValueError for DmSGD(momentum_mixing=True) in another order than "atc", or with a topology that needs
     push-sum.
@@ -30,7 +52,7 @@ def mixes_momentum(optimizer: Optimizer, order: str, topology: Topology) -> bool
 
 
 class MomentumVectors:
-    """The momentum of one DmSGD in vectors laid out like those of the parameters.
+    """The momentum of one DmSGD in vectors laid out as the parameters.
 
     From now on the optimizer's `step()` only accumulates; the owner mixes `flat()` and calls `descend()`.
     """
@@ -60,15 +82,15 @@ class MomentumVectors:
 
     @torch.no_grad()
     def descend(self) -> None:
-        """x <- x - lr m for the parameters that had a gradient in this step: the second half of DmSGD's step."""
+        """Compute x <- x - lr m where there was a gradient in this step: the second half of DmSGD's step."""
         for parameters, lr in self._moving:
             momenta = [self.optimizer.state[p]["momentum_buffer"] for p in parameters]
             torch._foreach_add_(parameters, momenta, alpha=-lr)
 
     def flat(self) -> list[Tensor]:
-        """The momentum as 1-D tensors, one for each flat vector; padding and foreign parameters are 0.
+        """Return the momentum as 1-D tensors, one for each flat vector; padding and foreign parameters are 0.
 
-        Loading the optimizer's state puts other tensors in its place: those are moved in here again.
+        Loading the optimizer's state replaces its tensors: the new ones are moved into the vectors again.
         """
         for vector, flat in zip(self._vectors, self._flat, strict=True):
             for slot, parameter in zip(vector.slots, vector.parameters, strict=True):

@@ -1,37 +1,26 @@
-"""The buckets of a training: slices of the flat vectors, each with a schedule of its own."""
+"""The buckets of a training: slices of the flat vectors, each with its schedule and clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from common.parallel.flat import cut
-from common.topology import Round, Topology, allreduce_messages, in_phases
+from common.flat import Bucket, cut
+from common.topology import Topology, allreduce_messages, in_phases
 
 LARGEST_MB = 25.0  # of what is all-reduced, as DDP's buckets
 
 
 @dataclass
-class Bucket:
-    """A slice of one flat vector with a schedule and a clock of its own.
+class ScheduledBucket(Bucket):
+    """A bucket that mixes by `topology`; `clock` counts the rounds it has merged, so round `clock` comes next."""
 
-    vector: index of the flat vector
-    clock:  counts the rounds that this bucket merged; round `clock` of `topology` comes next
-    """
-
-    vector: int
-    span: slice
     topology: Topology
     clock: int = 0
 
-    @property
-    def round(self) -> Round:
-        """The round that comes next."""
-        return self.topology.round(self.clock)
-
 
 def bucket_bytes(topology: Topology, bucket_mb: float) -> float:
-    """Bytes of a bucket whose messages have `bucket_mb` MiB.
+    """Return the bytes of a bucket whose messages have `bucket_mb` MiB.
 
     An all-reduce cuts a bucket into a message for each member, and small ones cost it more than they save. So where all
     rounds travel that way buckets are as many times larger, up to DDP's.
@@ -42,11 +31,13 @@ def bucket_bytes(topology: Topology, bucket_mb: float) -> float:
     return max(bucket_mb, min(bucket_mb * messages, LARGEST_MB)) * 2**20
 
 
-def plan_buckets(vectors: Sequence[Tensor], topology: Topology, bucket_mb: float, phases: str) -> list[Bucket]:
+def plan_buckets(vectors: Sequence[Tensor], topology: Topology, bucket_mb: float, phases: str) -> list[ScheduledBucket]:
     """Cut the vectors [numel] into buckets of which messages have at most about `bucket_mb` MiB.
 
     phases: "aligned", or "staggered": every second bucket runs the rounds in the other order of
-    `common.topology.phases`. Raises ValueError where the topology cannot be staggered.
+            `common.topology.phases`
+
+    Raises ValueError where the topology cannot be staggered.
     """
     schedules = in_phases(topology, phases)
     spans = [
@@ -54,4 +45,4 @@ def plan_buckets(vectors: Sequence[Tensor], topology: Topology, bucket_mb: float
         for index, vector in enumerate(vectors)
         for span in cut(vector.numel(), vector.element_size(), bucket_bytes(topology, bucket_mb))
     ]
-    return [Bucket(vector, span, schedules[i % len(schedules)]) for i, (vector, span) in enumerate(spans)]
+    return [ScheduledBucket(vector, span, schedules[i % len(schedules)]) for i, (vector, span) in enumerate(spans)]

@@ -15,6 +15,14 @@ from torch import Tensor, nn
 ALIGNMENT_BYTES = 64  # of every parameter: what PyTorch's allocator gives, so kernels take the same path
 
 
+@dataclass
+class Bucket:
+    """The slice `span` of flat vector number `vector`."""
+
+    vector: int
+    span: slice
+
+
 @dataclass(frozen=True)
 class Slot:
     """Where one parameter lies in the vector: `offset` in elements, strides as the parameter's own."""

@@ -1,36 +1,71 @@
-"""Hands exchanges to the network, and carries those of several stages on while the model computes."""
+"""Post exchanges, and carry those of several stages on while the model computes."""
 
 import contextlib
 import queue
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 
 import torch
 
-from common.parallel.transport import Exchange
-from common.parallel.turns import Turns
+from common.parallel.gossip.exchange import Exchange
 
 STAGES = 3  # the most that an exchange has
+SLACK = 1  # messages of earlier rounds that may still be under way: the link never rests between two rounds
+
+
+class RoundOrder:
+    """Holds messages between hosts back until those of earlier rounds have arrived.
+
+    A bucket's next round may begin while other buckets still wait for this one. Were both on the link at once, each
+    would get half of it, and the earlier round, for which hosts wait, would end late: with alternating pairs of hosts
+    every step then takes half as long again. Earlier rounds depend on no later ones, so nobody waits in a circle.
+
+    Plain messages between two ranks take no turns: while one waits for a late peer, its link can serve the next.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: Counter[int] = Counter()
+        self._changed = threading.Condition()
+
+    def enter(self, turn: int) -> None:
+        """Count one more message of round `turn`: from now on later rounds wait for it."""
+        with self._changed:
+            self._under_way[turn] += 1
+
+    def wait(self, turn: int) -> None:
+        """Block until at most SLACK messages of rounds before `turn` are under way."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._before(turn) <= SLACK)
+
+    def leave(self, turn: int) -> None:
+        """Count one message of round `turn` less: it arrived, or failed."""
+        with self._changed:
+            self._under_way[turn] -= 1
+            self._under_way += Counter()  # drops what is zero
+            self._changed.notify_all()
+
+    def _before(self, turn: int) -> int:
+        return sum(count for other, count in self._under_way.items() if other < turn)
 
 
 class Network:
     """Posts exchanges, in the same order on all ranks.
 
-    What lies on the CPU travels by gloo: every receive is posted before any send; stage k of all exchanges is run, in
-    order, by a thread of its own, so that the stages of different buckets overlap. Between hosts rounds take turns. On
-    GPUs (NCCL) the messages of an exchange are one batch and its stages are put on a side stream: the host does not
-    wait. The device decides, not the process group's backend, which has no name of its own where it was left to
-    PyTorch.
+    Tensors on the CPU travel by gloo: every receive is posted before any send; one thread for each k runs stage k of
+    all exchanges, in order, so that the stages of different buckets overlap. Between hosts rounds take turns. On GPUs
+    (NCCL) the messages of an exchange are one batch and its stages are put on a side stream: the host does not wait.
+    The device decides, not the name of the process group's backend, which PyTorch may have chosen.
 
-    timeout: what a stage may wait for its peers
+    timeout: how long a stage may wait for its peers
     """
 
     def __init__(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self._queues: list[queue.SimpleQueue[Exchange | None]] = []
         self._stream: torch.cuda.Stream | None = None
-        self._turns = Turns()
+        self._order = RoundOrder()
 
     def post(self, exchanges: Sequence[Exchange]) -> None:
         """Hand them to the network: receives first, then sends."""
@@ -49,8 +84,8 @@ class Network:
 
     def close(self) -> None:
         """End the threads. Nothing may be in flight."""
-        for line in self._queues:
-            line.put(None)
+        for stage in self._queues:
+            stage.put(None)
         self._queues.clear()
 
     def _post_batch(self, exchange: Exchange) -> None:
@@ -78,16 +113,16 @@ class Network:
                     target=self._run, args=(index, list(self._queues)), name=f"gossip-stage-{index}", daemon=True
                 ).start()
         if exchange.between_hosts:
-            self._turns.enter(exchange.turn)
+            self._order.enter(exchange.turn)
         self._queues[0].put(exchange)
 
     def _run(self, index: int, queues: list[queue.SimpleQueue]) -> None:
         while (exchange := queues[index].get()) is not None:
             if exchange.between_hosts and index == exchange.between_hosts[0]:
-                self._turns.wait(exchange.turn)
+                self._order.wait(exchange.turn)
             exchange.run_stage(index, self._timeout)
             if exchange.between_hosts and index == exchange.between_hosts[-1]:
-                self._turns.leave(exchange.turn)
+                self._order.leave(exchange.turn)
             if index + 1 < len(exchange.stages):
                 queues[index + 1].put(exchange)
             else:

@@ -1,8 +1,8 @@
-"""Messages narrower than the parameters: what is sent in place of x, and what is remembered of the difference.
+"""Messages narrower than the parameters: rounded values, and the memory of what rounding left out.
 
 With q the rounded value, a worker adds w_ij (q_j - q_i): a doubly stochastic matrix still conserves the mean.
-8 bits are too few for that alone. There a worker sends q(x + e) and keeps e <- x + e - q(x + e), so that what one
-message leaves out a later one makes up for (error feedback; DeepSqueeze, Tang et al., 2019).
+8 bits are too few for that alone. There a worker sends q(x + e) and keeps e <- x + e - q(x + e), so that a later
+message makes up for what one leaves out (error feedback; DeepSqueeze, Tang et al., 2019).
 """
 
 from collections.abc import Iterable
@@ -14,10 +14,10 @@ BLOCK = 1024  # elements that share a scale in 8 bits
 
 
 class Message:
-    """One message about a chunk x [numel], as it travels, and its value.
+    """The message of a chunk x [numel].
 
-    dtype: float: x rounded to it. int8: see `quantize`, with the error [numel] of the messages before
-    tensor: 1-D, what is sent; a peer's message has the same size and dtype
+    dtype:  float: x rounded to it. int8: see `quantize`, with the error [numel] of the messages before
+    tensor: 1-D, as it travels; a peer's message has the same size and dtype
     """
 
     def __init__(self, x: Tensor, dtype: torch.dtype, error: Tensor | None) -> None:
@@ -27,13 +27,13 @@ class Message:
         self.tensor = quantize(wide) if dtype == torch.int8 else wide.to(dtype)
 
     def decode(self, received: Tensor) -> Tensor:
-        """The value [numel] of a message, in the dtype of x."""
+        """Return the value [numel] of a message, in the dtype of x."""
         if self._dtype == torch.int8:
             return dequantize(received, self._numel).to(self._out)
         return received.to(self._out)
 
     def merge_(self, x: Tensor, received: Iterable[tuple[Tensor, float]]) -> None:
-        """x <- x + sum_j w_j (q_j - q) for (message of j, w_j), in place; x as it was when this message was made."""
+        """Compute x <- x + sum_j w_j (q_j - q) for (message of j, w_j), in place; x as when this message was made."""
         value = self.decode(self.tensor)
         if self._error is not None:
             self._left_out = (x + self._error).sub_(value)
@@ -41,18 +41,18 @@ class Message:
             x.add_(self.decode(tensor).sub_(value), alpha=weight)
 
     def settle(self) -> None:
-        """The round is over: what this message left out is the next one's error."""
+        """Keep what this message left out as the error of the next one: the round is over."""
         if self._error is not None and self._left_out is not None:
             self._error.copy_(self._left_out)
 
 
 def message_layout(numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
-    """(elements, dtype) of a message about so many elements."""
+    """Return (elements, dtype) of the message of a chunk [numel]."""
     return (4 * -(-numel // BLOCK) + numel, torch.uint8) if dtype == torch.int8 else (numel, dtype)
 
 
 def quantize(x: Tensor) -> Tensor:
-    """x [N] float -> uint8 [4 ceil(N / BLOCK) + N]: a float32 scale for each block, then integers of -127..127.
+    """Turn x [N] float into uint8 [4 ceil(N / BLOCK) + N]: a float32 scale for each block, then integers -127..127.
 
     Within half a scale of x, which is the block's largest magnitude / 127.
     """
@@ -64,7 +64,7 @@ def quantize(x: Tensor) -> Tensor:
 
 
 def dequantize(message: Tensor, numel: int) -> Tensor:
-    """What `quantize` made of x [numel] -> float32 [numel]."""
+    """Return the float32 [numel] that `quantize` stored."""
     count = -(-numel // BLOCK)
     scales = message[: 4 * count].view(torch.float32)
     return message[4 * count :].view(torch.int8).float().mul_(scales.repeat_interleave(BLOCK)[:numel])

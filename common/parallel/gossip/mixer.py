@@ -1,4 +1,4 @@
-"""The gossip step: launch a round's messages, merge what arrived.
+"""The gossip step: launch a round's messages, merge the ones that arrived.
 
 The parameters x_i(t) do not change between the launch (end of step t-1) and the merge (start of step t). So sends
 read the flat vectors in place, and what is in flight is a function of the parameters and of t alone: a checkpoint
@@ -6,21 +6,25 @@ needs no message, a resumed run launches the same round again.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import torch
 from torch import Tensor
 
-from common.parallel.buckets import Bucket, plan_buckets
-from common.parallel.communicators import Communicators
+from common.flat import FlatVector
+from common.optim.flat_state import Incoming
 from common.parallel.counters import CommunicationCounters
-from common.parallel.flat import FlatVector
-from common.parallel.network import Network
+from common.parallel.gossip.buckets import ScheduledBucket, plan_buckets
+from common.parallel.gossip.exchange import Exchange, ReceiveBuffers
+from common.parallel.gossip.hierarchical import Hierarchical
+from common.parallel.gossip.network import Network
+from common.parallel.gossip.point_to_point import SendRecv
+from common.parallel.gossip.routes import Routes
+from common.parallel.gossip.subgroup import SubgroupAllReduce
+from common.parallel.process_groups import ProcessGroups
 from common.parallel.regions import region
-from common.parallel.routes import Routes
-from common.parallel.transport import Exchange, Incoming
-from common.topology import Topology, bytes_sent, in_phases, messages_sent
+from common.topology import Topology, Transport, in_phases
 
 
 class Mixer:
@@ -40,7 +44,7 @@ class Mixer:
         self,
         vectors: Sequence[FlatVector],
         topology: Topology,
-        communicators: Communicators,
+        groups: ProcessGroups,
         *,
         bucket_mb: float,
         transport: str,
@@ -54,8 +58,10 @@ class Mixer:
         # is all that the next round depends on.
         self.errors = [torch.zeros_like(vector.data) for vector in vectors] if message_dtype == torch.int8 else []
         self.counters = CommunicationCounters()
-        self._communicators = communicators
-        self._routes = Routes(in_phases(topology, phases), communicators, transport, message_dtype)
+        self._groups = groups
+        self._routes = Routes(in_phases(topology, phases), groups, transport, message_dtype)
+        self._message_dtype = message_dtype
+        self._buffers = ReceiveBuffers()
         self._network = Network(timeout)
         self._timeout = timeout
         self._in_flight: list[Exchange | None] | None = None
@@ -79,12 +85,11 @@ class Mixer:
             bucket.clock = clock
 
     def launch(self) -> None:
-        """Start sending x(t) for round t of each bucket; nothing if that was done. Parameters are read in place."""
+        """Start sending x(t) for round t of each bucket, unless that was done. Parameters are read in place."""
         if self.in_flight:
             return
         with region("gossip::launch"):
-            for vector in self.vectors:
-                vector.check(f"gossip launch of step {self.clock}")
+            self._check(f"gossip launch of step {self.clock}")
             self._in_flight = [self._exchange_parameters(bucket) for bucket in self.buckets]
             self._post(self._in_flight)
             self._protect()
@@ -98,25 +103,23 @@ class Mixer:
         """
         self.launch()
         with region("gossip::merge"):
-            for vector in self.vectors:
-                vector.check(f"gossip merge of step {self.clock}")
+            self._check(f"gossip merge of step {self.clock}")
             self._finish(self._in_flight or ())
             self._forget()
         self.counters.rounds += 1
         for bucket in self.buckets:
             bucket.clock += 1
 
-    def advance(self, update: Callable[[Bucket, Incoming | None], None]) -> None:
-        """Merge the round in flight, update and launch the next round, bucket by bucket: the first one travels while
-        the last one is updated. As `merge`, an update and `launch` otherwise.
+    def arriving(self) -> Iterator[tuple[ScheduledBucket, Incoming | None]]:
+        """Yield each bucket when its messages have arrived, and launch its next round when the caller comes back.
 
-        update(bucket, incoming): changes the bucket's part of the flat vector. If `incoming` is given, it has to merge
-        that first; if not, merging is done.
+        The caller updates the bucket's slice of the flat vector before it asks for the next one, and first merges
+        `incoming` where that is given; else the bucket is merged already. So the first bucket travels while the last
+        one is updated. The whole iteration is `merge`, an update and `launch`, and raises what they do.
         """
         self.launch()
         with region("gossip::advance"):
-            for vector in self.vectors:
-                vector.check(f"gossip merge of step {self.clock}")
+            self._check(f"gossip merge of step {self.clock}")
             arrived, launched = self._in_flight or [], []
             self._forget()
             for index, bucket in enumerate(self.buckets):
@@ -127,8 +130,8 @@ class Mixer:
                     incoming = exchange.incoming()
                     if incoming is None:
                         exchange.merge()
-                    self._settle(bucket, exchange)
-                update(bucket, incoming)
+                    self._settle(exchange)
+                yield bucket, incoming
                 if exchange is not None:
                     exchange.release()  # the next launch takes the same memory
                 bucket.clock += 1
@@ -161,8 +164,12 @@ class Mixer:
         self._forget()
 
     def close(self) -> None:
-        """End what carries exchanges on. Nothing may be in flight."""
+        """End the threads that carry exchanges on. Nothing may be in flight."""
         self._network.close()
+
+    def _check(self, where: str) -> None:
+        for vector in self.vectors:
+            vector.check(where)
 
     def _protect(self) -> None:
         if any(exchange is not None for exchange in self._in_flight or ()):  # not in idle rounds, nor for n = 1
@@ -175,7 +182,7 @@ class Mixer:
             if exchange is not None:
                 self._wait(index, exchange)
                 exchange.merge()
-                self._settle(self.buckets[index], exchange)
+                self._settle(exchange)
                 exchange.release()
 
     def _forget(self) -> None:
@@ -185,39 +192,45 @@ class Mixer:
         for vector in self.vectors:
             vector.release()
 
-    def _exchange_parameters(self, bucket: Bucket) -> Exchange | None:
+    def _exchange_parameters(self, bucket: ScheduledBucket) -> Exchange | None:
         return self._exchange(bucket, [vector.data for vector in self.vectors], self.errors)
 
-    def _exchange(self, bucket: Bucket, vectors: Sequence[Tensor], errors: Sequence[Tensor] = ()) -> Exchange | None:
+    def _exchange(
+        self, bucket: ScheduledBucket, vectors: Sequence[Tensor], errors: Sequence[Tensor] = ()
+    ) -> Exchange | None:
+        """Return the exchange of the bucket's next round; None where this worker has nobody to talk to."""
+        route = self._routes.at(bucket.topology, bucket.clock)
+        if route is None:
+            return None
+        chunk = vectors[bucket.vector][bucket.span]
+        if route.kind is Transport.SUBGROUP:
+            return SubgroupAllReduce(chunk, route, self._buffers)
         error = errors[bucket.vector][bucket.span] if errors else None
-        exchange = self._routes.exchange(bucket.round, vectors[bucket.vector][bucket.span], error)
-        if exchange is not None:
-            exchange.turn = bucket.clock
+        kind = Hierarchical if route.kind is Transport.HIERARCHICAL else SendRecv
+        exchange = kind(chunk, route, self._buffers, self._message_dtype, error)
+        exchange.turn = bucket.clock
         return exchange
 
     def _post(self, exchanges: Sequence[Exchange | None]) -> None:
         self._network.post([exchange for exchange in exchanges if exchange is not None])
 
-    def _settle(self, bucket: Bucket, exchange: Exchange) -> None:
+    def _settle(self, exchange: Exchange) -> None:
         exchange.settle()
         # When a message is done, not when it is launched: so a resumed run, which launches the round in flight
         # again, counts as an uninterrupted one does.
-        how = (bucket.round, self._communicators.worker)
-        kind, size = exchange.kind, self._routes.workers_per_host
-        self.counters.bytes_sent += bytes_sent(*how, exchange.message_bytes, kind, size, exchange.rail_bytes)
-        self.counters.messages += messages_sent(*how, kind, size)
+        self.counters.bytes_sent += exchange.route.bytes_sent(exchange.message_bytes, exchange.shard_bytes)
+        self.counters.messages += exchange.route.messages_sent()
 
     def _wait(self, index: int, exchange: Exchange) -> None:
         begin = time.perf_counter()
         try:
             exchange.wait(self._timeout)
         except RuntimeError as error:
-            bucket, communicators = self.buckets[index], self._communicators
+            bucket = self.buckets[index]
             raise RuntimeError(
-                f"rank {communicators.rank}: gossip step {bucket.clock} failed exchanging with rank(s) "
-                f"{[communicators.to_rank(peer) for peer in exchange.peers]}, bucket {index + 1} of "
-                f"{len(self.buckets)}, after {time.perf_counter() - begin:.1f} s (timeout "
-                f"{self._timeout.total_seconds():g} s, topology {bucket.topology.name}). A peer died, runs "
-                "fewer steps, or is slower than the timeout allows."
+                f"rank {self._groups.rank}: gossip step {bucket.clock} failed exchanging with rank(s) "
+                f"{list(exchange.route.peers)}, bucket {index + 1} of {len(self.buckets)}, after "
+                f"{time.perf_counter() - begin:.1f} s (timeout {self._timeout.total_seconds():g} s, topology "
+                f"{bucket.topology.name}). A peer died, runs fewer steps, or is slower than the timeout allows."
             ) from error
         self.counters.exposed_s += time.perf_counter() - begin

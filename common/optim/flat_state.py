@@ -1,0 +1,235 @@
+"""Gradients and state of accumulated Adam in vectors laid out as the parameters: a bucket is one kernel call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from common.flat import Slot, layout
+from common.optim.compiled import Vectors, merge_, update_compiled
+from common.optim.functional import Hyper
+
+STATE_NAMES = ("exp_avg", "exp_avg_sq", "accumulator")  # the last one only where a window has several steps
+
+
+class Incoming(NamedTuple):
+    """What peers sent for a bucket x [N]: merging it is x <- own x + weight tensor; tensor [N]."""
+
+    tensor: Tensor
+    own: float
+    weight: float
+
+
+class ParameterVector(Protocol):
+    """Parameters of one dtype and device in one vector `data` [numel]: `common.flat.FlatVector`, or `Alone`."""
+
+    data: Tensor
+    slots: Sequence[Slot]
+    parameters: Sequence[nn.Parameter]
+
+
+class Alone:
+    """A parameter that lies in no flat vector, as a vector by itself; it stays where it is.
+
+    Raises ValueError for a parameter with gaps between its elements.
+    """
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameters = [parameter]
+        self.slots, _ = layout([("", parameter)])
+        if not parameter.is_contiguous() and parameter.stride() != self.slots[0].stride:
+            raise ValueError(
+                f"fused=True: parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()}: expected "
+                "elements without gaps between them (a copy by .clone() has none)"
+            )
+
+    @property
+    def data(self) -> Tensor:
+        """The parameter's memory as a vector."""
+        parameter = self.parameters[0]
+        return alias(parameter, 0, parameter.numel())
+
+
+class Stretch(NamedTuple):
+    """Elements start..stop of a vector that take the same update, the k-th with `hyper`; no update where k is 0.
+
+    masked: whether only some of them decay
+    """
+
+    start: int
+    stop: int
+    k: int
+    hyper: Hyper | None
+    masked: bool
+
+
+class FlatState:
+    """Gradients and state of the parameters of one vector; the optimizer's state holds views of it.
+
+    place_gradients: whether backward puts gradients into their vector by itself; else `begin` copies them there. Not
+                     with DDP, which has a place for them already.
+    """
+
+    def __init__(self, vector: ParameterVector, *, place_gradients: bool = False) -> None:
+        self._vector = vector
+        self._slots = vector.slots
+        self._stretches: list[Stretch] = []
+        self._state: dict[str, Tensor] = {}  # vectors by name
+        self._views: dict[str, list[Tensor]] = {}  # their views, by parameter
+        self._spans: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # x, m, v and a of earlier updates
+        self._address = 0  # of x in these
+        self._decays: Tensor | None = None
+        self._decaying: list[bool] = []
+        self._gradient = torch.zeros(0)
+        self._gradient_views: list[Tensor] = []
+        self._written: list[nn.Parameter] = []  # parameters whose version has to count this update
+        self._handles: list[RemovableHandle] = []
+        if place_gradients:
+            self._make_gradient()
+            for parameter, view in zip(vector.parameters, self._gradient_views, strict=True):
+                self._handles.append(parameter.register_post_accumulate_grad_hook(_placing(view)))
+
+    def close(self) -> None:
+        """Leave gradients where backward puts them."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """The parameters that lie in the vector."""
+        return self._vector.parameters
+
+    @property
+    def numel(self) -> int:
+        """Length of the vector."""
+        return self._vector.data.numel()
+
+    def begin(self, hypers: Mapping[nn.Parameter, Hyper], state: MutableMapping[nn.Parameter, dict[str, Any]]) -> None:
+        """Prepare an update of the parameters in `hypers`: put their gradients and state in place.
+
+        hypers: of every parameter with a gradient
+        state:  the optimizer's, with this update counted in `step`
+        """
+        decays = {hypers[p].weight_decay for p in self._vector.parameters if p in hypers}
+        masked = len(decays) == 2 and 0.0 in decays  # else what decays differently is updated apart
+        decay, decaying = max(decays, default=0.0), []
+        self._stretches = []
+        ends = [*(slot.offset for slot in self._slots[1:]), self.numel]
+        for index, (slot, parameter, end) in enumerate(zip(self._slots, self._vector.parameters, ends, strict=True)):
+            hyper, k = hypers.get(parameter), 0
+            decaying.append(hyper is not None and hyper.weight_decay != 0)
+            if hyper is not None:
+                k = int(state[parameter]["step"])
+                self._place(index, parameter, state[parameter], hyper)
+                hyper = hyper.with_decay(decay) if masked else hyper
+            self._extend(Stretch(slot.offset, end, k, hyper, masked), slot)
+        if masked and decaying != self._decaying:
+            self._decays = torch.zeros(self.numel, dtype=torch.bool, device=self._vector.data.device)
+            for slot, decays_too in zip(self._slots, decaying, strict=True):
+                self._decays[slot.offset : slot.offset + slot.numel] = decays_too
+            self._decaying = decaying
+        self._written = [p for p in self._vector.parameters if p in hypers]
+
+    def update(self, span: slice, incoming: Incoming | None = None) -> None:
+        """Update elements `span`, after merging `incoming`, if given, whether there is a gradient or not."""
+        if self._written:  # as any write in place does; not in `begin`, when messages may still be in flight
+            torch.autograd.graph.increment_version(self._written)
+            self._written = []
+        own, weight = (1.0, 0.0) if incoming is None else incoming[1:]
+        for stretch in self._stretches:
+            start, stop = max(span.start, stretch.start), min(span.stop, stretch.stop)
+            if start >= stop:
+                continue
+            received = None if incoming is None else alias(incoming.tensor, start - span.start, stop - span.start)
+            if stretch.hyper is None:
+                if received is not None:
+                    merge_(alias(self._vector.data, start, stop), received, own, weight)
+                continue
+            x, *moments = self._lasting(start, stop, accumulates=stretch.hyper.s > 1)
+            a = moments[2] if stretch.hyper.s > 1 else None
+            decays = alias(self._decays, start, stop) if stretch.masked and self._decays is not None else None
+            vectors = Vectors(x, alias(self._gradient, start, stop), *moments[:2], a, decays, received)
+            update_compiled(vectors, stretch.k, stretch.hyper, own, weight)
+
+    def _extend(self, stretch: Stretch, slot: Slot) -> None:
+        """Append a stretch, to the last one where both take the same update.
+
+        Padding between parameters is updated with them: all of it is 0 and stays 0, but for 0 / 0 with eps = 0.
+        """
+        if stretch.hyper is not None and stretch.hyper.eps == 0:
+            stretch = stretch._replace(stop=slot.offset + slot.numel)
+        last = self._stretches[-1] if self._stretches else None
+        if last is not None and last.stop == stretch.start and last[2:] == stretch[2:]:
+            self._stretches[-1] = last._replace(stop=stretch.stop)
+        else:
+            self._stretches.append(stretch)
+
+    def _lasting(self, start: int, stop: int, accumulates: bool) -> tuple[Tensor, ...]:
+        """Return elements start..stop of x, m, v and, if needed, a; making these tensors takes time."""
+        data = self._vector.data
+        if data.data_ptr() != self._address:
+            self._spans.clear()
+            self._address = data.data_ptr()
+        if (start, stop) not in self._spans:
+            names = STATE_NAMES if "accumulator" in self._state else STATE_NAMES[:2]
+            lasting = (data, *(self._state[name] for name in names))
+            self._spans[start, stop] = tuple(alias(tensor, start, stop) for tensor in lasting)
+        return self._spans[start, stop]
+
+    def _place(self, index: int, parameter: nn.Parameter, state: dict[str, Any], hyper: Hyper) -> None:
+        if len(self._slots) == 1 and not self._handles:
+            gradient = parameter.grad
+            if gradient.stride() != parameter.stride():
+                gradient = torch.empty_like(parameter).copy_(gradient)
+            self._gradient = alias(gradient, 0, gradient.numel())
+        else:
+            if not self._gradient_views:
+                self._make_gradient()
+            view = self._gradient_views[index]
+            if parameter.grad.data_ptr() != view.data_ptr():
+                view.copy_(parameter.grad)
+        for name in STATE_NAMES[: 3 if hyper.s > 1 else 2]:
+            if name not in self._state:
+                self._state[name] = self._zeros()
+                self._views[name] = self._views_of(self._state[name])
+                self._spans.clear()
+            view, found = self._views[name][index], state.get(name)
+            if found is None:
+                state[name] = view.zero_()
+            elif found.data_ptr() != view.data_ptr():  # a state that was loaded, or was there before
+                state[name] = view.copy_(found)
+
+    def _make_gradient(self) -> None:
+        self._gradient = self._zeros()
+        self._gradient_views = self._views_of(self._gradient)
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros_like(self._vector.data)
+
+    def _views_of(self, vector: Tensor) -> list[Tensor]:
+        return [vector.as_strided(slot.size, slot.stride, slot.offset) for slot in self._slots]
+
+
+def _placing(view: Tensor) -> Any:
+    """Return the hook that moves a parameter's gradient to its place in the vector of gradients."""
+
+    @torch.no_grad()
+    def place(parameter: nn.Parameter) -> None:
+        gradient = parameter.grad
+        if gradient.layout == torch.strided and not gradient.requires_grad and gradient.data_ptr() != view.data_ptr():
+            parameter.grad = view.copy_(gradient)
+
+    return place
+
+
+def alias(dense: Tensor, start: int, stop: int) -> Tensor:
+    """Return elements start..stop of the memory of a dense tensor as a vector.
+
+    Not a view: the compiler would make a kernel for each number of dimensions of what it is a view of.
+    """
+    return dense.data.as_strided_((stop - start,), (1,), dense.storage_offset() + start)

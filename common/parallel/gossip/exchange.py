@@ -1,0 +1,173 @@
+"""What one rank sends and receives for one bucket in one round.
+
+`network.py` posts an exchange, `wait` blocks until its messages have arrived, `merge` mixes them into the bucket in one
+pass, x_i <- sum_j W_ij x_j. Sends read the bucket in place.
+
+Two facts shape the order of calls. gloo's send waits for the peer's "ready" message, which queues behind that peer's
+payload on the same connection: so every receive of a step is posted before any send. NCCL wants the receives and sends
+that depend on each other in one batch, in the same order on every rank.
+"""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.optim.flat_state import Incoming
+from common.parallel.gossip.routes import Route
+
+
+class ReceiveBuffers:
+    """Memory for messages that arrive, kept from round to round.
+
+    On the CPU fresh memory costs a page fault for every 4 KB, in every step. On CUDA the allocator keeps memory by
+    itself, and knows on which streams it is used.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+
+    def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return an uninitialised vector [numel]."""
+        free = self._free.get((numel, dtype))
+        return free.pop() if free else torch.empty(numel, dtype=dtype, device=device)
+
+    def give_back(self, vector: Tensor) -> None:
+        """Take a vector back that nobody reads or writes any more."""
+        if vector.device.type == "cpu":
+            self._free.setdefault((vector.numel(), vector.dtype), []).append(vector)
+
+
+class Exchange(ABC):
+    """One bucket of one round, from the point of view of one rank.
+
+    chunk:   this rank's part of the flat vector, 1-D; read until `wait` returns, written by `merge`
+    route:   how the round is carried out
+    buffers: where it takes memory for messages, until `release`
+    stages:  the steps that follow once the first messages have arrived: `network.py` runs them one after another while
+             the model computes. Each gets the time that it may wait
+    between_hosts: which of the stages send to other hosts and wait for them; rounds take turns in these
+    turn:    number of the round it belongs to
+    """
+
+    stages: Sequence[Callable[[timedelta], None]] = ()
+    between_hosts: range = range(0)
+    turn: int = 0
+
+    def __init__(self, chunk: Tensor, route: Route, buffers: ReceiveBuffers) -> None:
+        self.chunk = chunk
+        self.route = route
+        self._buffers = buffers
+        self._taken: list[Tensor] = []
+        self.staged = threading.Event()  # set when the last stage is over
+        self.stream: torch.cuda.Stream | None = None  # on which the stages were put
+        self._works: list[dist.Work] = []
+        self._failure: RuntimeError | None = None
+
+    @abstractmethod
+    def receives(self) -> list[dist.P2POp]:
+        """Return the receives to be posted before any send of the step."""
+
+    @abstractmethod
+    def start(self) -> list[dist.P2POp]:
+        """Return the sends to be posted after the receives; launch collectives."""
+
+    def incoming(self) -> Incoming | None:
+        """Return the received tensor if merging is one weighted sum, so that a fused optimizer can fold it in."""
+        return None
+
+    @abstractmethod
+    def merge(self) -> None:
+        """Compute x_i <- sum_j W_ij x_j, in place. Call after `wait`."""
+
+    def settle(self) -> None:
+        """Remember what the next round of this bucket has to know; called once the round is merged for good."""
+        return
+
+    @property
+    @abstractmethod
+    def message_bytes(self) -> int:
+        """Bytes of the whole bucket as it travels; where it travels narrower between hosts, inside of them."""
+
+    @property
+    def shard_bytes(self) -> int | None:
+        """Bytes of a message between hosts, where it is narrower than its part of the bucket."""
+        return None
+
+    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Return a vector [numel] on the chunk's device, held until `release`."""
+        self._taken.append(self._buffers.take(numel, dtype, self.chunk.device))
+        return self._taken[-1]
+
+    def release(self) -> None:
+        """Give the memory back; nothing may be in flight, and the tensor of `incoming` is no longer read."""
+        for vector in self._taken:
+            self._buffers.give_back(vector)
+        self._taken.clear()
+
+    def post(self, ops: Sequence[dist.P2POp]) -> None:
+        """Hand messages to the network. A failure (the peer is gone) is kept for `wait`, which reports all of them."""
+        self.attach_works(self._hand_over(ops))
+
+    def message(self, kind: Callable, tensor: Tensor, rank: int, tag: int = 0) -> dist.P2POp:
+        """Return the send to, or the receive from, that rank; kind: dist.isend or dist.irecv."""
+        return dist.P2POp(kind, tensor, rank, group=self.route.messages, tag=tag)
+
+    def _hand_over(self, ops: Sequence[dist.P2POp]) -> list[dist.Work]:
+        try:
+            return dist.batch_isend_irecv(list(ops)) if ops else []
+        except RuntimeError as error:
+            self._failure = self._failure or error
+            return []
+
+    def run_stage(self, index: int, timeout: timedelta) -> None:
+        """Run one of `stages`; none after a failure, which is kept for `wait`."""
+        if self._failure is None:
+            try:
+                self.stages[index](timeout)
+            except RuntimeError as error:
+                self._failure = error
+            except Exception as error:  # a thread that died of it would be waited for without end
+                self._failure = RuntimeError(f"stage {index}: {error!r}")
+
+    def wait(self, timeout: timedelta) -> None:
+        """Block until every message of this bucket has arrived and its sends are done.
+
+        On CUDA only the stream waits and the host runs ahead: there the process group's timeout ends the run.
+        """
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
+        elif self.stages:
+            self.staged.wait()  # each stage gives up by itself
+        if self._failure is not None:
+            raise self._failure
+        self._wait_for(self._works, timeout)
+
+    def _wait_for(self, works: list[dist.Work], timeout: timedelta) -> None:
+        """Wait for all of them together, at most as long as `timeout`; those that are done leave the list."""
+        deadline = time.monotonic() + timeout.total_seconds()
+        while works:
+            if self.chunk.is_cuda:
+                works[-1].wait()  # with a timeout NCCL would block the host until the messages arrived
+            else:
+                works[-1].wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+            works.pop()
+
+    def attach_works(self, works: Sequence[dist.Work]) -> None:
+        """Remember what `wait` has to wait for."""
+        self._works += [work for work in works if work is not None]
+
+
+def mix_(x: Tensor, own_weight: float, received: Sequence[tuple[Tensor, float]]) -> None:
+    """Compute x <- own_weight x + sum of weight * tensor, in place: one pass for one peer, one more for each other."""
+    if len(received) == 1 and abs(own_weight + received[0][1] - 1) < 1e-12:
+        x.lerp_(*received[0])
+    elif own_weight != 1 or received:
+        x.mul_(own_weight)
+        for tensor, weight in received:
+            x.add_(tensor, alpha=weight)

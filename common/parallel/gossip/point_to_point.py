@@ -1,0 +1,64 @@
+"""Point-to-point messages along the edges of a sparse round."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from common.optim.flat_state import Incoming
+from common.parallel.gossip.exchange import Exchange, ReceiveBuffers, mix_
+from common.parallel.gossip.messages import Message
+from common.parallel.gossip.routes import Route
+
+
+class SendRecv(Exchange):
+    """A bucket that this rank sends to some peers and receives from others.
+
+    message_dtype: dtype on the wire, None for the chunk's own; see `messages.py`
+    error:         what earlier messages left out [numel of the chunk], where the dtype wants it
+    """
+
+    def __init__(
+        self,
+        chunk: Tensor,
+        route: Route,
+        buffers: ReceiveBuffers,
+        message_dtype: torch.dtype | None = None,
+        error: Tensor | None = None,
+    ) -> None:
+        super().__init__(chunk, route, buffers)
+        self._narrow = None if message_dtype in (None, chunk.dtype) else Message(chunk, message_dtype, error)
+        self._message = chunk if self._narrow is None else self._narrow.tensor
+        self._received = {rank: self.take(self._message.numel(), self._message.dtype) for rank in route.receives}
+
+    def receives(self) -> list[dist.P2POp]:
+        """Return one receive for each rank it mixes with."""
+        return [self.message(dist.irecv, tensor, rank) for rank, tensor in self._received.items()]
+
+    def start(self) -> list[dist.P2POp]:
+        """Return one send for each rank that takes from it."""
+        return [self.message(dist.isend, self._message, rank) for rank in self.route.sends]
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of the chunk as it travels."""
+        return self._message.nbytes
+
+    def incoming(self) -> Incoming | None:
+        """Return the message of a single peer, in the parameters' dtype."""
+        if self._narrow is not None or len(self._received) != 1:
+            return None
+        ((rank, weight),) = self.route.receives.items()
+        return Incoming(self._received[rank], self.route.own_weight, weight)
+
+    def merge(self) -> None:
+        """Mix the messages in; see `mix_`."""
+        weighted = [(self._received[rank], weight) for rank, weight in self.route.receives.items()]
+        if self._narrow is not None:
+            self._narrow.merge_(self.chunk, weighted)
+        else:
+            mix_(self.chunk, self.route.own_weight, weighted)
+
+    def settle(self) -> None:
+        """Remember what this message left out."""
+        if self._narrow is not None:
+            self._narrow.settle()

@@ -1,0 +1,102 @@
+"""Process groups: the default one of a program, and those that gossip needs, made once in one order on every rank."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from common.parallel.checks import check_equal_on_all_ranks
+from common.parallel.collectives import is_distributed
+
+
+def local_device() -> torch.device:
+    """Return the GPU of this local rank, made the current one, or the CPU where there is none."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
+
+
+def open_process_group(device: torch.device, timeout_s: float) -> None:
+    """Open the default group: NCCL among GPUs, gloo among CPUs; collectives fail after `timeout_s` seconds."""
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s))
+
+
+@contextmanager
+def process_group(timeout_s: float) -> Iterator[torch.device]:
+    """Hold the default group open; yields this rank's device."""
+    device = local_device()
+    open_process_group(device, timeout_s)
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+class ProcessGroups:
+    """The process groups of workers, and the map between workers and ranks.
+
+    A worker is `ranks_per_worker` consecutive ranks that share one replica; a rank talks to the ranks with its own
+    index in other workers only.
+
+    world:           all ranks (evaluation average, checks)
+    within_worker:   the ranks of this worker; None if it is one rank
+    between_workers: the ranks with this rank's index in their workers; all point-to-point messages travel here
+    """
+
+    def __init__(self, ranks_per_worker: int, timeout: timedelta) -> None:
+        self.distributed = is_distributed()
+        self.world_size = dist.get_world_size() if self.distributed else 1
+        self.rank = dist.get_rank() if self.distributed else 0
+        # A group of our own, as all others here, so that messages never queue with the user's collectives.
+        self.world = dist.new_group(timeout=timeout) if self.distributed else None
+        check_equal_on_all_ranks({"ranks_per_worker": ranks_per_worker}, self.world)  # the groups below depend on it
+        if ranks_per_worker < 1 or self.world_size % ranks_per_worker:
+            raise ValueError(
+                f"ranks_per_worker={ranks_per_worker}: expected a positive divisor of the number of ranks, "
+                f"{self.world_size}"
+            )
+        self.ranks_per_worker = ranks_per_worker
+        self.workers = self.world_size // ranks_per_worker
+        self.worker, self._index = divmod(self.rank, ranks_per_worker)  # this rank's worker, and its index there
+        self._timeout = timeout
+        self._groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
+        self.within_worker = self.between_workers = None
+        if self.distributed:
+            workers, indices = range(self.workers), range(ranks_per_worker)
+            between = [dist.new_group(self._ranks(workers, index), timeout=timeout) for index in indices]
+            self.between_workers = between[self._index]
+            if ranks_per_worker > 1:
+                within = [
+                    dist.new_group([w * ranks_per_worker + index for index in indices], timeout=timeout)
+                    for w in workers
+                ]
+                self.within_worker = within[self.worker]
+
+    def to_rank(self, worker: int) -> int:
+        """Return the rank of that worker which has this rank's index."""
+        return worker * self.ranks_per_worker + self._index
+
+    def open_groups(self, purpose: str, wanted: Iterable[tuple[int, ...]]) -> None:
+        """Make a process group for each of these groups of workers, unless there is one already. Collective.
+
+        Groups of different purposes are never shared: their collectives come in different orders.
+        """
+        if not self.distributed:
+            return
+        for members in sorted(wanted):
+            for index in range(self.ranks_per_worker):
+                key = (purpose, self._ranks(members, index))
+                if key not in self._groups:
+                    self._groups[key] = dist.new_group(key[1], timeout=self._timeout)
+
+    def group(self, purpose: str, members: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """Return the process group of these workers at this rank's index; None if it was not opened."""
+        return self._groups.get((purpose, self._ranks(members, self._index)))
+
+    def _ranks(self, workers: range | tuple[int, ...], index: int) -> tuple[int, ...]:
+        return tuple(worker * self.ranks_per_worker + index for worker in workers)
