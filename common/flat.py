@@ -39,7 +39,7 @@ class Slot:
 
 
 def layout(named_parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[Slot], int]:
-    """Slots one after another, each aligned, and the length of the vector in elements.
+    """Return slots one after another, each aligned, and the length of the vector in elements.
 
     Memory formats survive: a channels_last weight keeps its strides.
     """
@@ -67,7 +67,7 @@ class FlatVector:
         self.move_to(torch.zeros(self.numel, dtype=first.dtype, device=first.device))
 
     def move_to(self, data: Tensor) -> "FlatVector":
-        """Put the vector into the memory of `data` [numel] (a row of the simulator's matrix); returns self."""
+        """Move the vector into the memory of `data` [numel] (a row of the simulator's matrix); return self."""
         self.data = data
         for parameter, view in zip(self.parameters, self.views(), strict=True):
             view.copy_(parameter.detach())
@@ -75,12 +75,12 @@ class FlatVector:
         return self
 
     def views(self) -> Iterator[Tensor]:
-        """The parameters' places in the vector, in order, as tensors without gradient."""
+        """Yield the parameters' places in the vector, in order, as tensors without gradient."""
         for slot in self.slots:
             yield self.data.as_strided(slot.size, slot.stride, self.data.storage_offset() + slot.offset)
 
     def protect(self) -> None:
-        """Note the parameters' state: from now until `release` nobody may write them."""
+        """Note the parameters' versions: from now until `release` nobody may write them."""
         self._versions = [parameter._version for parameter in self.parameters]
 
     def release(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def require(condition: bool, where: str, name: str, value: object, expected: str) -> None:
-    """Raise ``ValueError("where: name=value: expected ...")`` unless ``condition`` holds."""
+    """Raise `ValueError("where: name=value: expected ...")` unless `condition` holds."""
     if not condition:
         raise ValueError(f"{where}: {name}={value!r}: expected {expected}")
 
@@ -31,18 +31,18 @@ def require_fraction(where: str, name: str, value: object) -> None:
 
 
 def require_count(where: str, name: str, value: object, at_least: int) -> None:
-    """Require an integer >= ``at_least``."""
+    """Require an integer >= `at_least`."""
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
     require(is_integer and value >= at_least, where, name, value, f"an integer >= {at_least}")
 
 
 def is_number(value: object) -> bool:
-    """Whether ``value`` is a finite real number (and no bool)."""
+    """Return whether `value` is a finite real number (and no bool)."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def dense_grad(where: str, param: Tensor) -> Tensor:
-    """Return ``param.grad``; raise RuntimeError if it is sparse."""
+    """Return `param.grad`; raise RuntimeError if it is sparse."""
     if param.grad.layout != torch.strided:
         raise RuntimeError(
             f"{where}: gradient of the parameter of shape {tuple(param.shape)} has layout "

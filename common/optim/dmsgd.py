@@ -9,9 +9,9 @@ this order:
 The first is Algorithm 1 as it is commonly known. The second keeps the momentum local, as the authors'
 CIFAR-10 script does, which uses torch's SGD and combines after the step.
 
-This module is the optimizer of one worker: the sums belong to the parallel engine, which sets ``deferred``
-and then runs accumulate(), mixes ``momentum_buffer``, runs descend() and mixes the parameters. Alone, step()
-is both halves without mixing, and equals ``torch.optim.SGD`` with momentum.
+This module is the optimizer of one worker: the sums belong to the parallel engine, which sets `deferred`
+and then runs accumulate(), mixes `momentum_buffer`, runs descend() and mixes the parameters. Alone, step()
+is both halves without mixing, and equals `torch.optim.SGD` with momentum.
 """
 
 from __future__ import annotations
@@ -31,21 +31,16 @@ from common.optim.foreach import chunked, scale_
 class DmSGD(Optimizer):
     """SGD with momentum whose step can be taken in two halves, to mix the momentum between them.
 
-    State of each parameter: ``momentum_buffer``, of the parameter's shape, dtype and memory layout. A
-    parameter without a gradient is skipped in both halves.
+    params:          parameters or parameter groups; a group may override lr, momentum and weight_decay
+    lr:              learning rate; may change between steps
+    momentum:        beta, in [0, 1)
+    weight_decay:    coefficient of the L2 penalty, added to the gradient (not to `.grad`)
+    momentum_mixing: whether an engine should mix the momentum too
+    deferred:        set by an engine that calls descend() itself; step() is then only accumulate()
 
-    Args:
-        params: parameters or parameter groups; a group may override lr, momentum and weight_decay.
-        lr: learning rate; may change between steps.
-        momentum: beta, in [0, 1).
-        weight_decay: coefficient of the L2 penalty, added to the gradient (not to ``.grad``).
-        momentum_mixing: whether an engine should mix the momentum too.
-
-    Attributes:
-        deferred: set by an engine that calls descend() itself; step() is then only accumulate().
-
-    Raises:
-        ValueError: an argument out of range. RuntimeError: in ``accumulate``, for a sparse gradient.
+    State of each parameter: `momentum_buffer`, of the parameter's shape, dtype and memory layout. A parameter without a
+    gradient is skipped in both halves. Raises ValueError for an argument out of range, and RuntimeError in `accumulate`
+    for a sparse gradient.
     """
 
     deferred: bool = False  # a copy is attached to nothing, so it starts again from this one
@@ -76,7 +71,7 @@ class DmSGD(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Run accumulate() and, unless deferred, descend(); return what ``closure`` returns, if given."""
+        """Run accumulate() and, unless deferred, descend(); return what `closure` returns, if given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -88,7 +83,7 @@ class DmSGD(Optimizer):
 
     @torch.no_grad()
     def accumulate(self) -> None:
-        """First half, local: m <- momentum m + (g + weight_decay x)."""
+        """Take the first half, local: m <- momentum m + (g + weight_decay x)."""
         for group, params, grads, momenta in self._chunks():
             if group["weight_decay"] != 0:
                 grads = torch._foreach_add(grads, params, alpha=group["weight_decay"])
@@ -97,12 +92,12 @@ class DmSGD(Optimizer):
 
     @torch.no_grad()
     def descend(self) -> None:
-        """Second half, local: x <- x - lr m, for the parameters that (still) have a gradient."""
+        """Take the second half, local: x <- x - lr m, for the parameters that (still) have a gradient."""
         for group, params, _, momenta in self._chunks():
             torch._foreach_add_(params, momenta, alpha=-group["lr"])
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a pickle or a deep copy keeps."""
+        """Return what a pickle or a deep copy keeps."""
         return {**super().__getstate__(), "momentum_mixing": self.momentum_mixing}
 
     def _chunks(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor], list[Tensor]]]:

@@ -1,4 +1,4 @@
-"""Lists of tensors for ``torch._foreach_*``: cut into chunks on which a sequence of passes is cheap.
+"""Lists of tensors for `torch._foreach_*`: cut into chunks on which a sequence of passes is cheap.
 
 An optimizer step is several element-wise passes over the same tensors and is bound by memory traffic. Run
 over the whole model, every pass misses the cache and every temporary is as large as the model; run chunk by
@@ -24,8 +24,8 @@ def chunked(
 ) -> Iterator[tuple[Hashable, list[list[Tensor]]]]:
     """Yield (key, chunk): a chunk holds a part of each list, of one key, one device and one dtype.
 
-    ``lists`` are lists of equal length whose entries at one index have equal shapes; the first one decides
-    device and dtype; ``keys`` holds one key for each index. Tensors larger than a chunk are cut along their
+    `lists` are lists of equal length whose entries at one index have equal shapes; the first one decides
+    device and dtype; `keys` holds one key for each index. Tensors larger than a chunk are cut along their
     first dimension. What is yielded are the tensors themselves or views of them: write in place.
     """
     open_chunks: dict[Hashable, tuple[int, list[list[Tensor]]]] = {}
@@ -46,9 +46,9 @@ def chunked(
 
 
 def scale_(tensors: list[Tensor], factor: float) -> None:
-    """Multiply tensors of one device in place by ``factor``, in full precision.
+    """Multiply tensors of one device in place by `factor`, in full precision.
 
-    On a CPU ``torch._foreach_mul_`` rounds the factor to the dtype of the tensors (in bfloat16 0.999 becomes
+    On a CPU `torch._foreach_mul_` rounds the factor to the dtype of the tensors (in bfloat16 0.999 becomes
     1), and is no faster than this loop.
     """
     if tensors[0].device.type == "cpu":
@@ -59,7 +59,7 @@ def scale_(tensors: list[Tensor], factor: float) -> None:
 
 
 def _cut(tensors: list[Tensor], limit: int) -> Iterable[Sequence[Tensor]]:
-    """Cut tensors of one shape alike along dimension 0, into pieces of ``limit`` bytes (or one row)."""
+    """Cut tensors of one shape alike along dimension 0, into pieces of `limit` bytes (or one row)."""
     lead = tensors[0]
     if lead.nbytes <= limit or lead.dim() == 0:
         return [tensors]

@@ -27,14 +27,12 @@ def decay_groups(
     norm_types: tuple[type[nn.Module], ...] = NORM_TYPES,
     decay_biases: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return parameter groups for an optimizer: what decays with ``weight_decay``, and what does not (0.0).
+    """Return parameter groups for an optimizer: what decays with `weight_decay`, and what does not (0.0).
 
-    No decay for the parameters of norm layers (modules of ``norm_types``; pass more for layers of your own)
-    and, unless ``decay_biases``, for
-    biases: parameters whose attribute is 'bias', '*_bias' (attention's in_proj_bias) or 'bias_*' (bias_ih_l0
-        of the recurrent layers). A tied parameter counts once, and without decay if any of its owners says
-        so. Frozen parameters are left out, and so is a group that would be empty. Order in a group is that of
-        ``module.parameters()``.
+    No decay for the parameters of norm layers (modules of `norm_types`; pass yours too) and, unless `decay_biases`, for
+    biases: parameters whose attribute is 'bias', '*_bias' (attention's in_proj_bias) or 'bias_*' (bias_ih_l0 of the
+    recurrent layers). A tied parameter counts once, and without decay if any of its owners exempts it. Frozen parameters
+    are left out, and so is a group that would be empty. Order in a group is that of `module.parameters()`.
 
     Raises ValueError for a weight decay that is not a finite number >= 0.
     """

@@ -1,13 +1,13 @@
-"""Learning-rate schedules of the papers, as ``LambdaLR`` in units of optimizer updates.
+"""Learning-rate schedules of the papers, as `LambdaLR` in units of optimizer updates.
 
-Call ``scheduler.step()`` after each committed update (never after one that a gradient scaler has skipped).
+Call `scheduler.step()` after each committed update (never after one that a gradient scaler has skipped).
 Update number t = 0, 1, ... then uses (base lr of the group) x factor(t). All schedules begin with a linear
 warm-up,
 
     factor(t) = warmup_start + (1 - warmup_start) t / warmup_steps      for t < warmup_steps,
 
 and reach exactly the base lr at t = warmup_steps. The factors are small dataclasses of plain numbers, so a
-scheduler can be pickled, and its ``state_dict`` holds them: a resumed run continues the schedule that it
+scheduler can be pickled, and its `state_dict` holds them: a resumed run continues the schedule that it
 began with.
 """
 
@@ -36,13 +36,13 @@ class Constant:
         require_fraction(self._name, "warmup_start", self.warmup_start)
 
     def __call__(self, t: int) -> float:
-        """Return the factor of update ``t``, counted from 0."""
+        """Return the factor of update `t`, counted from 0."""
         if t < self.warmup_steps:
             return self.warmup_start + (1 - self.warmup_start) * t / self.warmup_steps
         return self.after_warmup(t)
 
     def after_warmup(self, t: int) -> float:
-        """Return the factor of update ``t >= warmup_steps``."""
+        """Return the factor of update `t >= warmup_steps`."""
         return 1.0
 
     @property
@@ -52,7 +52,7 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Constant):
-    """Half a cosine from 1 at t = warmup_steps to ``final_fraction`` at t = total_steps and after."""
+    """Half a cosine from 1 at t = warmup_steps to `final_fraction` at t = total_steps and after."""
 
     total_steps: int
     final_fraction: float
@@ -65,7 +65,7 @@ class Cosine(Constant):
         require_fraction(self._name, "final_fraction", self.final_fraction)
 
     def after_warmup(self, t: int) -> float:
-        """Return the factor of update ``t >= warmup_steps``."""
+        """Return the factor of update `t >= warmup_steps`."""
         if t >= self.total_steps:
             return self.final_fraction
         progress = (t - self.warmup_steps) / (self.total_steps - self.warmup_steps)
@@ -81,7 +81,7 @@ class InverseSquareRoot(Constant):
         require_count(self._name, "warmup_steps", self.warmup_steps, at_least=1)
 
     def after_warmup(self, t: int) -> float:
-        """Return the factor of update ``t >= warmup_steps``."""
+        """Return the factor of update `t >= warmup_steps`."""
         return math.sqrt(self.warmup_steps / t)
 
 
@@ -101,12 +101,12 @@ class MultiStep(Constant):
         require_fraction(self._name, "gamma", self.gamma)
 
     def after_warmup(self, t: int) -> float:
-        """Return the factor of update ``t >= warmup_steps``."""
+        """Return the factor of update `t >= warmup_steps`."""
         return self.gamma ** bisect_right(self.milestones, t)
 
 
 def constant_with_warmup(optimizer: Optimizer, warmup_steps: int = 0, warmup_start: float = 0.0) -> LambdaLR:
-    """Linear warm-up from ``warmup_start`` x the base lr, then the base lr."""
+    """Return a schedule of linear warm-up from `warmup_start` x the base lr, then the base lr."""
     return LambdaLR(optimizer, Constant(warmup_steps=warmup_steps, warmup_start=warmup_start))
 
 
@@ -119,10 +119,10 @@ def cosine_with_warmup(
     final_lr: float | None = None,
     final_fraction: float | None = None,
 ) -> LambdaLR:
-    """Linear warm-up, then half a cosine to ``final_lr`` or to ``final_fraction`` x the base lr (default 0).
+    """Return linear warm-up, then half a cosine to `final_lr` or to `final_fraction` x the base lr (default 0).
 
     The final value belongs to t = total_steps, as in nanoGPT and torch's CosineAnnealingLR: the last of
-    ``total_steps`` updates, t = total_steps - 1, uses a value just above it. ``final_lr`` is the same for all
+    `total_steps` updates, t = total_steps - 1, uses a value just above it. `final_lr` is the same for all
     parameter groups, whatever their base lr. Raises ValueError for arguments out of range.
     """
     where = "cosine_with_warmup"
@@ -151,9 +151,9 @@ def cosine_with_warmup(
 
 
 def inverse_square_root(optimizer: Optimizer, warmup_steps: int, warmup_start: float = 0.0) -> LambdaLR:
-    """Linear warm-up, then the base lr x sqrt(warmup_steps / t), as fairseq's ``inverse_sqrt``.
+    """Return linear warm-up, then the base lr x sqrt(warmup_steps / t), as fairseq's `inverse_sqrt`.
 
-    Raises ValueError for arguments out of range; ``warmup_steps`` must be at least 1.
+    Raises ValueError for arguments out of range; `warmup_steps` must be at least 1.
     """
     return LambdaLR(optimizer, InverseSquareRoot(warmup_steps=warmup_steps, warmup_start=warmup_start))
 
@@ -165,7 +165,7 @@ def multistep_with_warmup(
     warmup_steps: int = 0,
     warmup_start: float = 0.0,
 ) -> LambdaLR:
-    """Linear warm-up, then a factor ``gamma`` from each milestone on (from update t = milestone).
+    """Return linear warm-up, then a factor `gamma` from each milestone on (from update t = milestone).
 
     Milestones are update numbers, strictly increasing, none before the end of the warm-up (else ValueError).
     """

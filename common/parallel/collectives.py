@@ -1,4 +1,4 @@
-"""The few collectives the rest of the project needs; all are no-ops in a single process."""
+"""The few collectives that the project needs; all are no-ops in a single process."""
 
 import contextlib
 import hashlib
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def is_distributed() -> bool:
-    """Whether a default process group exists.
+    """Return whether a default process group exists.
 
     Raises RuntimeError when a launcher announced several processes (WORLD_SIZE > 1) but nobody initialised
     the process group: continuing would train that many unconnected models.
@@ -29,18 +29,18 @@ def is_distributed() -> bool:
 
 
 def world_size() -> int:
-    """Number of ranks of the default process group, 1 without one."""
+    """Return the number of ranks of the default process group, 1 without one."""
     return dist.get_world_size() if is_distributed() else 1
 
 
 def rank() -> int:
-    """This process's rank in the default process group, 0 without one."""
+    """Return the rank of this process in the default process group, 0 without one."""
     return dist.get_rank() if is_distributed() else 0
 
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Say in the error of a collective which one it was, where, and who has to take part; also a decorator."""
+    """Name the collective, the rank and who has to take part in the error of a collective; also a decorator."""
     try:
         yield
     except RuntimeError as error:
@@ -60,7 +60,7 @@ def sum_over_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Te
 
 @explained("an exchange of small objects")
 def gather_objects(value: Any) -> list[Any]:
-    """Every rank's value, in rank order, on all ranks; waits for all. Collective."""
+    """Return every rank's value, in rank order, on all ranks; wait for all. Collective."""
     if not is_distributed():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -88,7 +88,7 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
 
 
 def as_bytes(contiguous: Tensor) -> Tensor:
-    """The same memory as bytes [n]: gloo knows neither bool nor complex, and copies of bits need no arithmetic."""
+    """Return the same memory as bytes [n]: gloo knows neither bool nor complex, and copies of bits need no arithmetic."""
     return contiguous.reshape(-1).view(torch.uint8)
 
 
@@ -103,7 +103,7 @@ def _equal_on_all_ranks(tensors: Iterable[Tensor], group: dist.ProcessGroup | No
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of `dtype` are summed: float32 for 16-bit ones, else their own."""
+    """Return the dtype in which values of `dtype` are summed: float32 for 16-bit ones, else `dtype` itself."""
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 

@@ -143,7 +143,7 @@ class DataParallel(nn.Module, ABC):
     # -- the optimizer's hooks
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
-        """Hook into `optimizer.step()`; call it once for each optimizer of the module, after wrapping.
+        """Attach to `optimizer.step()`; call it once for each optimizer of the module, after wrapping.
 
         Raises ValueError if the optimizer holds none of the module's parameters, or is attached already.
         """

@@ -126,7 +126,7 @@ class DecentralizedDataParallel(DataParallel):
             self._average_gradients(groups.within_worker, find_unused_parameters=find_unused_parameters)
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
-        """Hook into `optimizer.step()`.
+        """Attach to `optimizer.step()`.
 
         DmSGD with momentum mixing has its momentum placed in flat vectors too. Alone and with order "awc", a fused
         AccumAdam(W) steps bucket by bucket: merging costs it no pass over memory, and messages leave earlier.

@@ -1,4 +1,4 @@
-"""What the workers do to each other in one update, on stacked [N, P] matrices: plain matrix arithmetic."""
+"""One update's communication as plain arithmetic on stacked [N, P] matrices."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from common.topology import Round, Transport, bytes_sent, messages_sent, transpo
 
 
 def mix_(stacked: Tensor, matrix: np.ndarray) -> None:
-    """X <- W X in place; stacked [N, P] any floating dtype (16-bit is mixed in float32), matrix [N, N]."""
+    """Compute X <- W X in place; stacked [N, P] any floating dtype (16-bit is mixed in float32), matrix [N, N]."""
     if np.array_equal(matrix, np.eye(len(matrix))):
         return
     wide = stacked.to(sum_dtype(stacked.dtype))

@@ -38,7 +38,7 @@ def simulate(
     phases: str = "aligned",
     push_sum: bool = False,
 ) -> list["SimulatedReplica"]:
-    """N virtual workers that start from copies of `module` (which is left alone).
+    """Return N virtual workers that start from copies of `module` (which is left alone).
 
     method: "decentralized" or "allreduce"; topology, order, phases and push_sum as in DecentralizedDataParallel.
     bucket_mb: only matters with phases="staggered", where buckets mix differently
@@ -69,7 +69,7 @@ class SimulatedReplica(DataParallel):
         self.topology, self.order = cohort.topology, cohort.order
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
-        """Hook into `optimizer.step()`."""
+        """Attach to `optimizer.step()`."""
         mixes = self._cohort.gossips and mixes_momentum(optimizer, self.order, self.topology)
         super().attach(optimizer)
         if mixes:
@@ -91,7 +91,7 @@ class SimulatedReplica(DataParallel):
             )
 
     def synchronize_gradients(self) -> None:
-        """All-reduce: average the gradients of all workers, once for each step."""
+        """Average the gradients of all workers under all-reduce, once for each step."""
         self._cohort.synchronize_gradients()
 
     def _before_update(self) -> None:
@@ -111,7 +111,7 @@ class SimulatedReplica(DataParallel):
         self._cohort.average_()
 
     def consensus_distance(self) -> float:
-        """sqrt(mean_i ||x_i - x_bar||^2)."""
+        """Return sqrt(mean_i ||x_i - x_bar||^2)."""
         return self._cohort.consensus_distance()
 
 
@@ -147,13 +147,13 @@ class Cohort:
         self.replicas = [SimulatedReplica(module, rank, self) for rank, module in enumerate(modules)]
 
     def synchronize_gradients(self) -> None:
-        """The all-reduce of the gradients, when the method is that; on the first call of each step."""
+        """Average the gradients where the method is all-reduce; on the first call of each step."""
         if self.method == "allreduce" and not self.synchronized and self.world_size > 1:
             average_gradients_([[p for p in m.parameters() if p.requires_grad] for m in self.modules])
             self.synchronized = True
 
     def before_update(self, worker: int) -> None:
-        """Worker's first optimizer is about to step; the first worker's call mixes for all (awc)."""
+        """Begin a worker's update; the first worker's call mixes for all (awc)."""
         if worker in self.updated:
             raise RuntimeError(
                 f"simulated worker {worker} stepped again before workers "
@@ -169,7 +169,7 @@ class Cohort:
             self.debiasing[worker].remember()
 
     def after_update(self, worker: int) -> None:
-        """Worker's last optimizer has stepped; the last worker's call combines (atc) and counts."""
+        """End a worker's update; the last worker's call combines (atc) and counts."""
         self.updated.add(worker)
         if self.debiasing:
             self.debiasing[worker].scale(self.clock + (self.order == "awc"))  # of the rounds merged so far
@@ -194,7 +194,7 @@ class Cohort:
             momentum.close()
 
     def state_of(self, rank: int) -> list[Tensor]:
-        """Worker `rank`'s flat vectors and averaged buffers."""
+        """Return worker `rank`'s flat vectors and averaged buffers."""
         return [vector.data for vector in self.vectors[rank]] + self.buffers[rank]
 
     def write_mean(self, rank: int) -> None:
@@ -217,7 +217,7 @@ class Cohort:
                 tensor.copy_(first)
 
     def consensus_distance(self) -> float:
-        """sqrt(mean_i ||x_i - x_bar||^2) in float64."""
+        """Return sqrt(mean_i ||x_i - x_bar||^2) in float64."""
         wide = [matrix.double() for matrix in self.stacked]
         squares = [(m - self._weighted(m).mean(0)).square().sum(1).mean() for m in wide]
         return float(sum(squares)) ** 0.5
@@ -266,7 +266,7 @@ class Cohort:
 
 
 def stack(modules: Sequence[nn.Module]) -> tuple[list[Tensor], list[list[FlatVector]]]:
-    """Matrices [N, P], one for each (dtype, device), whose row i holds module i's parameters as views."""
+    """Return matrices [N, P], one for each (dtype, device), whose row i holds module i's parameters as views."""
     matrices: list[Tensor] = []
     vectors: list[list[FlatVector]] = []
     for rank, module in enumerate(modules):
@@ -283,5 +283,5 @@ def stack(modules: Sequence[nn.Module]) -> tuple[list[Tensor], list[list[FlatVec
 
 
 def mean(stacked: Tensor) -> Tensor:
-    """Mean over the workers [N, ...] -> [...]; 16-bit is summed in float32 and rounded once."""
+    """Return the mean over the workers [N, ...] -> [...]; 16-bit is summed in float32 and rounded once."""
     return stacked.to(sum_dtype(stacked.dtype)).sum(0).div_(len(stacked)).to(stacked.dtype)

@@ -39,7 +39,7 @@ def _parser() -> _Parser:
         epilog=f"Names: {', '.join(NAMES)}.",
     )
     parser.add_argument("name", metavar="NAME", help="the topology; names are listed below")
-    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="number of ranks")
+    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="number of workers")
     parser.add_argument("--workers-per-host", type=int, default=1, metavar="L", help="default: 1")
     parser.add_argument(
         "--option",

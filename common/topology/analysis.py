@@ -1,16 +1,25 @@
 """How well a topology mixes: spectral gap, contraction, rounds to consensus, connectivity."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
 from common.topology.round import Round
 
-if TYPE_CHECKING:
-    from common.topology.topology import Topology
-
 NOISE = 1e-10  # an eigenvalue of a whole period below this is rounding error of an exact average
+
+
+class Scheduled(Protocol):
+    """What is analysed: a `common.topology.Topology`."""
+
+    world_size: int
+    schedule: Any
+    period: int | None
+    sample: tuple[Round, ...]
+
+    def matrix(self, t: int) -> np.ndarray:
+        """Return the mixing matrix of step t."""
 
 
 def product(rounds: Iterable[Round]) -> np.ndarray:
@@ -22,7 +31,7 @@ def product(rounds: Iterable[Round]) -> np.ndarray:
     return P
 
 
-def spectral_gap(topology: "Topology") -> float:
+def spectral_gap(topology: Scheduled) -> float:
     """Return the spectral gap of one round, in [0, 1]; 1.0 means that the schedule averages exactly.
 
     Schedules of p rounds: 1 - |lambda_2(W(p-1) ... W(0))|^(1/p), where lambda_2 is the largest eigenvalue by
@@ -70,18 +79,18 @@ def contraction(P: np.ndarray) -> float:
 def debiased(P: np.ndarray) -> np.ndarray:
     """Return P [n, n] with each row divided by its sum, as push-sum divides by its weights.
 
-    Leaves a doubly stochastic P as it is; a row of zeros, of a rank that took nothing, stays zero.
+    Leaves a doubly stochastic P as it is; a row of zeros, of a worker that took nothing, stays zero.
     """
     sums = P.sum(axis=1, keepdims=True)
     return np.divide(P, sums, out=np.zeros_like(P), where=sums > 0)
 
 
-def period_contraction(topology: "Topology") -> float:
+def period_contraction(topology: Scheduled) -> float:
     """Return the contraction of one whole period; of the first 64 rounds for random schedules."""
     return contraction(product(topology.sample))
 
 
-def rounds_to_consensus(topology: "Topology", tolerance: float = 1e-10, limit: int = 10_000) -> int | None:
+def rounds_to_consensus(topology: Scheduled, tolerance: float = 1e-10, limit: int = 10_000) -> int | None:
     """Return the least t for which rounds 0..t-1 contract to `tolerance` or less; None if t exceeds `limit`.
 
     A topology that averages exactly gets there by a jump, others by decay: `spectral_gap() == 1` tells which.
@@ -98,14 +107,14 @@ def rounds_to_consensus(topology: "Topology", tolerance: float = 1e-10, limit: i
     return None
 
 
-def is_connected(topology: "Topology") -> bool:
-    """Whether every rank reaches every other along the edges of one period (64 rounds when random)."""
+def is_connected(topology: Scheduled) -> bool:
+    """Return whether every worker reaches every other along the edges of one period (64 rounds when random)."""
     reach = sum(round_.matrix() for round_ in topology.sample) > 0
     return strongly_connected(reach)
 
 
 def strongly_connected(edges: np.ndarray) -> bool:
-    """Whether every node reaches every other along `edges`, bool [n, n]."""
+    """Return whether every node reaches every other along `edges`, bool [n, n]."""
     return _reaches_all(edges) and _reaches_all(edges.T)
 
 

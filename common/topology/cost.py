@@ -13,16 +13,16 @@ class Transport(StrEnum):
     """How a round is carried out."""
 
     IDLE = "idle"
-    SEND_RECV = "send_recv"  # each rank sends its vector to every rank that takes from it
+    SEND_RECV = "send_recv"  # each worker sends its vector to every worker that takes from it
     SUBGROUP = "subgroup"  # an all-reduce in every group
     HIERARCHICAL = "hierarchical"  # shards are summed inside each host, travel between hosts, and are gathered inside
 
 
 def transport_of(round_: Round, workers_per_host: int = 1) -> Transport:
-    """Return the transport that a round gets by default; rank i lives on host i // workers_per_host.
+    """Return the transport that a round gets by default; worker i lives on host i // workers_per_host.
 
     Where every host averages inside before it talks to others (`Round.between_hosts`), shards cross once for each
-    host instead of once for each rank. Else all-reduce pays where a uniform group has more than two ranks; a pair
+    host instead of once for each worker. Else all-reduce pays where a uniform group has more than two workers; a pair
     sends the same bytes either way, and point-to-point messages need no further communicator.
     """
     if round_.is_idle:
@@ -51,16 +51,16 @@ def allreduce_messages(round_: Round, workers_per_host: int = 1) -> int:
 
 def bytes_sent(
     round_: Round,
-    rank: int,
+    worker: int,
     payload_bytes: float,
     transport: Transport | str | None = None,
     workers_per_host: int = 1,
     shard_bytes: float | None = None,
 ) -> float:
-    """Return the bytes that `rank` hands to the network in this round.
+    """Return the bytes that `worker` hands to the network in this round.
 
-    SEND_RECV: the payload once per rank that takes from it. SUBGROUP: a ring all-reduce, 2(g-1)/g payloads in
-    a group of g. HIERARCHICAL with L ranks per host: 2(L-1)/L payloads inside, and in the round of the hosts what
+    SEND_RECV: the payload once per worker that takes from it. SUBGROUP: a ring all-reduce, 2(g-1)/g payloads in
+    a group of g. HIERARCHICAL with L workers per host: 2(L-1)/L payloads inside, and in the round of the hosts what
     the host would send of one L-th, or of `shard_bytes` where messages between hosts are narrower. `transport`
     replaces the default one.
 
@@ -68,31 +68,33 @@ def bytes_sent(
     """
     match _resolve(round_, transport, workers_per_host):
         case Transport.SEND_RECV:
-            return float(len(round_.out_peers(rank)) * payload_bytes)
+            return float(len(round_.out_peers(worker)) * payload_bytes)
         case Transport.SUBGROUP:
-            g = len(_group_of(round_, rank))
+            g = len(_group_of(round_, worker))
             return 2 * (g - 1) / g * payload_bytes
         case Transport.HIERARCHICAL:
             share = payload_bytes / workers_per_host
             narrow = share if shard_bytes is None else shard_bytes
-            between = bytes_sent(round_.between_hosts(workers_per_host), rank // workers_per_host, narrow)
+            between = bytes_sent(round_.between_hosts(workers_per_host), worker // workers_per_host, narrow)
             return 2 * (workers_per_host - 1) * share + between
         case _:
             return 0.0
 
 
-def messages_sent(round_: Round, rank: int, transport: Transport | str | None = None, workers_per_host: int = 1) -> int:
-    """Return the messages that `rank` sends in this round; a ring all-reduce takes 2(g-1) of payload/g each.
+def messages_sent(
+    round_: Round, worker: int, transport: Transport | str | None = None, workers_per_host: int = 1
+) -> int:
+    """Return the messages that `worker` sends in this round; a ring all-reduce takes 2(g-1) of payload/g each.
 
     Raises ValueError when the round cannot be carried out by `transport`.
     """
     match _resolve(round_, transport, workers_per_host):
         case Transport.SEND_RECV:
-            return len(round_.out_peers(rank))
+            return len(round_.out_peers(worker))
         case Transport.SUBGROUP:
-            return 2 * (len(_group_of(round_, rank)) - 1)
+            return 2 * (len(_group_of(round_, worker)) - 1)
         case Transport.HIERARCHICAL:
-            between = messages_sent(round_.between_hosts(workers_per_host), rank // workers_per_host)
+            between = messages_sent(round_.between_hosts(workers_per_host), worker // workers_per_host)
             return 2 * (workers_per_host - 1) + between
         case _:
             return 0
@@ -105,9 +107,9 @@ def bytes_leaving_host(
     payload_bytes: float,
     transport: Transport | str | None = None,
 ) -> float:
-    """Return the bytes that the ranks of `host` send to other hosts in this round.
+    """Return the bytes that the workers of `host` send to other hosts in this round.
 
-    Rank i lives on host i // workers_per_host. The ring of an all-reduce runs in the order of ranks, and each
+    Worker i lives on host i // workers_per_host. The ring of an all-reduce runs in the order of workers, and each
     of its directed edges carries 2(g-1)/g payloads.
 
     Raises ValueError when the round cannot be carried out by `transport`.
@@ -118,7 +120,7 @@ def bytes_leaving_host(
 def bytes_leaving_hosts(
     round_: Round, workers_per_host: int, payload_bytes: float, transport: Transport | str | None = None
 ) -> dict[int, float]:
-    """Return {host: bytes that its ranks send to other hosts}, of those that send any; see bytes_leaving_host."""
+    """Return {host: bytes that its workers send to other hosts}, of those that send any; see bytes_leaving_host."""
     total: dict[int, float] = {}
 
     def add(source: int, target: int, amount: float) -> None:
@@ -143,7 +145,7 @@ def bytes_leaving_hosts(
 
 
 def _between(round_: Round, workers_per_host: int) -> Round | None:
-    """The round of the hosts, where it takes several ranks a host and lets hosts talk."""
+    """Return the round of the hosts where hosts hold several workers and talk to each other, else None."""
     hosts = round_.between_hosts(workers_per_host) if workers_per_host > 1 else None
     return None if hosts is None or hosts.is_idle else hosts
 
@@ -161,12 +163,12 @@ def _resolve(round_: Round, transport: Transport | str | None, workers_per_host:
         )
     if chosen is Transport.HIERARCHICAL and _between(round_, workers_per_host) is None:
         raise ValueError(
-            f"transport='hierarchical': expected a round in which hosts of {workers_per_host} > 1 ranks average inside "
-            "before they talk to each other, got other weights; use send_recv"
+            f"transport='hierarchical': expected a round in which hosts of {workers_per_host} > 1 workers average "
+            "inside before they talk to each other, got other weights; use send_recv"
         )
     return chosen
 
 
-def _group_of(round_: Round, rank: int) -> tuple[int, ...]:
-    # In a round of disjoint uniform groups a rank's row is its group.
-    return tuple(round_.weights[rank])
+def _group_of(round_: Round, worker: int) -> tuple[int, ...]:
+    # In a round of disjoint uniform groups a worker's row is its group.
+    return tuple(round_.weights[worker])

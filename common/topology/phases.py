@@ -1,4 +1,4 @@
-"""Several schedules of one topology that run at the same time, each on its own part of the parameters."""
+"""Several schedules of one topology that run at the same time, each on a part of the parameters."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ PHASES = ("aligned", "staggered")
 
 
 def staggered(topology: Topology) -> Topology:
-    """The same topology with the rounds 2k and 2k+1 of its period swapped (the last one of an odd period stays).
+    """Return the same topology with the rounds 2k and 2k+1 of its period swapped (the last one of an odd period stays).
 
     Mixing acts on each coordinate alone, so half of the parameters may follow this schedule while the other half
     follows `topology`. Under the alternating exponential ring (arXiv 2410.11998) every host then sends half of its
@@ -37,7 +37,7 @@ def staggered(topology: Topology) -> Topology:
 
 
 def in_phases(topology: Topology, phases: str) -> tuple[Topology, ...]:
-    """The schedules that take turns among the buckets: one if "aligned", two if "staggered".
+    """Return the schedules that take turns among the buckets: one if "aligned", two if "staggered".
 
     Raises ValueError for another name, or where `staggered` does.
     """

@@ -1,4 +1,4 @@
-"""A topology as a picture: one panel a round, ranks on a circle in the order of hosts."""
+"""A topology as a picture: one panel a round, workers on a circle in the order of hosts."""
 
 import math
 import os
@@ -19,17 +19,17 @@ from common.topology.topology import Topology
 
 MOST_PANELS = 24
 PANEL_INCHES = 2.8
-LIMIT = 1.35  # half the side of a panel; the ranks lie on the unit circle
-HOST_GAP = 0.8  # between two hosts on the circle, in units of the distance between ranks
+LIMIT = 1.35  # half the side of a panel; the workers lie on the unit circle
+HOST_GAP = 0.8  # between two hosts on the circle, in units of the distance between workers
 INK, MUTED = "#22303c", "#7a8793"
-ACROSS, INSIDE, PLAIN = "#c8364f", "#5b6f82", "#2f5d80"  # edges between hosts, inside one, one rank a host
+ACROSS, INSIDE, PLAIN = "#c8364f", "#5b6f82", "#2f5d80"  # edges between hosts, inside one, one worker a host
 
 
 def plot(topology: Topology, path: str | os.PathLike, rounds: int | None = None) -> None:
     """Draw the rounds (see `shown_rounds`; at most 24) into the file `path`; its suffix gives the format.
 
     Arrows point from giver to taker, lines without heads are mutual, a shade lies under groups of more than
-    two that average, and hollow ranks idle.
+    two that average, and hollow workers idle.
 
     Raises ValueError for a suffix that matplotlib does not know, OSError when the file cannot be written.
     """
@@ -58,7 +58,7 @@ def plot(topology: Topology, path: str | os.PathLike, rounds: int | None = None)
 
 @dataclass(frozen=True)
 class _Circle:
-    """Where the ranks lie: clockwise from the top, the ranks of a host side by side."""
+    """Where the workers lie: clockwise from the top, the workers of a host side by side."""
 
     world_size: int
     workers_per_host: int
@@ -69,41 +69,41 @@ class _Circle:
 
     @property
     def hosted(self) -> bool:
-        """Whether there is anything to tell apart: several hosts, and several ranks on one."""
+        """Whether there is anything to tell apart: several hosts, and several workers on one."""
         return self.workers_per_host > 1 and self.hosts > 1
 
     @cached_property
     def step(self) -> float:
-        """The angle between two ranks of one host, in radians."""
+        """The angle between two workers of one host, in radians."""
         return 2 * math.pi / (self.world_size + (HOST_GAP * self.hosts if self.hosted else 0))
 
     @cached_property
     def angles(self) -> np.ndarray:
-        """Angles of the ranks, float64 [n], counter-clockwise from the right as matplotlib has them."""
-        ranks = np.arange(self.world_size)
-        gaps = HOST_GAP * (ranks // self.workers_per_host) if self.hosted else 0
-        return math.pi / 2 - self.step * (ranks + gaps)
+        """Angles of the workers, float64 [n], counter-clockwise from the right as matplotlib has them."""
+        workers = np.arange(self.world_size)
+        gaps = HOST_GAP * (workers // self.workers_per_host) if self.hosted else 0
+        return math.pi / 2 - self.step * (workers + gaps)
 
     @cached_property
     def points(self) -> np.ndarray:
-        """Coordinates of the ranks, float64 [n, 2]."""
+        """Coordinates of the workers, float64 [n, 2]."""
         return np.stack([np.cos(self.angles), np.sin(self.angles)], axis=1)
 
     @cached_property
     def radius(self) -> float:
-        """Radius of a rank's disc."""
+        """Radius of a worker's disc."""
         return min(0.14, 0.33 * self.step)
 
-    def host(self, rank: int) -> int:
-        return rank // self.workers_per_host
+    def host(self, worker: int) -> int:
+        return worker // self.workers_per_host
 
-    def colour(self, rank: int) -> str:
-        """Return the colour of a rank: its host's, where hosts differ."""
+    def colour(self, worker: int) -> str:
+        """Return the colour of a worker: its host's, where hosts differ."""
         if not self.hosted:
             return PLAIN
         if self.hosts <= 8:
-            return to_hex(colormaps["Dark2"](self.host(rank)))
-        return to_hex(colormaps["twilight_shifted"](0.1 + 0.8 * self.host(rank) / self.hosts))
+            return to_hex(colormaps["Dark2"](self.host(worker)))
+        return to_hex(colormaps["twilight_shifted"](0.1 + 0.8 * self.host(worker) / self.hosts))
 
     def edge_colour(self, i: int, j: int) -> str:
         if not self.hosted:
@@ -148,12 +148,12 @@ def _draw_round(axes: Axes, round_: Round, t: int, circle: _Circle) -> None:
 
 
 def _draw_hosts(axes: Axes, circle: _Circle) -> None:
-    """Draw a band behind the ranks of each host."""
+    """Draw a band behind the workers of each host."""
     for host in range(circle.hosts):
-        ranks = range(host * circle.workers_per_host, min((host + 1) * circle.workers_per_host, circle.world_size))
-        ends = circle.angles[ranks[-1]] - 0.5 * circle.step, circle.angles[ranks[0]] + 0.5 * circle.step
+        workers = range(host * circle.workers_per_host, min((host + 1) * circle.workers_per_host, circle.world_size))
+        ends = circle.angles[workers[-1]] - 0.5 * circle.step, circle.angles[workers[0]] + 0.5 * circle.step
         half = 1.5 * circle.radius
-        band = Wedge((0, 0), 1 + half, *np.degrees(ends), width=2 * half, color=circle.colour(ranks[0]), alpha=0.16)
+        band = Wedge((0, 0), 1 + half, *np.degrees(ends), width=2 * half, color=circle.colour(workers[0]), alpha=0.16)
         band.set(linewidth=0, zorder=0)
         axes.add_patch(band)
 
@@ -193,5 +193,5 @@ def _draw_edges(axes: Axes, round_: Round, circle: _Circle) -> None:
 def _bend(source: np.ndarray, target: np.ndarray) -> float:
     """Return the `rad` of an arc3 connection that passes nearer to the centre than the chord does."""
     (dx, dy), (x, y) = target - source, source + target
-    rad = min(0.4, 0.25 / math.hypot(dx, dy))  # short arrows need more, to pass below the ranks between
+    rad = min(0.4, 0.25 / math.hypot(dx, dy))  # short arrows need more, to pass below the workers between
     return -math.copysign(rad, dy * x - dx * y)

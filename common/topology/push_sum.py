@@ -1,10 +1,10 @@
 """Push-sum: how graphs that do not keep the mean of x still give consensus on it (Assran et al., ICML 2019).
 
-W(t) has columns that sum to 1 and rows that need not. Beside x every rank has a weight w, mixed alike, w(0) = 1:
+W(t) has columns that sum to 1 and rows that need not. Beside x every worker has a weight w, mixed alike, w(0) = 1:
 
     x(t+1) = W(t) x(t),   w(t+1) = W(t) w(t),   z = x / w
 
-z_i converges to the mean of x(0). The weights are a function of the schedule alone, so no rank needs to send its own;
+z_i converges to the mean of x(0). The weights are a function of the schedule alone, so no worker needs to send its own;
 and z mixes by itself, with the row-stochastic matrix diag(w(t+1))^-1 W(t) diag(w(t)).
 """
 
@@ -33,7 +33,7 @@ class DebiasedRound(Round):
 
     @property
     def doubly_stochastic(self) -> bool:
-        """Not: z alone does not keep its mean."""
+        """False: z alone does not keep its mean."""
         return False
 
     def __reduce__(self) -> tuple:
@@ -49,7 +49,7 @@ class PushSum:
         self._clock, self._latest = 0, np.ones(topology.world_size)
 
     def weights(self, t: int) -> np.ndarray:
-        """w(t), float64 [n], of sum n."""
+        """Return w(t), float64 [n], of sum n."""
         if t < self._clock:
             self._clock, self._latest = 0, np.ones(self.world_size)
         while self._clock < t:
@@ -58,7 +58,7 @@ class PushSum:
         return self._latest
 
     def __call__(self, t: int) -> Round:
-        """The round of z at step t."""
+        """Return the round of z at step t."""
         now = self.weights(t)
         round_ = self.topology.round(t)
         after = mixed(round_, now)
@@ -68,17 +68,17 @@ class PushSum:
         return DebiasedRound(tuple(rows))
 
     def contraction(self) -> float:
-        """Of the disagreement in a round, as `topology.spectral_gap` has it."""
+        """Return the contraction of the disagreement in a round, as of `topology.spectral_gap`."""
         return 1 - self.topology.spectral_gap()
 
 
 def mixed(round_: Round, w: np.ndarray) -> np.ndarray:
-    """W w, float64 [n]."""
+    """Return W w, float64 [n]."""
     return np.array([sum(weight * w[j] for j, weight in row.items()) for row in round_.weights])
 
 
 def push_sum(topology: Topology) -> Topology:
-    """The topology of z; `topology` itself where all weights stay 1, because rows sum to 1 as columns do."""
+    """Return the topology of z; `topology` itself where all weights stay 1, because rows sum to 1 as columns do."""
     if topology.doubly_stochastic:
         return topology
     name, size = f"{topology.name}_push_sum", topology.workers_per_host
@@ -86,6 +86,6 @@ def push_sum(topology: Topology) -> Topology:
 
 
 def weights_of(topology: Topology, t: int) -> np.ndarray:
-    """w(t) [n] of a topology that `push_sum` returned."""
+    """Return w(t) [n] of a topology that `push_sum` returned."""
     schedule = topology.schedule
     return schedule.weights(t) if isinstance(schedule, PushSum) else np.ones(topology.world_size)

@@ -63,12 +63,12 @@ NAMES = tuple(_FAMILIES)
 
 
 def build(name: str, world_size: int, workers_per_host: int = 1, **options: Any) -> Topology:
-    """Return the topology `name` over `world_size` ranks; every name is one idle round for a world of one.
+    """Return the topology `name` over `world_size` workers; every name is one idle round for a world of one.
 
     Options, beside those of the family (see `common.topology.families`):
         idle_rounds: rounds without communication (local steps) after each round; default 0.
-        between_hosts: every host averages over its ranks, then hosts mix as the topology of so many ranks does; one
-            message leaves a host for each that one rank of it would send. Default False.
+        between_hosts: every host averages over its workers, then hosts mix as the topology of that many workers does;
+            one message leaves a host for each that one worker of it would send. Default False.
 
     Raises ValueError for an unknown name or option, a value out of range, or a world size that the family
     does not exist for; the message says which ones it exists for and what to use instead.
@@ -116,7 +116,7 @@ def _chosen(name: str, defaults: dict[str, Any], options: dict[str, Any]) -> dic
 
 
 def _hosts_of(name: str, n: int, workers_per_host: int) -> int:
-    """The number of hosts; ValueError where between_hosts=True makes no sense."""
+    """Return the number of hosts. Raises ValueError where between_hosts=True makes no sense."""
     if _FAMILIES[name].uses_hosts:
         raise ValueError(f"topology {name!r}: between_hosts: expected False, this topology knows hosts by itself")
     if n % workers_per_host:

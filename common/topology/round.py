@@ -13,10 +13,10 @@ TOLERANCE = 1e-9  # how far a sum of weights may be from 1: room for weights typ
 
 @dataclass(frozen=True)
 class Round:
-    """One gossip step x_i <- sum_j W_ij x_j of n ranks.
+    """One gossip step x_i <- sum_j W_ij x_j of n workers.
 
-    `weights[i]` is row i of W as {j: W_ij}, nonzero entries only, the rank itself included. Every column must
-    sum to 1, so that the sum over the ranks is kept; then W is doubly stochastic when the rows do too, and
+    `weights[i]` is row i of W as {j: W_ij}, nonzero entries only, the worker itself included. Every column must
+    sum to 1, so that the sum over the workers is kept; then W is doubly stochastic when the rows do too, and
     otherwise a push-sum matrix. Weights are never negative.
 
     Raises ValueError when a weight or a sum is not as above.
@@ -32,7 +32,7 @@ class Round:
         for j, total in enumerate(self._column_sums()):
             if abs(total - 1) > TOLERANCE:
                 raise ValueError(
-                    f"Round.weights: column {j} (what the ranks take from rank {j}): "
+                    f"Round.weights: column {j} (what the workers take from worker {j}): "
                     f"expected a sum of 1, got {total:.12g}"
                 )
 
@@ -40,9 +40,9 @@ class Round:
         n = len(self.weights)
         for j, weight in row.items():
             if not 0 <= j < n:
-                raise ValueError(f"Round.weights: row {i}: expected ranks 0..{n - 1}, got {j}")
+                raise ValueError(f"Round.weights: row {i}: expected workers 0..{n - 1}, got {j}")
             if not (math.isfinite(weight) and weight >= 0):
-                raise ValueError(f"Round.weights: row {i}, rank {j}: expected a weight >= 0, got {weight}")
+                raise ValueError(f"Round.weights: row {i}, worker {j}: expected a weight >= 0, got {weight}")
         return MappingProxyType({int(j): float(row[j]) for j in sorted(row) if row[j] != 0})
 
     def _column_sums(self) -> list[float]:
@@ -67,14 +67,14 @@ class Round:
     def from_groups(cls, groups: Iterable[Sequence[int]], world_size: int) -> "Round":
         """Return the round in which each of the disjoint groups averages uniformly and the others idle.
 
-        Raises ValueError when two groups share a rank.
+        Raises ValueError when two groups share a worker.
         """
         rows: list[Mapping[int, float] | None] = [None] * world_size
         for group in groups:
             row = dict.fromkeys(group, 1 / len(group))
             for i in group:
                 if rows[i] is not None:
-                    raise ValueError(f"Round.from_groups: expected disjoint groups, got rank {i} twice")
+                    raise ValueError(f"Round.from_groups: expected disjoint groups, got worker {i} twice")
                 rows[i] = row
         return cls(tuple({i: 1.0} if row is None else row for i, row in enumerate(rows)))
 
@@ -87,7 +87,7 @@ class Round:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks n."""
+        """The number of workers n."""
         return len(self.weights)
 
     def matrix(self) -> np.ndarray:
@@ -97,13 +97,13 @@ class Round:
             W[i, list(row)] = list(row.values())
         return W
 
-    def in_peers(self, rank: int) -> dict[int, float]:
-        """Return {j: W_ij} for the ranks j other than i = `rank` that i takes from, in order of j."""
-        return {j: weight for j, weight in self.weights[rank].items() if j != rank}
+    def in_peers(self, worker: int) -> dict[int, float]:
+        """Return {j: W_ij} for the workers j other than i = `worker` that i takes from, in order of j."""
+        return {j: weight for j, weight in self.weights[worker].items() if j != worker}
 
-    def out_peers(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks other than `rank` that take from it, in order."""
-        return self._out_peers[rank]
+    def out_peers(self, worker: int) -> tuple[int, ...]:
+        """Return the workers other than `worker` that take from it, in order."""
+        return self._out_peers[worker]
 
     @cached_property
     def _out_peers(self) -> tuple[tuple[int, ...], ...]:
@@ -114,9 +114,9 @@ class Round:
                     peers[j].append(i)
         return tuple(map(tuple, peers))
 
-    def self_weight(self, rank: int) -> float:
-        """Return W_ii for i = `rank`."""
-        return self.weights[rank].get(rank, 0.0)
+    def self_weight(self, worker: int) -> float:
+        """Return W_ii for i = `worker`."""
+        return self.weights[worker].get(worker, 0.0)
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...] | None:
@@ -130,20 +130,20 @@ class Round:
                 found.append(members)
             elif tuple(self.weights[members[0]]) != members:
                 return None
-        # Every rank is in one of these groups, so they are disjoint if together they count n ranks.
+        # Every worker is in one of these groups, so they are disjoint if together they count n workers.
         return tuple(found) if sum(map(len, found)) == self.world_size else None
 
     def between_hosts(self, workers_per_host: int) -> "Round | None":
         """Return the round M of hosts if W = M (x) J/L: every host first averages over its L workers.
 
-        None where W is not such (rank i lives on host i // L).
+        None where W is not such (worker i lives on host i // L).
         """
         if workers_per_host not in self._between:
             self._between[workers_per_host] = self._find_between(workers_per_host)
         return self._between[workers_per_host]
 
     def on_hosts(self, workers_per_host: int) -> "Round":
-        """Return W (x) J/L: what these ranks do, hosts of L = `workers_per_host` ranks do, after averaging inside."""
+        """Return W (x) J/L: hosts of L workers do what these workers do, after averaging inside."""
         size = workers_per_host
         rows = [{j * size + k: w / size for j, w in row.items() for k in range(size)} for row in self.weights]
         return Round(tuple(row for row in rows for _ in range(size)))

@@ -28,7 +28,7 @@ def title(topology: Topology) -> str:
     options = ", ".join(f"{key}={value}" for key, value in topology.options.items())
     name = f"{topology.name} ({options})" if options else topology.name
     hosts = -(-topology.world_size // topology.workers_per_host)
-    return f"{name}: {_count(topology.world_size, 'rank')} on {_count(hosts, 'host')}"
+    return f"{name}: {_count(topology.world_size, 'worker')} on {_count(hosts, 'host')}"
 
 
 def structure(round_: Round) -> str:
@@ -47,9 +47,9 @@ def structure(round_: Round) -> str:
     return f"{kind}, {_interval(min(degrees), max(degrees))} peers"
 
 
-def peers(round_: Round, rank: int) -> str:
-    """Return whom `rank` exchanges with ("<-> 1 3-5"), or takes from and gives to ("<- 1  -> 15")."""
-    taken, given = tuple(round_.in_peers(rank)), round_.out_peers(rank)
+def peers(round_: Round, worker: int) -> str:
+    """Return whom `worker` exchanges with ("<-> 1 3-5"), or takes from and gives to ("<- 1  -> 15")."""
+    taken, given = tuple(round_.in_peers(worker)), round_.out_peers(worker)
     if not taken and not given:
         return "-"
     if taken == given:
@@ -73,7 +73,7 @@ def _summary(topology: Topology) -> str:
 
 
 def _rounds(topology: Topology, count: int) -> str:
-    ranks = range(topology.world_size)
+    workers = range(topology.world_size)
     size = topology.workers_per_host
     hosts = range(-(-topology.world_size // size))
     rows = []
@@ -87,16 +87,16 @@ def _rounds(topology: Topology, count: int) -> str:
                 structure(round_),
                 cost.transport_of(round_, size).value,
                 peers(round_, 0),
-                f"{max(cost.bytes_sent(round_, i, 1.0, workers_per_host=size) for i in ranks):.2f}",
+                f"{max(cost.bytes_sent(round_, i, 1.0, workers_per_host=size) for i in workers):.2f}",
                 f"{max(cost.bytes_leaving_host(round_, h, size, 1.0) for h in hosts):.2f}",
                 _factor(analysis.contraction(round_.matrix())),
                 _factor(analysis.contraction(P)),
             )
         )
-    header = ("round", "structure", "transport", "rank 0", "S/rank", "S/host", "contraction", "so far")
+    header = ("round", "structure", "transport", "worker 0", "S/worker", "S/host", "contraction", "so far")
     right = ("right", "left", "left", "left", "right", "right", "right", "right")
     note = (
-        "S/rank, S/host: the most that any rank sends, and that leaves any host, in units of the message\n"
+        "S/worker, S/host: the most that any worker sends, and that leaves any host, in units of the message\n"
         "size S. contraction: ||W - J/n||, the worst factor on the consensus distance, of the round alone\n"
         "and of all rounds so far."
     )
@@ -125,14 +125,14 @@ def _and_idle(parts: list[str], idle: int) -> str:
     return ", ".join(parts + ([f"{idle} idle"] if idle else []))
 
 
-def _ranges(ranks: Sequence[int]) -> str:
-    """Return sorted ranks with runs of three or more shortened: "1 3-5"."""
+def _ranges(workers: Sequence[int]) -> str:
+    """Return sorted workers with runs of three or more shortened: "1 3-5"."""
     runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
+    for worker in workers:
+        if runs and worker == runs[-1][-1] + 1:
+            runs[-1].append(worker)
         else:
-            runs.append([rank])
+            runs.append([worker])
     return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else " ".join(map(str, run)) for run in runs)
 
 

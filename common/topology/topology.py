@@ -16,7 +16,7 @@ RANDOM_SAMPLE = 64  # rounds of a random schedule that stand for all of them whe
 
 
 class RandomSchedule(Protocol):
-    """A schedule without a period; round t depends on a seed and t only, so that all ranks draw the same."""
+    """A schedule without a period; round t depends on a seed and t only, so that all workers draw the same."""
 
     world_size: int
 
@@ -34,7 +34,7 @@ Schedule = tuple[Round, ...] | RandomSchedule
 
 @dataclass(frozen=True)
 class Topology:
-    """A schedule of rounds over `world_size` ranks; rank i lives on host i // workers_per_host.
+    """A schedule of rounds over `world_size` workers; worker i lives on host i // workers_per_host.
 
     `schedule` is either one period of rounds or a RandomSchedule. `build` makes the named ones; for your own:
 
@@ -59,7 +59,7 @@ class Topology:
         for t, member in enumerate(members):
             if member.world_size != self.world_size:
                 raise ValueError(
-                    f"topology {self.name!r}: schedule, round {t}: expected {self.world_size} ranks, "
+                    f"topology {self.name!r}: schedule, round {t}: expected {self.world_size} workers, "
                     f"got {member.world_size}"
                 )
 
@@ -93,7 +93,7 @@ class Topology:
 
     @cached_property
     def symmetric(self) -> bool:
-        """Whether in every round each rank gives to those it takes from, with the same weight."""
+        """Whether in every round each worker gives to those it takes from, with the same weight."""
         return all(round_.symmetric for round_ in self.sample)
 
     def spectral_gap(self) -> float:
@@ -103,7 +103,7 @@ class Topology:
     def fingerprint(self) -> str:
         """Return the SHA-256 hex digest of name, sizes, options and rounds (one period, or the first 64).
 
-        Equal on all ranks, processes and platforms for equal schedules: weights are rounded to 12 digits, and
+        Equal on all workers, processes and platforms for equal schedules: weights are rounded to 12 digits, and
         of an edge-list file the contents count, not the path, which may differ between hosts.
         """
         options = {key: value for key, value in self.options.items() if key != "path"}

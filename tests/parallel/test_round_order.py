@@ -5,9 +5,8 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import torch
-from common.parallel.gossip.network import SLACK, RoundOrder
 
-from common.parallel.gossip.network import Network
+from common.parallel.gossip.network import SLACK, Network, RoundOrder
 
 
 def blocked(turns: RoundOrder, turn: int, passed: threading.Event) -> bool:

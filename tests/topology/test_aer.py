@@ -4,7 +4,7 @@ import pytest
 
 from common.topology import build
 
-SHAPES = [(hosts, ranks) for hosts in (2, 4, 8, 16) for ranks in (1, 2, 4)]
+SHAPES = [(hosts, workers) for hosts in (2, 4, 8, 16) for workers in (1, 2, 4)]
 
 
 def ranks_of(host, workers_per_host):
@@ -34,26 +34,26 @@ def reference_rounds(hosts, workers_per_host):
     return rounds
 
 
-@pytest.mark.parametrize(("hosts", "ranks"), SHAPES)
-def test_groups_follow_the_description(hosts, ranks):
-    topology = build("aer", hosts * ranks, ranks)
-    assert [set(map(frozenset, round_.groups)) for round_ in topology.sample] == reference_rounds(hosts, ranks)
+@pytest.mark.parametrize(("hosts", "workers"), SHAPES)
+def test_groups_follow_the_description(hosts, workers):
+    topology = build("aer", hosts * workers, workers)
+    assert [set(map(frozenset, round_.groups)) for round_ in topology.sample] == reference_rounds(hosts, workers)
 
 
-@pytest.mark.parametrize(("hosts", "ranks"), SHAPES)
-def test_half_of_the_hosts_talk_across_in_every_round(hosts, ranks):
-    topology = build("aer", hosts * ranks, ranks)
+@pytest.mark.parametrize(("hosts", "workers"), SHAPES)
+def test_half_of_the_hosts_talk_across_in_every_round(hosts, workers):
+    topology = build("aer", hosts * workers, workers)
     crossings = []
     for round_ in topology.sample:
         across = {
             host
             for host in range(hosts)
-            if any(j // ranks != host for i in ranks_of(host, ranks) for j in round_.in_peers(i))
+            if any(j // workers != host for i in ranks_of(host, workers) for j in round_.in_peers(i))
         }
         crossings.append(across)
         for group in round_.groups:
-            touched = {i // ranks for i in group}
-            assert len(group) == ranks * len(touched)  # whole hosts, one or two
+            touched = {i // workers for i in group}
+            assert len(group) == workers * len(touched)  # whole hosts, one or two
             assert len(touched) == (2 if touched <= across else 1)
     for first, second in zip(crossings[::2], crossings[1::2], strict=True):
         assert first | second == set(range(hosts))
@@ -69,10 +69,10 @@ def test_one_host_averages_completely(n):
     assert topology.round(0) == build("complete", n).round(0)
 
 
-@pytest.mark.parametrize(("n", "ranks", "hosts"), [(3, 1, 3), (12, 2, 6), (20, 4, 5), (24, 2, 12)])
-def test_other_numbers_of_hosts_are_refused_with_advice(n, ranks, hosts):
+@pytest.mark.parametrize(("n", "workers", "hosts"), [(3, 1, 3), (12, 2, 6), (20, 4, 5), (24, 2, 12)])
+def test_other_numbers_of_hosts_are_refused_with_advice(n, workers, hosts):
     with pytest.raises(ValueError, match=rf"power of two \(1, 2, 4, 8, \.\.\.\).*= {hosts}; .*base_k"):
-        build("aer", n, ranks)
+        build("aer", n, workers)
 
 
 def test_hosts_must_be_full():

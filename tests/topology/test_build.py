@@ -113,9 +113,9 @@ def test_fingerprint_ignores_rounding_noise_and_sees_differences():
     [
         ((), "expected at least one row, got none"),
         (({0: 1.0}, {0: 0.5, 1: 0.5}), r"column 0 .*: expected a sum of 1, got 1\.5"),
-        (({0: 2.0, 1: -1.0}, {0: -1.0, 1: 2.0}), r"row 0, rank 1: expected a weight >= 0, got -1\.0"),
-        (({0: float("nan")},), r"row 0, rank 0: expected a weight >= 0, got nan"),
-        (({0: 0.5, 2: 0.5}, {1: 1.0}), r"row 0: expected ranks 0\.\.1, got 2"),
+        (({0: 2.0, 1: -1.0}, {0: -1.0, 1: 2.0}), r"row 0, worker 1: expected a weight >= 0, got -1\.0"),
+        (({0: float("nan")},), r"row 0, worker 0: expected a weight >= 0, got nan"),
+        (({0: 0.5, 2: 0.5}, {1: 1.0}), r"row 0: expected workers 0\.\.1, got 2"),
     ],
 )
 def test_bad_rounds_are_refused(weights, message):
@@ -124,13 +124,13 @@ def test_bad_rounds_are_refused(weights, message):
 
 
 def test_other_bad_values_are_refused():
-    with pytest.raises(ValueError, match="expected disjoint groups, got rank 1 twice"):
+    with pytest.raises(ValueError, match="expected disjoint groups, got worker 1 twice"):
         Round.from_groups([(0, 1), (1, 2)], 3)
     with pytest.raises(ValueError, match=r"expected a square matrix, got shape \(2, 3\)"):
         Round.from_matrix(np.zeros((2, 3)))
     with pytest.raises(ValueError, match="schedule: expected at least one round, got none"):
         Topology("mine", 2, schedule=())
-    with pytest.raises(ValueError, match="schedule, round 0: expected 2 ranks, got 3"):
+    with pytest.raises(ValueError, match="schedule, round 0: expected 2 workers, got 3"):
         Topology("mine", 2, schedule=(Round.idle(3),))
 
 

@@ -15,14 +15,14 @@ def rows_of(text):
     start = next(i for i, line in enumerate(lines) if set(line) == {"-", " "})
     body = lines[start + 1 : lines.index("", start)]
     header = " ".join(lines[start - 1].split())
-    assert header == "round structure transport rank 0 S/rank S/host contraction so far"
+    assert header == "round structure transport worker 0 S/worker S/host contraction so far"
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in body]
 
 
 def test_table_of_one_peer_exponential(capsys):
     main(["one_peer_exponential", "--world-size", "16", "--workers-per-host", "4"])
     text = capsys.readouterr().out
-    assert text.startswith("one_peer_exponential: 16 ranks on 4 hosts\n")
+    assert text.startswith("one_peer_exponential: 16 workers on 4 hosts\n")
     assert "period               4 rounds" in text
     assert "rounds to consensus  4 (exact average)" in text
     assert "symmetric            no" in text
@@ -56,7 +56,7 @@ def test_table_of_aer(capsys):
             "period               none (random)",
         ),
         (["random_matching", "--world-size", "5", "--option", "idle_rounds=1"], "idle         -"),
-        (["ring", "--world-size", "1"], "1 rank on 1 host"),
+        (["ring", "--world-size", "1"], "1 worker on 1 host"),
         (["ring", "--world-size", "6"], "57 (to 1e-10)"),
         (["star", "--world-size", "6"], "graph, 1-5 peers"),
         (["complete", "--world-size", "6"], "all 6"),

@@ -50,7 +50,7 @@ def test_total_bytes_by_counting_entries(name, n):
 @pytest.mark.parametrize("workers_per_host", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["one_peer_exponential", "static_exponential", "ring", "star"])
 def test_bytes_leaving_a_host_by_blocks_of_the_matrix(name, workers_per_host):
-    n = 10  # the last host may have fewer ranks
+    n = 10  # the last host may have fewer workers
     host_of = np.arange(n) // workers_per_host
     for round_ in cached(name, n).sample:
         W = round_.matrix()
@@ -66,7 +66,7 @@ def test_an_all_reduce_leaves_each_host_along_one_edge_of_its_ring():
     # Hosts 2 and 3 talk across in the first round, 0 and 1 average inside.
     round_ = build("aer", 8, 2).round(0)
     assert [bytes_leaving_host(round_, host, 2, S, "subgroup") for host in range(4)] == [0, 0, 1.5 * S, 1.5 * S]
-    assert [bytes_sent(round_, rank, S, "subgroup") for rank in range(8)] == [S] * 4 + [1.5 * S] * 4
+    assert [bytes_sent(round_, worker, S, "subgroup") for worker in range(8)] == [S] * 4 + [1.5 * S] * 4
     interleaved = Round.from_groups([(0, 2, 4, 6)], 8)  # every edge of the ring leaves its host
     assert [bytes_leaving_host(interleaved, host, 4, S) for host in range(2)] == [1.5 * S] * 2
 
@@ -75,14 +75,14 @@ def test_hosts_that_average_inside_send_each_coordinate_once():
     aer = build("aer", 8, 2).round(0)
     assert transport_of(aer, 2) is Transport.HIERARCHICAL
     assert [bytes_leaving_host(aer, host, 2, S) for host in range(4)] == [0, 0, S, S]
-    # Half of S to the other rank of the host and half back; ranks of hosts 2 and 3 send their half across.
-    assert [bytes_sent(aer, rank, S, None, 2) for rank in range(8)] == [S] * 4 + [1.5 * S] * 4
-    assert [messages_sent(aer, rank, None, 2) for rank in range(8)] == [2] * 4 + [3] * 4
+    # Half of S to the other worker of the host and half back; workers of hosts 2 and 3 send their half across.
+    assert [bytes_sent(aer, worker, S, None, 2) for worker in range(8)] == [S] * 4 + [1.5 * S] * 4
+    assert [messages_sent(aer, worker, None, 2) for worker in range(8)] == [2] * 4 + [3] * 4
     complete = cached("complete", 8).round(0)
     assert transport_of(complete, 2) is Transport.HIERARCHICAL
     assert [bytes_leaving_host(complete, host, 2, S) for host in range(4)] == [2 * 3 / 4 * S] * 4
     assert transport_of(complete, 8) is Transport.SUBGROUP  # one host
-    assert transport_of(complete, 3) is Transport.SUBGROUP  # the last host has fewer ranks
+    assert transport_of(complete, 3) is Transport.SUBGROUP  # the last host has fewer workers
 
 
 HOSTS = {
@@ -127,7 +127,7 @@ def test_impossible_transports_are_refused():
         bytes_sent(directed, 0, S, "subgroup")
     with pytest.raises(ValueError, match="expected send_recv, subgroup or hierarchical for a round"):
         messages_sent(directed, 0, "idle")
-    with pytest.raises(ValueError, match="expected a round in which hosts of 2 > 1 ranks average inside"):
+    with pytest.raises(ValueError, match="expected a round in which hosts of 2 > 1 workers average inside"):
         bytes_leaving_host(directed, 0, 2, S, "hierarchical")
     with pytest.raises(ValueError, match="carrier_pigeon"):
         bytes_leaving_host(directed, 0, 1, S, "carrier_pigeon")

@@ -76,12 +76,12 @@ def test_fingerprint_is_of_the_contents_not_the_path(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
-        ("0 1\n1 4\n", {}, r"graph\.txt:2: expected ranks 0\.\.3 \(world_size=4\), got 4"),
-        ("-1 1\n", {}, r":1: expected ranks 0\.\.3 \(world_size=4\), got -1"),
+        ("0 1\n1 4\n", {}, r"graph\.txt:2: expected workers 0\.\.3 \(world_size=4\), got 4"),
+        ("-1 1\n", {}, r":1: expected workers 0\.\.3 \(world_size=4\), got -1"),
         ("0 1\n\nx y\n", {}, r":3: expected 'i j' or 'i j weight', got 'x y'"),
         ("0\n", {}, r":1: expected 'i j' or 'i j weight', got '0'"),
         ("0 1 2 3\n", {}, r":1: expected 'i j' or 'i j weight', got '0 1 2 3'"),
-        ("0 0\n", {}, r":1: expected two different ranks, got '0 0'"),
+        ("0 0\n", {}, r":1: expected two different workers, got '0 0'"),
         (
             "0 1\n1 2\n1 0\n",
             {},
@@ -91,22 +91,22 @@ def test_fingerprint_is_of_the_contents_not_the_path(tmp_path):
         ("0 1\n", {"weights": "explicit"}, r":1: expected 'i j weight' with 0 < weight <= 1, got '0 1'"),
         ("0 1 -0.5\n", {"weights": "explicit"}, r":1: expected 'i j weight' with 0 < weight <= 1"),
         ("0 1 nan\n", {"weights": "explicit"}, r":1: expected 'i j weight' with 0 < weight <= 1"),
-        ("0 1\n1 2\n", {}, r"expected a connected graph, got ranks that are not reached from rank 0: 3"),
-        ("", {}, r"not reached from rank 0: 1, 2, 3"),
+        ("0 1\n1 2\n", {}, r"expected a connected graph, got workers that are not reached from worker 0: 3"),
+        ("", {}, r"not reached from worker 0: 1, 2, 3"),
         (
             "0 1\n1 2\n2 3\n",
             {"weights": "push_sum", "directed": True},
-            r"expected a strongly connected graph, got ranks that are not on a path to rank 0: 1, 2, 3",
+            r"expected a strongly connected graph, got workers that are not on a path to worker 0: 1, 2, 3",
         ),
         (
             "0 1 0.6\n0 2 0.6\n0 3 0.1\n",
             {"weights": "explicit"},
-            r"weights that rank 0 takes: expected a sum <= 1, got 1\.3",
+            r"weights that worker 0 takes: expected a sum <= 1, got 1\.3",
         ),
         (
             "0 1 0.5\n1 2 0.25\n2 3 0.5\n3 0 0.5\n",
             {"weights": "explicit", "directed": True},
-            r"weights that rank 1 gives, and keeps: expected a sum of 1 \(doubly.*got 0\.75; or use weights=",
+            r"weights that worker 1 gives, and keeps: expected a sum of 1 \(doubly.*got 0\.75; or use weights=",
         ),
         (
             "0 1\n",

@@ -25,7 +25,7 @@ def test_a_period_mixes_as_before(name):
     topology = build(name, 6)
     _, staggered = in_phases(topology, "staggered")
     assert staggered.period == topology.period
-    assert staggered.fingerprint() != topology.fingerprint()  # all ranks must agree on it
+    assert staggered.fingerprint() != topology.fingerprint()  # all workers must agree on it
     product = {
         phase.name: np.linalg.multi_dot([np.eye(6), np.eye(6), *(phase.matrix(t) for t in range(phase.period))])
         for phase in (topology, staggered)

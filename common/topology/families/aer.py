@@ -7,7 +7,7 @@ def schedule(n: int, workers_per_host: int) -> tuple[Round, ...]:
     """Return the alternating exponential ring of Wang et al. (ICLR 2025, arXiv 2410.11998) for H hosts.
 
     Two rounds for each distance 2^k, k = 0..log2(H)-1, at which the hosts fall into H/2 pairs. In one of the
-    two rounds a pair averages over all its ranks, in the other each of its hosts averages inside, and
+    two rounds a pair averages over all its workers, in the other each of its hosts averages inside, and
     neighbouring pairs take turns. As in the authors' code, pairs are counted on from one distance to the
     next, and those with an even number cross in the second of the two rounds. Weights are uniform in every
     group.

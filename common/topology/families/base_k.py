@@ -7,14 +7,14 @@ from itertools import chain
 from common.topology import checks
 from common.topology.round import Round
 
-# The rows {i: {j: W_ij}} of those ranks that mix in a round; all others idle. Rounds on disjoint ranks merge.
+# The rows {i: {j: W_ij}} of those workers that mix in a round; all others idle. Rounds on disjoint workers merge.
 Rows = dict[int, dict[int, float]]
 
 
 def schedule(n: int, *, k: int = 1) -> tuple[Round, ...]:
     """Return the Base-(k+1) graph of Takezawa et al. (NeurIPS 2023, arXiv 2305.11420, Algorithms 1-3).
 
-    Symmetric; every rank has at most k peers in a round, and one period averages exactly from round 0 on. Its
+    Symmetric; every worker has at most k peers in a round, and one period averages exactly from round 0 on. Its
     length is at most 2 log_{k+1}(n) + 2 rounds. k = 1 are pairs.
     """
     k = checks.integer("topology 'base_k': k", k, minimum=1)
@@ -58,7 +58,7 @@ def _simple_base(nodes: Sequence[int], k: int) -> list[Rows]:
 
 
 def _base(nodes: Sequence[int], k: int) -> list[Rows]:
-    """Simple Base-(k+1) graphs on p blocks, then hyper-hypercubes across them, if not longer (Algorithm 3).
+    """Return simple Base-(k+1) graphs on p blocks, then hyper-hypercubes across them, if not longer (Algorithm 3).
 
     p is the largest divisor of n that is a product of factors up to k+1.
     """

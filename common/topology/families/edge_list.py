@@ -17,16 +17,16 @@ def schedule(
 ) -> tuple[Round, ...]:
     """Return the static graph in the text file `path`, which needs one edge `i j` or `i j weight` a line.
 
-    Ranks count from 0; `#` starts a comment. Undirected edges go both ways; with directed=True, `i j` means
+    Workers count from 0; `#` starts a comment. Undirected edges go both ways; with directed=True, `i j` means
     that i gives to j. What W_ji, that which j takes from i, is depends on `weights`:
 
     - "metropolis": 1 / (1 + max(degree(i), degree(j))), doubly stochastic; undirected graphs only.
-    - "explicit": the weight on the line. Each rank keeps what is left to 1, and W must be doubly stochastic.
-    - "push_sum": 1 / (1 + out-degree(i)), column-stochastic; every rank gives equal shares.
+    - "explicit": the weight on the line. Each worker keeps what is left to 1, and W must be doubly stochastic.
+    - "push_sum": 1 / (1 + out-degree(i)), column-stochastic; every worker gives equal shares.
 
-    Raises ValueError, with the line number where there is one, for lines that cannot be read, ranks out of
+    Raises ValueError, with the line number where there is one, for lines that cannot be read, workers out of
     range, self-loops, repeated edges, missing or useless weights, weights that do not sum to 1, and graphs in
-    which some rank does not reach every other.
+    which some worker does not reach every other.
     """
     _check_options(directed, weights)
     where = f"topology 'file': {os.fspath(path)}"
@@ -104,11 +104,11 @@ def _parse(fields: list[str], number: int, n: int, explicit: bool, where: str) -
             raise ValueError
     except (ValueError, IndexError):
         raise ValueError(f"{where}: expected 'i j' or 'i j weight', got {line!r}") from None
-    for rank in (source, target):
-        if not 0 <= rank < n:
-            raise ValueError(f"{where}: expected ranks 0..{n - 1} (world_size={n}), got {rank}")
+    for worker in (source, target):
+        if not 0 <= worker < n:
+            raise ValueError(f"{where}: expected workers 0..{n - 1} (world_size={n}), got {worker}")
     if source == target:
-        raise ValueError(f"{where}: expected two different ranks, got {line!r}; own weights follow from the rest")
+        raise ValueError(f"{where}: expected two different workers, got {line!r}; own weights follow from the rest")
     if explicit and (weight is None or not 0 < weight <= 1):
         raise ValueError(f"{where}: expected 'i j weight' with 0 < weight <= 1, got {line!r}")
     if weight is not None and not explicit:
@@ -122,18 +122,18 @@ def _check_connected(adjacency: np.ndarray, directed: bool, where: str) -> None:
         if not reached.all():
             kind = "a strongly connected graph" if directed else "a connected graph"
             missing = ", ".join(map(str, np.flatnonzero(~reached)))
-            raise ValueError(f"{where}: expected {kind}, got ranks that are not {relation} rank 0: {missing}")
+            raise ValueError(f"{where}: expected {kind}, got workers that are not {relation} worker 0: {missing}")
 
 
 def _check_explicit(W: np.ndarray, where: str) -> None:
     for i in range(len(W)):
         if W[i, i] < -TOLERANCE:
-            raise ValueError(f"{where}: weights that rank {i} takes: expected a sum <= 1, got {1 - W[i, i]:.12g}")
+            raise ValueError(f"{where}: weights that worker {i} takes: expected a sum <= 1, got {1 - W[i, i]:.12g}")
         if abs(W[i, i]) <= TOLERANCE:
             W[i, i] = 0.0
     for j, total in enumerate(W.sum(axis=0)):
         if abs(total - 1) > TOLERANCE:
             raise ValueError(
-                f"{where}: weights that rank {j} gives, and keeps: expected a sum of 1 (doubly stochastic), "
+                f"{where}: weights that worker {j} gives, and keeps: expected a sum of 1 (doubly stochastic), "
                 f"got {total:.12g}; or use weights='push_sum'"
             )

@@ -11,7 +11,7 @@ from common.topology.round import Round
 
 @dataclass(frozen=True)
 class RandomMatching:
-    """Uniformly random perfect matchings of n ranks, weight 1/2; with odd n one random rank idles."""
+    """Uniformly random perfect matchings of n workers, weight 1/2; with odd n one random worker idles."""
 
     world_size: int
     seed: int
@@ -38,6 +38,6 @@ def schedule(n: int, *, seed: int = 0) -> RandomMatching:
 
 @lru_cache(maxsize=1024)
 def _matching(n: int, seed: int, t: int) -> Round:
-    # RandomState, not Generator: its stream is frozen (NEP 19), so all ranks agree whatever their numpy.
+    # RandomState, not Generator: its stream is frozen (NEP 19), so all workers agree whatever their numpy.
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, t]))).permutation(n).tolist()
     return Round.from_groups(zip(order[: n // 2], order[n // 2 :], strict=False), n)

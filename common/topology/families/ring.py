@@ -9,4 +9,4 @@ def schedule(n: int) -> tuple[Round, ...]:
     |lambda_2| = 1/3 + 2/3 cos(2 pi / n) for n >= 4 (arXiv 2110.13363); for n <= 3 it is the complete graph.
     """
     neighbourhoods = [{(i - 1) % n, i, (i + 1) % n} for i in range(n)]
-    return (Round(tuple(dict.fromkeys(ranks, 1 / len(ranks)) for ranks in neighbourhoods)),)
+    return (Round(tuple(dict.fromkeys(workers, 1 / len(workers)) for workers in neighbourhoods)),)

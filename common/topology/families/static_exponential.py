@@ -6,7 +6,7 @@ from common.topology.round import Round
 def schedule(n: int) -> tuple[Round, ...]:
     """Return the static exponential graph of Ying et al. (NeurIPS 2021, arXiv 2110.13363).
 
-    Directed: rank i takes from (i + 2^k) mod n for k = 0..ceil(log2 n)-1, weight 1/(ceil(log2 n)+1) each and
+    Directed: worker i takes from (i + 2^k) mod n for k = 0..ceil(log2 n)-1, weight 1/(ceil(log2 n)+1) each and
     for itself. The spectral gap is 2/(1+ceil(log2 n)) for even n and larger for odd n > 2.
     """
     hops = (n - 1).bit_length()  # ceil(log2 n)

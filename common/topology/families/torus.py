@@ -7,9 +7,9 @@ from common.topology.round import Round
 
 
 def schedule(n: int, *, rows: int | None = None, cols: int | None = None) -> tuple[Round, ...]:
-    """Return the static torus; rank r * cols + c sits at row r, column c.
+    """Return the static torus; worker r * cols + c sits at row r, column c.
 
-    Weights are uniform over the rank itself and its distinct neighbours above, below, left and right: 1/5
+    Weights are uniform over the worker itself and its distinct neighbours above, below, left and right: 1/5
     usually, fewer where a dimension of 1 or 2 makes some of them fall together. Without `rows` and `cols` the
     most square factorisation is taken; a prime n thus gives 1 x n, the ring.
 
@@ -21,7 +21,7 @@ def schedule(n: int, *, rows: int | None = None, cols: int | None = None) -> tup
         r, c = divmod(i, cols)
         around = [(r, c), (r - 1, c), (r + 1, c), (r, c - 1), (r, c + 1)]
         neighbourhoods.append({(row % rows) * cols + col % cols for row, col in around})
-    return (Round(tuple(dict.fromkeys(ranks, 1 / len(ranks)) for ranks in neighbourhoods)),)
+    return (Round(tuple(dict.fromkeys(workers, 1 / len(workers)) for workers in neighbourhoods)),)
 
 
 def _shape(n: int, rows: int | None, cols: int | None) -> tuple[int, int]:
