@@ -42,7 +42,7 @@ class SampleArguments(Arguments):
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Prints the texts, a line of dashes between two."""
-    arguments = parse_arguments(argv)
+    arguments = parse(SampleArguments, argv, "gpt2.sample", "Write text with a trained model.")
     try:
         model, tokenizer = load(Path(arguments.run), arguments.checkpoint)
     except (ConfigError, DataError) as error:
@@ -52,14 +52,6 @@ def main(argv: Sequence[str]) -> int:
         if arguments.samples > 1:
             print("-" * 80)
     return 0
-
-
-def parse_arguments(argv: Sequence[str]) -> SampleArguments:
-    """The command line; the prompt is taken as it is, whatever YAML would make of it."""
-    prompts = [argument.removeprefix("prompt=") for argument in argv if argument.startswith("prompt=")]
-    others = [argument for argument in argv if not argument.startswith("prompt=")]
-    arguments = parse(SampleArguments, others, "gpt2.sample", "Writes text with a trained model.")
-    return arguments.model_copy(update={"prompt": prompts[-1]}) if prompts else arguments
 
 
 def load(run: Path, checkpoint: str) -> tuple[GPT2, Tokenizer]:
