@@ -23,7 +23,7 @@ from common.parallel.collectives import gather_objects
 from common.report.benchmark import Benchmark
 from common.topology import Topology, build
 from scripts.benchmarks.host_interface import bytes_sent_by_host
-from scripts.benchmarks.layouts import LayoutArguments, Row, finish, mean_over_hosts, names_in, run, say
+from scripts.benchmarks.several_hosts import LayoutArguments, Row, finish, mean_over_hosts, names_in, run, say
 
 MODULE = "scripts.benchmarks.communication"
 BETWEEN = "_between_hosts"  # that topology over hosts, complete inside each

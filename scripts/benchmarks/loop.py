@@ -37,7 +37,8 @@ from common.training.config import Config
 from gpt2.config import Gpt2Config
 from gpt2.model import GPT2
 from gpt2.token_files import DTYPE, FORMAT, HEADER, SPLITS, Header
-from scripts.benchmarks.interleaved import UNTIMED, median_and_spread, run_interleaved
+from scripts.benchmarks.interleaved_steps import UNTIMED, run_interleaved
+from scripts.benchmarks.rounds import median_and_spread
 
 MODULE = "scripts.benchmarks.loop"
 TOKENS = 1_000_000

@@ -28,7 +28,7 @@ from common.report.benchmark import Benchmark
 from common.topology import build
 from scripts.benchmarks.emulated_compute import EmulatedCompute
 from scripts.benchmarks.host_interface import bytes_sent_by_host
-from scripts.benchmarks.layouts import LayoutArguments, Row, finish, mean_over_hosts, names_in, run, say
+from scripts.benchmarks.several_hosts import LayoutArguments, Row, finish, mean_over_hosts, names_in, run, say
 
 MODULE = "scripts.benchmarks.scaling"
 LAYERS = 8  # of the model; their gradients come one after another

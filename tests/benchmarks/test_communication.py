@@ -61,7 +61,7 @@ def test_on_emulated_hosts_bytes_are_those_of_the_topology(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["topologies=allreduce,triangle"], "'triangle' is unknown"),
+        (["topologies=allreduce,triangle"], "topologies=allreduce,triangle: 'triangle': expected one of: aer"),
         (["layouts=4"], "layouts=4"),
         (["iterations=0"], "iterations=0"),
     ],

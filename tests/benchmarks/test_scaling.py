@@ -147,7 +147,7 @@ def test_what_is_said_of_the_published_sgp() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["methods=all"], "'all' is unknown"),
+        (["methods=all"], "methods=all: 'all': expected one of: allreduce"),
         (["blocks=1"], "blocks=1"),
         (["layouts=2by2"], "layouts='2by2'"),
         (["slow_host=2"], "slow_host=2: "),

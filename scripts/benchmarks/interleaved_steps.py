@@ -1,35 +1,15 @@
-"""Timing by turns, so that whatever slows the machine down slows all contenders alike: rounds, or single steps."""
+"""Two training loops in one process, a step of each in turn: what slows the machine down slows both alike."""
 
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 from common.training.launch import launch
 from common.training.stream import Stream
 
 UNTIMED = 10  # first steps of each loop: they allocate and warm up
-
-Result = TypeVar("Result")
-
-
-def rounds_in_turn(contenders: Mapping[str, Callable[[int], Result]], rounds: int) -> dict[str, list[Result]]:
-    """Call every contender with the number of each round, in an order that rotates; return their results by name."""
-    names = list(contenders)
-    results: dict[str, list[Result]] = {name: [] for name in names}
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            results[name].append(contenders[name](number))
-    return results
-
-
-def median_and_spread(values: Sequence[float]) -> tuple[float, float]:
-    """Return the median and the interquartile range."""
-    low, median, high = statistics.quantiles(values, n=4)
-    return median, high - low
 
 
 class InterleavedSteps:
