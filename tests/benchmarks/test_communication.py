@@ -78,7 +78,7 @@ def test_topologies_of_rows() -> None:
         topology_of("one_peer_ring_between_hosts", 8, 1)
 
 
-def test_the_verdict_names_the_fastest() -> None:
+def test_the_conclusion_names_the_fastest() -> None:
     place = {"hosts": 4, "ranks_per_host": 2, "mbit_per_s": 200.0}
     rows = [place | {"topology": name, "seconds": s} for name, s in (("allreduce", 4.0), ("aer", 1.0), ("ring", 5.0))]
     assert "4 hosts x 2 at 200 Mbit/s: aer takes 0.25 of all-reduce's time." in conclude(rows, BenchArguments())[0]
