@@ -210,7 +210,7 @@ def delayed(hosts: Sequence[Host], delay_ms: float, rates: dict[int, float]) -> 
 
 
 def run_on(hosts: Sequence[Host], ranks_per_host: int, program: Sequence[str], limit_s: float) -> int:
-    """Run one torchrun on each host; return the worst exit code, 124 after limit_s. If one fails, the others are ended."""
+    """Run one torchrun on each host; return the worst exit code, 124 after limit_s. If one fails, all are ended."""
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}"]
     launcher += [f"--nproc-per-node={ranks_per_host}", f"--master-addr={hosts[0].address}", "--master-port=29500"]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}

@@ -9,6 +9,7 @@ import pytest
 from scripts.benchmarks import loaders as bench_loaders
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not installed (see `make env`)")
 def test_writes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"HEIGHT": 30, "WIDTH": 40, "FILES": 8, "BATCH": 8, "UNTIMED": 1}.items():

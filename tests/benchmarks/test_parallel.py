@@ -13,7 +13,7 @@ from torch import nn
 from scripts.benchmarks import parallel as bench_parallel
 from scripts.benchmarks.emulated_compute import EmulatedCompute
 from scripts.emulate import EmulateArguments, emulated_hosts, run_on
-from tests.scripts.test_emulate import needs_namespaces
+from tests.scripts.namespaces import needs_namespaces
 
 ENGINES = {  # (hosts of 2 ranks, engine, topology): payloads that leave a host in a step
     (2, "ours", "hypercube/between_hosts"): 1.0,
@@ -23,6 +23,7 @@ ENGINES = {  # (hosts of 2 ranks, engine, topology): payloads that leave a host 
 }
 
 
+@pytest.mark.slow
 @needs_namespaces
 @pytest.mark.parametrize(("hosts", "engine", "topology"), ENGINES)
 def test_bytes_that_leave_a_host_by_its_interface(tmp_path: Path, hosts: int, engine: str, topology: str) -> None:

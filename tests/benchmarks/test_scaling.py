@@ -98,6 +98,7 @@ def test_real_computing_divides_the_batch(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(p.grad.norm() > 0 for p in module.parameters())
 
 
+@pytest.mark.slow
 def test_under_torchrun(tmp_path: Path) -> None:
     small = [
         "compute_ms=40",
