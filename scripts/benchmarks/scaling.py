@@ -85,7 +85,7 @@ COLUMNS = {
     "ranks_per_host": "processes of each",
     "mbit_per_s": "of a host's link in both directions, as set (emulated) or as given",
     "payload_mb": "parameters of a worker, fp32",
-    "compute": "what stands for forward and backward",
+    "compute": "forward and backward: a wait, or real layers",
     "step_ms": "a step: mean over the steps of a block and over ranks, median over blocks",
     "step_ms_spread": "interquartile range over blocks",
     "bytes_per_host": "that a host's interface sent in a step, headers included: mean over hosts; empty where no "
