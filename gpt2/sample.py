@@ -31,11 +31,11 @@ class SampleArguments(Arguments):
     run: Text = Field(description="the folder of a run")
     checkpoint: Literal["best", "last"] = Field("best", description="best or last mean model of all workers")
     prompt: str = Field("", description="how the text begins; empty: as a new document")
-    tokens: PositiveInt = Field(200, description="how many to add at most")
-    samples: PositiveInt = Field(1, description="how many texts")
+    tokens: PositiveInt = Field(200, description="tokens to add, at most")
+    samples: PositiveInt = Field(1, description="number of texts")
     temperature: Annotated[float, Field(ge=0)] = Field(0.8, description="0 takes the likeliest token every time")
-    top_k: PositiveInt | None = Field(40, description="choose among the likeliest so many; null: among all")
-    seed: NonNegativeInt = Field(0, description="of the random choices")
+    top_k: PositiveInt | None = Field(40, description="choose among the K likeliest tokens; null: among all")
+    seed: NonNegativeInt = Field(0, description="seed of the random choices")
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda")
 
 

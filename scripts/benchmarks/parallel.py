@@ -277,10 +277,10 @@ def fastest(frame: pd.DataFrame) -> Iterator[str]:
     """Yield the fastest row of `ours` on each cluster with its ratios."""
     for (model, hosts, ranks, rate, compute_ms), rows in frame[frame.engine == "ours"].groupby(CASE, sort=False):
         best = rows.loc[rows.step_ms.idxmin()]
-        times = {"DDP": best.ratio_to_ddp, "decent-dp on the same topology": best.ratio_to_decent_dp}
+        times = {"DDP's": best.ratio_to_ddp, "decent-dp's on the same topology": best.ratio_to_decent_dp}
         ratios = [f"{ratio:.3f} of {name}" for name, ratio in times.items() if pd.notna(ratio)]
         case = f"{model}, {hosts}x{ranks}, {rate:g} Mbit/s, {compute_ms:g} ms"
-        yield ", ".join([f"{case}: {best.topology} is fastest with {best.step_ms:.0f} ms a step", *ratios])
+        yield ", ".join([f"{case}: ours is fastest on {best.topology}, {best.step_ms:.0f} ms a step", *ratios])
 
 
 def beside_decent_dp(frame: pd.DataFrame) -> Iterator[str]:

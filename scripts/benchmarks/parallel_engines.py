@@ -5,30 +5,31 @@ torchrun ... -m scripts.benchmarks.parallel_engines engine=... result=FILE ...
 It times steps of a model on every rank; rank 0 writes what all of them measured.
 """
 
+# ruff: noqa: E402
 import time
 
-BEGAN = time.time()  # before the imports: nearly all of a start is imports
+BEGAN = time.time()  # before the other imports: they are nearly all of a start
 
-import contextlib  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import resource  # noqa: E402
-import statistics  # noqa: E402
-import sys  # noqa: E402
-from collections.abc import Callable, Sequence  # noqa: E402
-from datetime import timedelta  # noqa: E402
-from functools import partial  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import NamedTuple  # noqa: E402
+import contextlib
+import json
+import os
+import resource
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from pydantic import Field, PositiveFloat, PositiveInt  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+import torch
+import torch.distributed as dist
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor, nn
 
-from common.cli import Arguments, Text, main_function, parse  # noqa: E402
-from scripts.benchmarks.emulated_compute import EmulatedCompute  # noqa: E402
-from scripts.benchmarks.host_interface import bytes_sent_by_host  # noqa: E402
+from common.cli import Arguments, Text, main_function, parse
+from scripts.benchmarks.emulated_compute import EmulatedCompute
+from scripts.benchmarks.host_interface import bytes_sent_by_host
 
 MODULE = "scripts.benchmarks.parallel_engines"
 LR = 1e-4

@@ -93,10 +93,10 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
     assert ours.ratio_to_decent_dp.isna().sum() == 2
     assert frame[frame.engine == "ddp"].ratio_to_decent_dp.isna().all()
     assert list(bench_parallel.fastest(frame)) == [
-        "gpt_5m, 4x2, 100 Mbit/s, 400 ms: aer/staggered is fastest with 1100 ms a step, 0.250 of DDP",
-        "gpt_5m, 4x2, 200 Mbit/s, 400 ms: aer/staggered is fastest with 600 ms a step, 0.273 of DDP, "
-        "0.600 of decent-dp on the same topology",
-        "gpt_5m, 4x2, 200 Mbit/s, 1200 ms: aer/staggered is fastest with 1300 ms a step, 0.500 of DDP",
+        "gpt_5m, 4x2, 100 Mbit/s, 400 ms: ours is fastest on aer/staggered, 1100 ms a step, 0.250 of DDP's",
+        "gpt_5m, 4x2, 200 Mbit/s, 400 ms: ours is fastest on aer/staggered, 600 ms a step, 0.273 of DDP's, "
+        "0.600 of decent-dp's on the same topology",
+        "gpt_5m, 4x2, 200 Mbit/s, 1200 ms: ours is fastest on aer/staggered, 1300 ms a step, 0.500 of DDP's",
     ]
     # Beside the peer: rows of one commit, the last that has both; none of them knows ready_s.
     assert list(bench_parallel.beside_decent_dp(frame)) == [
