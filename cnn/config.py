@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from common.spelling import did_you_mean
 from common.training.config import Config, Strict
 
 
@@ -123,7 +124,6 @@ class ResNet(Strict):
 
 def _known_architecture(name: str) -> str:
     from cnn.torchvision_models import architectures  # takes a second to import
-    from common.training.compose import did_you_mean
 
     known = architectures()
     if name not in known:

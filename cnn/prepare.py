@@ -29,22 +29,24 @@ class PrepareArguments(Arguments):
     output: Text | None = Field(None, description="folder for the .beton files (default: source)")
     train: Text = Field("train", description="folder of the training images in source; names the .beton file")
     validation: Text = Field("val", description="folder of the validation images in source; names the .beton file")
-    resolution: PositiveInt | None = Field(500, description="longest side in pixels of what is stored; null: any")
-    quality: Annotated[int, Field(ge=1, le=100)] = Field(90, description="of JPEGs")
+    resolution: PositiveInt | None = Field(500, description="longest side of a stored image in pixels; null: any")
+    quality: Annotated[int, Field(ge=1, le=100)] = Field(90, description="quality of JPEGs")
     write_mode: Literal["jpg", "raw", "proportion"] = Field(
         "jpg", description="jpg: small | raw: fast | proportion: jpg with compress_probability, else raw"
     )
-    compress_probability: Annotated[float, Field(ge=0, le=1)] = Field(0.5, description="of write_mode=proportion")
-    corrupt: Literal["error", "skip"] = Field("error", description="what to do about files that cannot be decoded")
+    compress_probability: Annotated[float, Field(ge=0, le=1)] = Field(0.5, description="for write_mode=proportion")
+    corrupt: Literal["error", "skip"] = Field(
+        "error", description="what to do with files that cannot be decoded: error or skip"
+    )
     workers: PositiveInt | None = Field(None, description="processes (default: one for each core)")
     images_only: bool = Field(False, description="with source=digits: only image files, for data.loader=torchvision")
-    overwrite: bool = Field(False, description="replace what is there")
+    overwrite: bool = Field(False, description="replace existing files")
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Checks both folders, then writes both files; exit code 2 for images that are missing or broken."""
-    arguments = parse(PrepareArguments, argv, MODULE, "Makes .beton files of folders of images by class.")
+    arguments = parse(PrepareArguments, argv, MODULE, "Make .beton files of folders of images by class.")
     digits = arguments.source == "digits"
     if digits and arguments.output is None:
         raise UsageError("output=...: missing; expected a folder for the digits")

@@ -1,23 +1,25 @@
-"""Command lines of the scripts: `key=value` as in Hydra, plus `--flags`, validated by pydantic."""
+"""Command lines of all commands but training: `key=value` and `--flag`, validated by pydantic.
 
-import argparse
-import difflib
+`--some-key VALUE` and `--some-key=VALUE` are spellings of `some_key=VALUE`, and `--some-flag` of `some_flag=true`.
+"""
+
 import functools
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, NoReturn, TypeVar, get_args
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from omegaconf import OmegaConf
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from yaml import YAMLError
 
+from common.spelling import nearest
+
 Text = Annotated[str, Field(min_length=1)]
-# One folder or several: runs=a, runs=[a,b].
-Folders = Annotated[
-    tuple[Text, ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v]), Field(min_length=1)
-]
+ONE_OR_SEVERAL = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])  # a, [a,b]
+Folders = Annotated[tuple[Text, ...], ONE_OR_SEVERAL, Field(min_length=1)]
 DEFAULT_RUNS = ("runs", "results/runs")  # one's own runs, then those that are kept
 
 
@@ -26,51 +28,49 @@ class UsageError(ValueError):
 
 
 class Arguments(BaseModel):
-    """What a script takes: `bool` fields are flags (dry_run: --dry-run), all others key=value."""
+    """Arguments of a command; `bool` fields are flags (dry_run: --dry-run).
 
-    # Numbers are taken as text too: runs=7 is a folder called 7.
+    positional:  the key whose value may be typed without `key=`
+    """
+
+    # Numbers are taken as text too: data=7 is a folder called 7.
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+    positional: ClassVar[str | None] = None
 
 
 ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see --help")
-
-
 def parse(arguments: type[ArgumentsT], argv: Sequence[str], module: str, description: str) -> ArgumentsT:
-    """Turns a command line into `arguments`; raises UsageError naming key, value and what was expected."""
-    flags = {name for name, field in arguments.model_fields.items() if field.annotation is bool}
-    keys = [name for name in arguments.model_fields if name not in flags]
-    epilog = "\n".join(f"  {_describe(arguments, key)}" for key in keys)
-    parser = _Parser(
-        prog=f"python -m {module}",
-        usage=f"python -m {module} KEY=VALUE ..." + "".join(f" [{_flag(name)}]" for name in flags),
-        description=description,
-        epilog=f"keys:\n{epilog}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("settings", nargs="*", help=argparse.SUPPRESS)
-    for name in flags:
-        parser.add_argument(_flag(name), action="store_true", help=arguments.model_fields[name].description)
-    typed = vars(parser.parse_intermixed_args(argv))
-    settings = typed.pop("settings")
+    """Return the command line as `arguments`; print the keys and exit for --help.
+
+    Raises UsageError naming key, value and what was expected.
+    """
+    if "--help" in argv or "-h" in argv:
+        print(_help(arguments, module, description))
+        sys.exit(0)
+    text, others = {}, {}
+    for key, value in _settings(arguments, argv):
+        kind = _type(arguments, key.partition(".")[0])
+        if kind is str:  # as typed; everything else is YAML, as in Hydra
+            text[key] = value
+        elif get_origin(kind) is tuple and key in others:  # topology=ring topology=aer is topology=[ring,aer]
+            others[key] = f"[{others[key].strip('[]')},{value.strip('[]')}]"
+        else:
+            others[key] = value
+    settings = [f"{key}={value}" for key, value in others.items()]
     try:
         values = OmegaConf.to_container(OmegaConf.from_cli(settings))
     except YAMLError as error:
         raise UsageError(f"{shlex.join(settings)}: cannot be read as key=value ({one_line(error)})") from None
-    given = {name: value for name, value in typed.items() if value}
     try:
-        return arguments.model_validate({**values, **given})
+        return arguments.model_validate(values | text)
     except ValidationError as error:
         raise UsageError(explain(error, arguments)) from None
 
 
 def command_of(module: str, arguments: Arguments) -> str:
-    """The shell command that gives `arguments`, without those that equal their defaults."""
+    """Return the shell command that gives `arguments`, without those that equal their defaults."""
     parts = ["python", "-m", module]
     for name, field in type(arguments).model_fields.items():
         value = getattr(arguments, name)
@@ -80,7 +80,7 @@ def command_of(module: str, arguments: Arguments) -> str:
 
 
 def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int]:
-    """Decorator of a script's main(argv) -> exit code: usage errors become one line and exit code 2."""
+    """Decorate a command's main(argv) -> exit code: usage errors become one line and exit code 2."""
 
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
@@ -95,21 +95,53 @@ def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """One line for a pydantic error: `key=value: expectation; ...`, with the nearest known key."""
+    """Return one line for a pydantic error: `key=value: expectation; ...`, with the nearest known key."""
     return "; ".join(_explain_one(item, model) for item in error.errors())
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """The expectation of a name: the known ones, the nearest one first."""
-    known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}expected one of: {', '.join(known)}"
-
-
 def one_line(error: Exception) -> str:
-    """A library's message without its line breaks."""
+    """Return a library's message without its line breaks."""
     return " ".join(str(error).split())
+
+
+def _settings(arguments: type[Arguments], argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield (key, value) of each word in any spelling; raise UsageError for unknown keys and missing values."""
+    words, positional = deque(argv), arguments.positional
+    while words:
+        word = words.popleft()
+        dashed = word.startswith("--")
+        key, equals, value = word.partition("=")
+        if dashed:
+            key = key[2:].replace("-", "_")
+        elif positional and not equals:
+            key, equals, value, positional = positional, "=", word, None
+        field = key.partition(".")[0]
+        if field not in arguments.model_fields:
+            raise UsageError(f"{key}: unknown key; {nearest(field, arguments.model_fields)}")
+        kind = _type(arguments, field)
+        if dashed and not equals and kind is bool:
+            equals, value = "=", "true"
+        elif dashed and not equals and words and not words[0].startswith("--"):
+            equals, value = "=", words.popleft()
+        if not equals:
+            raise UsageError(f"{key}: expected {_flag(key)}" if kind is bool else f"{key}: expected {key}=VALUE")
+        if get_origin(kind) is dict and key == field and "=" in value:  # --option k=2 is option.k=2
+            entry, _, value = value.partition("=")
+            key = f"{key}.{entry}"
+        yield key, value
+
+
+def _help(arguments: type[Arguments], module: str, description: str) -> str:
+    flags = [name for name in arguments.model_fields if _type(arguments, name) is bool]
+    first = f" {arguments.positional.upper()}" if arguments.positional else ""
+    usage = f"python -m {module}{first} KEY=VALUE ..." + "".join(f" [{_flag(name)}]" for name in flags)
+    keys = "\n".join(f"  {_describe(arguments, key)}" for key in arguments.model_fields if key not in flags)
+    shown = "\n".join(f"  {_flag(name)}  {arguments.model_fields[name].description}" for name in flags)
+    return f"usage: {usage}\n\n{description}\n\nkeys:\n{keys}" + (f"\n\nflags:\n{shown}" if flags else "")
+
+
+def _type(model: type[BaseModel], key: str) -> Any:
+    return model.model_fields[key].annotation
 
 
 def _explain_one(item: Any, model: type[BaseModel]) -> str:
@@ -125,7 +157,7 @@ def _explain_one(item: Any, model: type[BaseModel]) -> str:
 
 
 def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel]:
-    """The model that holds the last key of `location`."""
+    """Return the model that holds the last key of `location`."""
     for part in location[:-1]:
         if part in model.model_fields:  # else an index of a list, or a key of a mapping
             annotation = model.model_fields[part].annotation
@@ -141,7 +173,9 @@ def _describe(model: type[BaseModel], key: str) -> str:
 
 
 def _typed(value: object) -> str:
-    """A value as one types it."""
+    """Return a value as one types it."""
+    if value is None:
+        return "null"
     if not isinstance(value, tuple):
         return str(value)
     return str(value[0]) if len(value) == 1 else f"[{','.join(value)}]"

@@ -49,8 +49,8 @@ class PrepareArguments(Arguments):
     output: Text = Field(description="the folder to make")
     source: Text = Field("openwebtext", description="openwebtext, python_stdlib, hub:OWNER/NAME, file, folder or glob")
     tokenizer: Text = Field("gpt2", description="gpt2, bytes or bpe_N (N tokens, trained from the documents)")
-    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.0005, description="of the documents")
-    seed: Annotated[int, Field(ge=0)] = Field(2357, description="of the split")
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.0005, description="share of the documents")
+    seed: Annotated[int, Field(ge=0)] = Field(2357, description="seed of the split")
     text_key: Text = Field("text", description="column or JSON key that holds the text")
     revision: Text = Field("main", description="branch, tag or commit on the hub")
     processes: PositiveInt | None = Field(None, description="null: one for each core")
@@ -84,7 +84,7 @@ class Corpus:
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Prepares what the arguments say; exit code 2 for anything that is wrong with them or the documents."""
-    arguments = parse(PrepareArguments, argv, "gpt2.prepare", "Turns documents into token files for training.")
+    arguments = parse(PrepareArguments, argv, "gpt2.prepare", "Turn documents into token files for training.")
     try:
         header = prepare(arguments)
     except DataError as error:

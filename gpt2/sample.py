@@ -31,18 +31,18 @@ class SampleArguments(Arguments):
     run: Text = Field(description="the folder of a run")
     checkpoint: Literal["best", "last"] = Field("best", description="best or last mean model of all workers")
     prompt: str = Field("", description="how the text begins; empty: as a new document")
-    tokens: PositiveInt = Field(200, description="how many to add at most")
-    samples: PositiveInt = Field(1, description="how many texts")
+    tokens: PositiveInt = Field(200, description="tokens to add, at most")
+    samples: PositiveInt = Field(1, description="number of texts")
     temperature: Annotated[float, Field(ge=0)] = Field(0.8, description="0 takes the likeliest token every time")
-    top_k: PositiveInt | None = Field(40, description="choose among the likeliest so many; null: among all")
-    seed: NonNegativeInt = Field(0, description="of the random choices")
+    top_k: PositiveInt | None = Field(40, description="choose among the K likeliest tokens; null: among all")
+    seed: NonNegativeInt = Field(0, description="seed of the random choices")
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda")
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Prints the texts, a line of dashes between two."""
-    arguments = parse_arguments(argv)
+    arguments = parse(SampleArguments, argv, "gpt2.sample", "Write text with a trained model.")
     try:
         model, tokenizer = load(Path(arguments.run), arguments.checkpoint)
     except (ConfigError, DataError) as error:
@@ -52,14 +52,6 @@ def main(argv: Sequence[str]) -> int:
         if arguments.samples > 1:
             print("-" * 80)
     return 0
-
-
-def parse_arguments(argv: Sequence[str]) -> SampleArguments:
-    """The command line; the prompt is taken as it is, whatever YAML would make of it."""
-    prompts = [argument.removeprefix("prompt=") for argument in argv if argument.startswith("prompt=")]
-    others = [argument for argument in argv if not argument.startswith("prompt=")]
-    arguments = parse(SampleArguments, others, "gpt2.sample", "Writes text with a trained model.")
-    return arguments.model_copy(update={"prompt": prompts[-1]}) if prompts else arguments
 
 
 def load(run: Path, checkpoint: str) -> tuple[GPT2, Tokenizer]:

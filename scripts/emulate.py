@@ -1,12 +1,12 @@
-"""Runs a program on emulated hosts: network namespaces of this machine with a real rate limit and delay between them.
+"""Run a program on emulated hosts: network namespaces of this machine with a real rate limit and delay between them.
 
 python -m scripts.emulate hosts=4 ranks_per_host=2 mbit_per_s=200 delay_ms=1 run="-m cnn.train experiment=quickstart"
 
 Every host gets one torchrun with `ranks_per_host` processes, as nodes of a cluster do; `run` is what follows after
-`torchrun`. slow=2@50 gives host 2 another rate. All that it makes is removed at the end, also after a failure or a
-signal; --down removes what killed ones left behind: their names hold the process that made them, and it is gone. Needs
-root, iproute2 (ip, tc) and, where the kernel has no sch_netem, iptables and a C compiler for the delay. Packets travel
-through a bridge between the hosts, both directions limited at the host's end, so that a host sends and receives
+`torchrun`. slow=2@50 gives host 2 another rate. Everything is removed at the end, also after a failure or a signal;
+--down removes what killed commands left behind: the namespaces' names contain the id of the process that made them. It
+needs root, iproute2 (ip, tc) and, where the kernel has no sch_netem, iptables and a C compiler for the delay. Packets
+travel through a bridge between the hosts, both directions limited at the host's end, so that a host sends and receives
 `mbit_per_s` at the same time.
 """
 
@@ -47,15 +47,15 @@ class EmulateArguments(Arguments):
     slow: Text | None = Field(
         None, pattern=r"^\d+@[\d.]+(,\d+@[\d.]+)*$", description="HOST@MBIT_PER_S,... of single hosts"
     )
-    limit_s: PositiveFloat = Field(600, description="the program is ended after so long")
+    limit_s: PositiveFloat = Field(600, description="seconds after which the program is ended")
     run: Text | None = Field(None, description="what torchrun gets: -m MODULE ... or FILE ...")
-    down: bool = Field(False, description="remove what killed ones left behind, run nothing")
+    down: bool = Field(False, description="remove what killed commands left behind, run nothing")
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Brings the hosts up, runs the program, removes the hosts; returns the program's worst exit code."""
-    arguments = parse(EmulateArguments, argv, MODULE, "Runs a program on emulated hosts.")
+    """Bring the hosts up, run the program, remove the hosts; return the program's worst exit code."""
+    arguments = parse(EmulateArguments, argv, MODULE, "Run a program on emulated hosts.")
     check_machine(arguments)
     if arguments.down:
         gone = leftovers()
@@ -80,13 +80,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def end_like_an_interruption() -> None:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt, so that hosts are removed after them too."""
+    """Let SIGTERM and SIGHUP raise KeyboardInterrupt, so that hosts are removed after them too."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
 
 
 def check_machine(arguments: EmulateArguments) -> None:
-    """UsageError if this machine cannot emulate hosts."""
+    """Raise UsageError if this machine cannot emulate hosts."""
     if os.geteuid() != 0:
         raise UsageError("emulated hosts are network namespaces: run it as root")
     for program in ("ip", "tc"):
@@ -98,7 +98,7 @@ def check_machine(arguments: EmulateArguments) -> None:
 
 
 def slow_hosts(arguments: EmulateArguments) -> list[tuple[int, float]]:
-    """(host, Mbit/s) of those that have a rate of their own."""
+    """Return (host, Mbit/s) of the hosts with a different rate."""
     pairs = [pair.split("@") for pair in (arguments.slow or "").split(",") if pair]
     return [(int(number), float(rate)) for number, rate in pairs]
 
@@ -113,15 +113,15 @@ class Host:
 
     @property
     def address(self) -> str:
-        """IPv4."""
+        """IPv4 address."""
         return f"{NETWORK}.{self.number}"
 
     def command(self, *command: str) -> list[str]:
-        """The command, inside this host."""
+        """Return the command that runs `command` in this host."""
         return ["ip", "netns", "exec", self.namespace, *command]
 
     def statistics(self) -> tuple[int, int]:
-        """(bytes sent, bytes received) by the interface since it exists, with all headers of the protocols."""
+        """Return (bytes sent, bytes received) by the interface since it exists, headers included."""
         # /sys belongs to the namespace that mounted it; /proc/net does not.
         lines = ip("netns", "exec", self.namespace, "cat", "/proc/net/dev").splitlines()
         values = next(line for line in lines if line.strip().startswith("eth0:")).split(":")[1].split()
@@ -130,7 +130,7 @@ class Host:
 
 @contextlib.contextmanager
 def emulated_hosts(arguments: EmulateArguments) -> Iterator[list[Host]]:
-    """Hosts on one bridge; at the end they and all processes in them are gone."""
+    """Bring up hosts on one bridge; afterwards remove them and end all processes in them."""
     stem = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}-"
     rates = dict.fromkeys(range(1, arguments.hosts + 1), arguments.mbit_per_s) | dict(slow_hosts(arguments))
     switch = f"{stem}switch"
@@ -155,7 +155,7 @@ def emulated_hosts(arguments: EmulateArguments) -> Iterator[list[Host]]:
 
 
 def connect(host: Host, switch: str) -> None:
-    """A cable from the host's eth0 to a port of the bridge."""
+    """Connect the host's eth0 with a port of the bridge."""
     port = f"port{host.number}"
     ip("link", "add", port, "netns", switch, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
     ip("-n", switch, "link", "set", port, "master", "bridge", "up")
@@ -166,7 +166,7 @@ def connect(host: Host, switch: str) -> None:
 
 
 def limit(namespace: str, device: str, mbit_per_s: float) -> None:
-    """A token bucket: bursts of 4 ms, a queue of 4 MB."""
+    """Limit a device's rate by a token bucket: bursts of 4 ms, a queue of 4 MB; no limit for 0."""
     if mbit_per_s:
         burst = max(SMALLEST_BURST, round(mbit_per_s * 1e6 / 8 * 0.004))
         bucket = ["tbf", "rate", f"{mbit_per_s}mbit", "burst", str(burst), "limit", "4000000"]
@@ -175,7 +175,7 @@ def limit(namespace: str, device: str, mbit_per_s: float) -> None:
 
 @contextlib.contextmanager
 def delayed(hosts: Sequence[Host], delay_ms: float, rates: dict[int, float]) -> Iterator[None]:
-    """Every packet between hosts takes so much longer: by the kernel's netem, else by scripts/delay.c."""
+    """Delay every packet between hosts: by the kernel's netem, else by scripts/delay.c."""
     first = hosts[0].namespace
     netem = ["tc", "qdisc", "replace", "dev", "eth0", "root", "netem", "delay", f"{delay_ms}ms", "limit", "20000"]
     if call("ip", "netns", "exec", first, *netem, check=False).returncode == 0:
@@ -210,7 +210,7 @@ def delayed(hosts: Sequence[Host], delay_ms: float, rates: dict[int, float]) -> 
 
 
 def run_on(hosts: Sequence[Host], ranks_per_host: int, program: Sequence[str], limit_s: float) -> int:
-    """One torchrun on each host; the worst exit code, 124 if the time is over. If one fails, the others are ended."""
+    """Run one torchrun on each host; return the worst exit code, 124 after limit_s. If one fails, all are ended."""
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}"]
     launcher += [f"--nproc-per-node={ranks_per_host}", f"--master-addr={hosts[0].address}", "--master-port=29500"]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
@@ -257,7 +257,7 @@ def remove(namespaces: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Signals that would end this process wait until the block is done."""
+    """Hold back signals that would end this process until the block is done."""
     waiting: list[int] = []
     handlers = {number: signal.signal(number, lambda n, _: waiting.append(n)) for number in ENDINGS}
     try:
@@ -270,23 +270,23 @@ def undisturbed() -> Iterator[None]:
 
 
 def leftovers() -> list[str]:
-    """Names of the namespaces whose maker is gone."""
+    """Return the names of namespaces whose maker is gone."""
     matches = [match for name in existing() if (match := NAME.fullmatch(name))]
     return [match.string for match in matches if not Path(f"/proc/{match['maker']}").exists()]
 
 
 def existing() -> list[str]:
-    """Names of all network namespaces."""
+    """Return the names of all network namespaces."""
     return [line.split()[0] for line in ip("netns", "list").splitlines() if line]
 
 
 def ip(*arguments: str) -> str:
-    """iproute2's ip; returns its output."""
+    """Run iproute2's ip and return its output."""
     return call("ip", *arguments).stdout
 
 
 def call(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """A system command, with its own words in the error if it fails. A terminal's Ctrl-C does not reach it."""
+    """Run a system command out of reach of a terminal's Ctrl-C. Raises UsageError with its message if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, start_new_session=True)
     if check and done.returncode:
         raise UsageError(f"{shlex.join(command)}: {' '.join(done.stderr.split())}")

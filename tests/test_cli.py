@@ -1,7 +1,10 @@
 import re
+import shlex
 
 import pytest
+from pydantic import Field
 
+from common.cli import Arguments, Folders, Text, UsageError, command_of, parse
 from scripts import figures, reproduce, tables
 
 
@@ -12,13 +15,13 @@ from scripts import figures, reproduce, tables
         (tables.main, ["table=nothing"], "table=nothing: unknown; expected one of: "),
         (figures.main, ["figure=quickstar"], "figure=quickstar: unknown; did you mean 'quickstart'?"),
         (reproduce.main, [], "table=...: missing; expected a file in results/definitions/tables"),
-        (reproduce.main, ["table="], "table=None: expected a valid string"),
+        (reproduce.main, ["table="], "table='': String should have at least 1 character"),
         (reproduce.main, ["table=quickstart", "rusn=x"], "rusn: unknown key; did you mean 'runs'?"),
         (reproduce.main, ["table=quickstart", "launcher=ssh"], "launcher='ssh': expected 'local' or 'slurm'"),
-        (reproduce.main, ["table=quickstart", "--dry"], "unrecognized arguments: --dry"),
+        (reproduce.main, ["table=quickstart", "--dry"], "dry: unknown key; did you mean 'dry_run'?"),
         (tables.main, ["table=quickstart", "quickstart"], "quickstart: unknown key"),
         (tables.main, ["table=quickstart", "runs=[1"], "cannot be read as key=value"),
-        (tables.main, ["table=quickstart", "--dry-run"], "unrecognized arguments: --dry-run"),
+        (tables.main, ["table=quickstart", "--dry-run"], "dry_run: unknown key"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(main, argv, message, capsys):
@@ -28,6 +31,63 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(main, argv, message, capsy
     assert err.startswith("error: ")
     assert message in err
     assert err.count("\n") == 1
+
+
+class Sample(Arguments):
+    positional = "what"
+
+    what: Text = Field(description="first word")
+    some_folder: Text = Field("runs", description="folder")
+    runs: Folders = Field(("runs",), description="folders")
+    count: int | None = Field(3, description="number")
+    options: dict[str, int] = Field({}, description="mapping")
+    dry_run: bool = Field(False, description="only print")
+
+
+@pytest.mark.parametrize(
+    ("spellings", "expected"),
+    [
+        (["some_folder=a=b", "--some-folder=a=b", "--some-folder a=b"], {"some_folder": "a=b"}),
+        (["some_folder=007", "--some-folder 007"], {"some_folder": "007"}),
+        (["count=null", "--count null", "--count=null"], {"count": None}),
+        (["count=-1", "--count -1"], {"count": -1}),
+        (["dry_run=true", "--dry-run", "--dry-run=true", "--dry_run"], {"dry_run": True}),
+        (["dry_run=false", "--dry-run=false"], {}),
+        (["runs=[a,b]", "--runs [a,b]", "runs=a --runs b", "--runs a runs=[b]"], {"runs": ("a", "b")}),
+        (
+            ["options.k=2 options.l=3", "options={k: 2, l: 3}", "--options k=2 --options=l=3"],
+            {"options": {"k": 2, "l": 3}},
+        ),
+    ],
+)
+def test_spellings_mean_the_same(spellings, expected):
+    for spelling in spellings:
+        words = [spelling] if "{" in spelling else spelling.split()
+        for argv in (["x", *words], [*words, "x"], [*words, "what=x"]):
+            parsed = parse(Sample, argv, "some.module", "About it.")
+            assert parsed == Sample(**{"what": "x"} | expected), argv
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["x", "y"], "y: unknown key; expected one of: count, dry_run"),
+        (["x", "--some-folder"], "some_folder: expected some_folder=VALUE"),
+        (["x", "--count", "--dry-run"], "count: expected count=VALUE"),
+        (["x", "dry_run"], "dry_run: expected --dry-run"),
+        ([], "what=...: missing; expected first word"),
+    ],
+)
+def test_words_that_are_no_settings(argv, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse(Sample, argv, "some.module", "About it.")
+
+
+def test_a_command_gives_its_arguments_again():
+    arguments = Sample(what="a b", count=None, runs=("a", "b"), dry_run=True)
+    command = command_of("some.module", arguments)
+    assert command == "python -m some.module 'what=a b' 'runs=[a,b]' count=null --dry-run"
+    assert parse(Sample, shlex.split(command)[3:], "some.module", "About it.") == arguments
 
 
 @pytest.mark.parametrize("main", [reproduce.main, tables.main, figures.main])

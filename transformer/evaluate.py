@@ -52,9 +52,9 @@ class EvaluateArguments(Arguments):
     """Command line of transformer.evaluate."""
 
     run: Text = Field(description="a run folder")
-    split: Literal["test", "valid"] = Field("test", description="what is translated: test or valid")
+    split: Literal["test", "valid"] = Field("test", description="split to translate: test or valid")
     models: Literal["all", "best", "last"] = Field("all", description="best.pt, last.pt, or all kept models with them")
-    average: NonNegativeInt = Field(0, description="also the mean of so many of the last kept models; 0: none")
+    average: NonNegativeInt = Field(0, description="also the mean of the last K kept models; 0: none")
     data: Text | None = Field(None, description="the data folder; null: the run's")
     batch_size: PositiveInt = Field(4096, description="tokens in a batch")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda")
@@ -78,7 +78,7 @@ class Candidate:
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Writes RUN/evaluation/<split>.{csv,json,png} and the translations; exit code 2 if the run cannot be used."""
-    arguments = parse(EvaluateArguments, argv, "transformer.evaluate", "Scores the kept models of a run.")
+    arguments = parse(EvaluateArguments, argv, "transformer.evaluate", "Score the kept models of a run.")
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     try:

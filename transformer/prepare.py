@@ -35,9 +35,9 @@ class PrepareArguments(Arguments):
 
     corpus: CorpusName = Field(description="wmt14_en_de, wmt14_en_fr, number_names_en_de, number_names_en_fr or files")
     output: Text | None = Field(None, description="the data folder to make; null: data/<corpus>")
-    archives: Text = Field("data/archives", description="where WMT14's archives are downloaded to, or lie already")
+    archives: Text = Field("data/archives", description="where WMT14's archives are downloaded to, or already are")
     validation: Literal["newstest2013", "held_out"] = Field(
-        "newstest2013", description="of WMT14: newstest2013, or held_out, a slice of the training text"
+        "newstest2013", description="for WMT14: newstest2013, or held_out, a slice of the training text"
     )
     merges: PositiveInt | None = Field(None, description="byte pair merges; null: 37000 for En-De, 32000 for En-Fr")
     texts: Text | None = Field(None, description="corpus=files: a folder of {train,valid,test}.{source,target}")
@@ -49,7 +49,7 @@ class PrepareArguments(Arguments):
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Makes the folder, or says that it is there already; exit code 2 for what the user has to put right."""
-    arguments = parse(PrepareArguments, argv, "transformer.prepare", "Makes a data folder from raw parallel text.")
+    arguments = parse(PrepareArguments, argv, "transformer.prepare", "Make a data folder from raw parallel text.")
     output = Path(arguments.output or f"data/{arguments.corpus}")
     try:
         if arguments.corpus.startswith("number_names"):

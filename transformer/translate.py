@@ -1,26 +1,41 @@
-"""Translates raw lines from standard input to standard output.
+"""Translate raw lines from standard input to standard output.
 
-python -m transformer.translate --checkpoint runs/transformer/proxy/seed_0/checkpoints/best.pt < text
+python -m transformer.translate checkpoint=runs/transformer/proxy/seed_0/checkpoints/best.pt < text
 """
 
-import argparse
 import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
+from pydantic import Field, PositiveInt
+
+from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.training.config import ConfigError
 from transformer.corpus import Corpus
 from transformer.search import Search
 from transformer.translation import Translator, load_model, pick_device, read_config, read_state, with_data
 
 LINES_AT_A_TIME = 512
-BAD_INPUT = 2
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+class TranslateArguments(Arguments):
+    """Command line of transformer.translate."""
+
+    checkpoint: Text = Field(description="a mean model, such as RUN_DIR/checkpoints/best.pt")
+    run: Text | None = Field(None, description="the run folder with its config.yaml; null: where the model lies")
+    data: Text | None = Field(None, description="the data folder; null: the run's")
+    beam: PositiveInt | None = Field(None, description="hypotheses at a time; null: as in the run")
+    length_penalty: float | None = Field(None, description="null: as in the run")
+    batch_size: PositiveInt = Field(4096, description="source tokens in a batch")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda")
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
     """Translate until the input ends; exit code 2 if the checkpoint or its data cannot be used."""
-    arguments = parser().parse_args(argv)
+    arguments = parse(TranslateArguments, argv, "transformer.translate", "Translate lines of standard input.")
     try:
         translator = make_translator(arguments)
         # A person at a terminal waits for each line; a file is translated in larger batches.
@@ -30,34 +45,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             for translation in translator.lines(chunk):
                 print(translation, flush=at_a_time == 1)
     except (ConfigError, UnicodeDecodeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+        raise UsageError(str(error)) from error
     return 0
 
 
-def make_translator(arguments: argparse.Namespace) -> Translator:
-    """The translator that the command line describes; ConfigError if something is missing or does not fit."""
-    run = arguments.run or arguments.checkpoint.resolve().parent.parent
+def make_translator(arguments: TranslateArguments) -> Translator:
+    """Return the translator that the command line describes.
+
+    Raises ConfigError if something is missing or does not fit.
+    """
+    checkpoint = Path(arguments.checkpoint)
+    run = Path(arguments.run) if arguments.run else checkpoint.resolve().parent.parent
     config = with_data(read_config(run), arguments.data)
     corpus, device = Corpus(config.data), pick_device(arguments.device)
-    model = load_model(config, corpus, read_state(arguments.checkpoint), str(arguments.checkpoint), device)
+    model = load_model(config, corpus, read_state(checkpoint), str(checkpoint), device)
     decoding = config.decoding
     penalty = decoding.length_penalty if arguments.length_penalty is None else arguments.length_penalty
     search = Search(arguments.beam or decoding.beam, penalty, decoding.extra_length)
     return Translator(model, corpus, search, arguments.batch_size, device)
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line."""
-    made = argparse.ArgumentParser(prog="python -m transformer.translate", description=(__doc__ or "").split("\n")[0])
-    made.add_argument("--checkpoint", type=Path, required=True, help="a mean model: RUN_DIR/checkpoints/best.pt")
-    made.add_argument("--run", type=Path, help="the run folder with its config.yaml; by default where the model lies")
-    made.add_argument("--data", help="the data folder; by default the run's")
-    made.add_argument("--beam", type=int, help="hypotheses at a time; by default the run's")
-    made.add_argument("--length-penalty", type=float, help="by default the run's")
-    made.add_argument("--batch-size", type=int, default=4096, help="source tokens in a batch")
-    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    return made
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ def decay_groups(
 
     No decay for the parameters of norm layers (modules of `norm_types`; pass yours too) and, unless `decay_biases`, for
     biases: parameters whose attribute is 'bias', '*_bias' (attention's in_proj_bias) or 'bias_*' (bias_ih_l0 of the
-    recurrent layers). A tied parameter counts once, and without decay if any of its owners exempts it. Frozen parameters
-    are left out, and so is a group that would be empty. Order in a group is that of `module.parameters()`.
+    recurrent layers). A tied parameter counts once, and without decay if any of its owners exempts it. Frozen
+    parameters are left out, and so is a group that would be empty. Order in a group is that of `module.parameters()`.
 
     Raises ValueError for a weight decay that is not a finite number >= 0.
     """

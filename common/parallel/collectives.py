@@ -88,7 +88,7 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
 
 
 def as_bytes(contiguous: Tensor) -> Tensor:
-    """Return the same memory as bytes [n]: gloo knows neither bool nor complex, and copies of bits need no arithmetic."""
+    """Return the same memory as bytes [n]: gloo knows neither bool nor complex, and copies need no arithmetic."""
     return contiguous.reshape(-1).view(torch.uint8)
 
 

@@ -4,7 +4,7 @@
     topology.matrix(3)          # W(3), float64 [16, 16]
     topology.spectral_gap()
 
-`python -m common.topology aer --world-size 16 --workers-per-host 4` prints a schedule and what it costs.
+`python -m common.topology aer world_size=16 workers_per_host=4` prints a schedule and what it costs.
 """
 
 from common.topology.analysis import (

@@ -1,69 +1,44 @@
-"""Print a topology: python -m common.topology NAME --world-size N (see --help)."""
+"""Print a topology: python -m common.topology NAME world_size=N (see --help)."""
 
-import argparse
-import ast
 import sys
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
+from pydantic import Field, PositiveInt
+
+from common.cli import Arguments, Text, UsageError, main_function, one_line, parse
 from common.topology.registry import NAMES, build
 from common.topology.table import table
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Exit with code 2 and a single line, without the usage."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
+class TopologyArguments(Arguments):
+    """Command line of common.topology."""
+
+    positional = "name"
+
+    name: Text = Field(description=f"a topology: {', '.join(NAMES)}")
+    world_size: int = Field(description="number of workers")
+    workers_per_host: int = Field(1, description="workers on each host")
+    option: dict[str, Any] = Field({}, description="of the topology, such as option.k=2")
+    rounds: PositiveInt | None = Field(None, description="rounds to show; null: one period")
+    plot: Text | None = Field(None, description="file for a picture of the rounds (.png, .svg, .pdf)")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Print the table, and draw the picture if asked; exits with code 2 and one line on bad input."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Print the table, and draw the picture if asked; exit code 2 and one line on bad input."""
+    description = "Print the rounds of a gossip topology, how well they mix and what they cost."
+    arguments = parse(TopologyArguments, argv, "common.topology", description)
     try:
-        if options.rounds is not None and options.rounds < 1:
-            raise ValueError(f"--rounds: expected an integer >= 1, got {options.rounds}")
-        topology = build(options.name, options.world_size, options.workers_per_host, **dict(options.option))
-        print(table(topology, options.rounds))
-        if options.plot:
+        topology = build(arguments.name, arguments.world_size, arguments.workers_per_host, **arguments.option)
+        print(table(topology, arguments.rounds))
+        if arguments.plot:
             from common.topology.plot import plot  # matplotlib is slow to import
 
-            plot(topology, options.plot, options.rounds)
+            plot(topology, arguments.plot, arguments.rounds)
     except (ValueError, OSError) as error:
-        parser.error(" ".join(str(error).split()))
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="python -m common.topology",
-        description="Print the rounds of a gossip topology, how well they mix and what they cost.",
-        epilog=f"Names: {', '.join(NAMES)}.",
-    )
-    parser.add_argument("name", metavar="NAME", help="the topology; names are listed below")
-    parser.add_argument("--world-size", type=int, required=True, metavar="N", help="number of workers")
-    parser.add_argument("--workers-per-host", type=int, default=1, metavar="L", help="default: 1")
-    parser.add_argument(
-        "--option",
-        type=_option,
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="of the topology; repeatable",
-    )
-    parser.add_argument("--rounds", type=int, metavar="K", help="rounds to show (default: one period)")
-    parser.add_argument("--plot", metavar="FILE", help="also draw the rounds into FILE (.png, .svg, .pdf)")
-    return parser
-
-
-def _option(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, got {text!r}")
-    if value.lower() in ("true", "false"):
-        return key, value.lower() == "true"
-    try:
-        return key, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
-        return key, value
+        raise UsageError(one_line(error)) from error
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Checks of what a caller hands in; every message says what was expected and what was got."""
 
-import difflib
 import operator
-from collections.abc import Iterable
 
 
 def integer(what: str, value: object, minimum: int) -> int:
@@ -26,9 +24,3 @@ def flag(what: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"{what}: expected true or false, got {value!r}")
     return value
-
-
-def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the closest known word, or nothing when none is close."""
-    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from common.spelling import did_you_mean
 from common.topology import checks
 from common.topology.families import (
     aer,
@@ -74,7 +75,7 @@ def build(name: str, world_size: int, workers_per_host: int = 1, **options: Any)
     does not exist for; the message says which ones it exists for and what to use instead.
     """
     if not isinstance(name, str) or name not in _FAMILIES:
-        hint = checks.did_you_mean(name, NAMES)
+        hint = did_you_mean(name, NAMES)
         raise ValueError(f"topology: expected one of {', '.join(NAMES)}; got {name!r}{hint}")
     n = checks.integer(f"topology {name!r}: world_size", world_size, minimum=1)
     workers_per_host = checks.integer(f"topology {name!r}: workers_per_host", workers_per_host, minimum=1)
@@ -104,7 +105,7 @@ def _chosen(name: str, defaults: dict[str, Any], options: dict[str, Any]) -> dic
     allowed = (*defaults, "idle_rounds", "between_hosts")
     for key in options:
         if key not in allowed:
-            hint = checks.did_you_mean(key, (*allowed, "workers_per_host"))
+            hint = did_you_mean(key, (*allowed, "workers_per_host"))
             raise ValueError(
                 f"topology {name!r}: options: expected names among {', '.join(allowed)}; got {key!r}{hint}"
             )

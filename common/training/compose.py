@@ -1,9 +1,7 @@
 """From YAML files and overrides to a checked configuration."""
 
-import difflib
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from common.spelling import did_you_mean
 from common.training.config import Config, ConfigError
 from common.training.task import Task, load_task
 
@@ -45,12 +44,6 @@ def explain_composition(error: Exception, task: str) -> str:
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         known = flatten(OmegaConf.to_container(compose(task, [])))
     return f"{unknown[1]}: no such key{did_you_mean(unknown[1], known.keys() - {unknown[1]})}"
-
-
-def did_you_mean(key: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?" if there is a similar key, else nothing."""
-    similar = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-    return f"; did you mean {similar[0]}?" if similar else ""
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:

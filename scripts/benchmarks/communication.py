@@ -1,4 +1,4 @@
-"""Measures how long averaging takes, without any training: Table 1 of arXiv 2410.11998.
+"""Measure how long averaging takes, without any training: Table 1 of arXiv 2410.11998.
 
 python -m scripts.benchmarks.communication layouts=4x2,8x1 mbit_per_s=200 iterations=20         emulated hosts, as root
 torchrun --nnodes 4 --nproc-per-node 4 ... -m scripts.benchmarks.communication iterations=8196  as in the paper
@@ -23,7 +23,7 @@ from common.parallel.collectives import gather_objects
 from common.report.benchmark import Benchmark
 from common.topology import Topology, build
 from scripts.benchmarks.host_interface import bytes_sent_by_host
-from scripts.benchmarks.layouts import LayoutArguments, Row, finish, mean_over_hosts, names_in, run, say
+from scripts.benchmarks.several_hosts import LayoutArguments, Row, finish, mean_over_hosts, names_in, run, say
 
 MODULE = "scripts.benchmarks.communication"
 BETWEEN = "_between_hosts"  # that topology over hosts, complete inside each
@@ -43,7 +43,7 @@ WARM_UP = 2  # iterations that open connections
 PUBLISHED = (
     "Beside it, published: Table 1 of arXiv 2410.11998 measures 8,196 iterations on 16 A100 of 4 nodes with 100 Gbit/s "
     "InfiniBand, and on 16 A40 of 4 nodes with 25 Gbit/s Ethernet. Its times are not among the published numbers that "
-    "this project has, so none stands here: not published, as far as is known here."
+    "this project has: not published, as far as is known here."
 )
 COLUMNS = {
     "topology": f"allreduce: torch.distributed.all_reduce; others: rounds of gossip by this engine (*{BETWEEN}: that "
@@ -78,8 +78,8 @@ class BenchArguments(LayoutArguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Times the averages, writes the table."""
-    arguments = parse(BenchArguments, argv, MODULE, "Times averaging over all workers and by gossip.")
+    """Time the averages, write the table."""
+    arguments = parse(BenchArguments, argv, MODULE, "Time averaging over all workers and by gossip.")
     names = names_in(arguments.topologies, KNOWN, "topologies")
     benchmark = Benchmark("communication", "Averaging without training", COLUMNS, FORMATS)
 
@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def time_topology(name: str, device: torch.device, ranks_per_host: int, arguments: BenchArguments) -> list[Row]:
-    """One row; none, and a line that says why, where the topology does not exist for these workers."""
+    """Return one row; print why and return none where the topology does not exist for these workers."""
     try:
         iterate, close = averager(name, device, ranks_per_host, arguments)
     except (ValueError, TypeError) as error:
@@ -123,7 +123,7 @@ def time_topology(name: str, device: torch.device, ranks_per_host: int, argument
 def averager(
     name: str, device: torch.device, ranks_per_host: int, arguments: BenchArguments
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    """(one iteration, what ends it all). Raises ValueError where the topology does not exist. Collective."""
+    """Return (one iteration, close). Raises ValueError where the topology does not exist. Collective."""
     numel = round(arguments.tensor_mb * 1e6 / 4)
     tensors = [torch.zeros(numel, device=device) for _ in range(arguments.tensors)]
     n = dist.get_world_size()
@@ -151,7 +151,7 @@ def averager(
 
 
 def topology_of(name: str, workers: int, ranks_per_host: int) -> Topology:
-    """The topology of a row; ValueError where it does not exist for these workers."""
+    """Return the topology of a row. Raises ValueError where it does not exist for these workers."""
     if name.endswith(BETWEEN):
         if ranks_per_host == 1:
             raise ValueError("hosts have one rank each: it is the topology itself")
@@ -160,21 +160,21 @@ def topology_of(name: str, workers: int, ranks_per_host: int) -> Topology:
 
 
 def conclude(rows: Sequence[Row], arguments: BenchArguments) -> list[str]:
-    """What was measured, what it says, and what is published."""
+    """Return what was measured, how the fastest compares with all-reduce, and what is published."""
     if not rows:
         raise UsageError(f"topologies={arguments.topologies}: none exists for these workers")
-    verdicts = []
-    for place in dict.fromkeys((r["hosts"], r["ranks_per_host"], r["mbit_per_s"]) for r in rows):
-        here = {r["topology"]: r for r in rows if (r["hosts"], r["ranks_per_host"], r["mbit_per_s"]) == place}
+    ratios = []
+    for layout in dict.fromkeys((r["hosts"], r["ranks_per_host"], r["mbit_per_s"]) for r in rows):
+        here = {r["topology"]: r for r in rows if (r["hosts"], r["ranks_per_host"], r["mbit_per_s"]) == layout}
         if "allreduce" in here and len(here) > 1:
             name, best = min(here.items(), key=lambda item: item[1]["seconds"])
             ratio = best["seconds"] / here["allreduce"]["seconds"]
-            rate = "" if place[2] is None else f" at {place[2]:g} Mbit/s"
-            verdicts.append(f"{place[0]} hosts x {place[1]}{rate}: {name} takes {ratio:.2f} of all-reduce's time.")
+            rate = "" if layout[2] is None else f" at {layout[2]:g} Mbit/s"
+            ratios.append(f"{layout[0]} hosts x {layout[1]}{rate}: {name} takes {ratio:.2f} of all-reduce's time.")
     measured = (
         "Measured: whole iterations, nothing overlaps with them; averaging once by gossip is not averaging over all."
     )
-    return [" ".join([measured, *verdicts]), PUBLISHED]
+    return [" ".join([measured, *ratios]), PUBLISHED]
 
 
 if __name__ == "__main__":

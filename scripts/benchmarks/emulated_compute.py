@@ -18,7 +18,7 @@ class EmulatedCompute(nn.Module):
 
     compute_ms:     of forward and backward together, shared among the parameters by their size
     backward_share: of it
-    factor:         a slow host takes so many times as long
+    factor:         how much longer a slow host takes
     jitter:         standard deviation of the logarithm of a step's time, whose mean stays (lognormal)
     seed:           of the jitter, such as (seed, rank)
 
@@ -50,7 +50,7 @@ class EmulatedCompute(nn.Module):
             self._layers.append((parameter, gradient, *times))
 
     def forward(self) -> Tensor:
-        """A scalar with gradient; takes the forward's share of the time."""
+        """Return a scalar with gradient, after the forward's share of the time."""
         activation = torch.zeros((), requires_grad=True)
         longer = self._factor * self._draws.lognormal(-(self._jitter**2) / 2, self._jitter)
         for parameter, gradient, *times in self._layers:
@@ -60,7 +60,7 @@ class EmulatedCompute(nn.Module):
 
 
 class Waiter:
-    """Sleeps for short times exactly on average: what one sleep takes too long, later ones take less."""
+    """Short sleeps that are exact on average: if one takes too long, later ones are shorter."""
 
     SHORTEST_S = 0.001
 
@@ -68,7 +68,7 @@ class Waiter:
         self._owed = 0.0
 
     def wait(self, seconds: float) -> None:
-        """Wait, now or together with the next ones."""
+        """Wait, now or together with later calls."""
         self._owed += seconds
         if self._owed >= self.SHORTEST_S:
             begin = time.perf_counter()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def bytes_sent_by_host() -> int | None:
-    """Bytes that the interface GLOO_SOCKET_IFNAME sent since it exists, with all headers; None where none is named."""
+    """Return the bytes, headers included, that the interface GLOO_SOCKET_IFNAME has sent; None where none is named."""
     name = os.environ.get("GLOO_SOCKET_IFNAME")
     for line in Path("/proc/self/net/dev").read_text().splitlines():
         device, _, values = line.partition(":")

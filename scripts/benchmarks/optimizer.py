@@ -1,4 +1,4 @@
-"""Measures the update of accumulated AdamW against torch's AdamW, decent-dp's AccumAdamW and the machine's memory.
+"""Measure the update of accumulated AdamW against torch's AdamW, decent-dp's AccumAdamW and the machine's memory.
 
 python -m scripts.benchmarks.optimizer [parameters=10,26,124] [threads=1,2] [rounds=9]
 
@@ -82,8 +82,8 @@ class Contender(NamedTuple):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Times the updates, writes the table."""
-    arguments = parse(BenchArguments, argv, MODULE, "Times optimizers.")
+    """Time the updates, write the table."""
+    arguments = parse(BenchArguments, argv, MODULE, "Time optimizers.")
     sizes = arguments.parameters.split(",")
     for size in sizes:
         if int(size) not in SHAPES:
@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def compare(size: int, threads: int, rounds: int) -> list[dict[str, object]]:
-    """The table's rows for one number of parameters."""
+    """Return the table's rows for one number of parameters."""
     contenders, triad, elements, tensors = contenders_of(SHAPES[size])
     first = {}
     for contender in contenders:
@@ -142,7 +142,7 @@ def compare(size: int, threads: int, rounds: int) -> list[dict[str, object]]:
 
 
 def contenders_of(shape: Shape) -> tuple[list[Contender], Callable[[], None], int, int]:
-    """What takes turns; a window of triads; elements; tensors. All updates share parameters, gradients have others."""
+    """Return what takes turns, a window of triads, elements, tensors. All updates share parameters, not gradients."""
     from decent_dp.optim import AccumAdamW as PeerAccumAdamW
 
     torch.manual_seed(0)
@@ -205,12 +205,12 @@ def flat_update(numel: int, like: AccumAdamW, received: Tensor | None = None) ->
 
 
 def compiled_adamw(parameters: list[nn.Parameter]) -> Callable[[], None]:
-    """torch's AdamW, all tensors in one graph."""
+    """Return torch's AdamW, all tensors in one graph."""
     return torch.compile(torch.optim.AdamW(parameters, lr=1e-4, foreach=True).step)
 
 
 def fused_accum_adamw(parameters: list[nn.Parameter]) -> Callable[[], None]:
-    """Ours."""
+    """Return the step of our fused AccumAdamW."""
     return AccumAdamW(parameters, lr=1e-4, accumulation_steps=WINDOW, fused=True).step
 
 
@@ -218,7 +218,7 @@ COLD = {"torch foreach, torch.compile": ("AdamW", compiled_adamw), "ours fused":
 
 
 def cold_start(engine: str, tensors: int) -> dict[str, object]:
-    """The table's row for a first window of which nothing was compiled before, of 10 M parameters in many tensors."""
+    """Return the row of a first window of which nothing was compiled before, of 10 M parameters in many tensors."""
     optimizer, step_of = COLD[engine]
     mean = 10_000_000 // tensors
     sizes = [mean // 2 + mean * index // tensors for index in range(tensors)]  # no two of them alike
@@ -234,7 +234,7 @@ def cold_start(engine: str, tensors: int) -> dict[str, object]:
 
 
 def repeated(update: Callable[[], object]) -> Callable[[], None]:
-    """A window of updates."""
+    """Return a window of updates."""
 
     def window() -> None:
         for _ in range(WINDOW):
@@ -244,14 +244,14 @@ def repeated(update: Callable[[], object]) -> Callable[[], None]:
 
 
 def seconds(function: Callable[[], None]) -> float:
-    """Of one call."""
+    """Return the seconds of one call."""
     begin = time.perf_counter()
     function()
     return time.perf_counter() - begin
 
 
 def conclude(rows: Sequence[dict[str, object]]) -> list[str]:
-    """What was measured and what it says."""
+    """Return what was measured and what it says."""
     cold = {name: [row for row in rows if row["engine"] == name and "spread" not in row] for name in COLD}
     compiling = [
         f"{name} {' / '.join(format(row['first_s'], '.1f') for row in found)} s" for name, found in cold.items()
@@ -262,8 +262,8 @@ def conclude(rows: Sequence[dict[str, object]]) -> list[str]:
     limit = max(row["ratio_to_copy_limit"] for row in ours)
     return [
         f"GPT-2-shaped parameters in fp32 on the CPU, windows of {WINDOW} steps, buckets of {BUCKET_MB:g} MiB.",
-        f"Ours takes at most {peer:.2f} of the time of decent-dp's AccumAdamW, and at most {limit:.2f} of the time that "
-        "its bytes take at the triad's rate.",
+        f"Ours takes at most {peer:.2f} of the time of decent-dp's AccumAdamW and at most {limit:.2f} of the "
+        "time that its bytes take at the triad's rate.",
         f"A first window of 10 M parameters, compiled from nothing, in {tensors} tensors: {'; '.join(compiling)}.",
     ]
 

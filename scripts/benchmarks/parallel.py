@@ -1,12 +1,12 @@
-"""Measures engines of data parallelism against each other on emulated hosts: DDP, decent-dp and this project's.
+"""Measure engines of data parallelism against each other on emulated hosts: DDP, decent-dp and this project's.
 
 python -m scripts.benchmarks.parallel [layouts=8x1,4x2] [mbit_per_s=200] [compute_ms=400,1200] [models=gpt_5m] ...
 
 Every engine trains the same model from the same seed, in the same run. compute_ms=0 trains really; other values replace
 forward and backward by a wait (emulated_compute.py). Needs root (scripts.emulate). What the table in `output` holds is
 not measured again without --again; what is measured is added to it at once, so that the same command goes on after an
-interruption. A table is of one machine and the same settings. An engine that fails is named, and the others
-are measured all the same.
+interruption. All rows of a table are of one machine and the same settings. An engine that fails is named, and the
+others are still measured.
 """
 
 import importlib.util
@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -73,8 +72,6 @@ PEERS = {
     "hypercube": "one-peer-exp",
     "aer": "alternating-exp-ring",
 }
-
-
 ENGINES = ("alone", "ddp", "decent_dp", "ours_torch", "ours")
 CASE = ["model", "hosts", "ranks_per_host", "mbit_per_s", "compute_ms"]  # ratios are taken within it
 KEY = [*CASE, "engine", "topology"]  # one row of the table
@@ -114,8 +111,8 @@ class Job:
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Measures what is missing, writes the table."""
-    arguments = parse(BenchArguments, argv, MODULE, "Measures engines on emulated hosts.")
+    """Measure what is missing, write the table."""
+    arguments = parse(BenchArguments, argv, MODULE, "Measure engines on emulated hosts.")
     check_names(arguments)
     if "decent_dp" in arguments.engines.split(",") and importlib.util.find_spec("decent_dp") is None:
         raise UsageError("decent-dp is not installed: make env, or leave it out of engines")
@@ -146,7 +143,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_names(arguments: BenchArguments) -> None:
-    """Raises UsageError for an engine, model or topology that there is not."""
+    """Raise UsageError for an unknown engine, model or topology."""
     known = {"engines": ENGINES, "models": MODELS, "topologies": {topology for _, topology in cases(ranks_per_host=2)}}
     for key, names in known.items():
         value = getattr(arguments, key)
@@ -156,12 +153,12 @@ def check_names(arguments: BenchArguments) -> None:
 
 
 def key_of(row: Mapping[str, object]) -> tuple[object, ...]:
-    """What tells a row from the others."""
+    """Return what tells a row from the others."""
     return tuple(row[name] for name in KEY)
 
 
 def kept_rows(arguments: BenchArguments, machine: str) -> list[dict[str, object]]:
-    """Those of the table in `output`, if there is one.
+    """Return the rows of the table in `output`, if there is one.
 
     Raises UsageError where they were measured on another machine or with other settings: they could not be compared.
     """
@@ -182,7 +179,7 @@ def kept_rows(arguments: BenchArguments, machine: str) -> list[dict[str, object]
 
 
 def jobs_of(arguments: BenchArguments) -> Iterator[Job]:
-    """All that is to be measured."""
+    """Yield all that is to be measured."""
     for layout in arguments.layouts.split(","):
         hosts, ranks_per_host = map(int, layout.split("x"))
         for rate in map(float, arguments.mbit_per_s.split(",")):
@@ -195,12 +192,12 @@ def jobs_of(arguments: BenchArguments) -> Iterator[Job]:
 
 
 def bucket_of(engine: str, arguments: BenchArguments) -> float:
-    """Of the engine's messages, in MiB."""
+    """Return the size of the engine's messages, in MiB."""
     return arguments.bucket_mb if engine.startswith("ours") else arguments.peers_bucket_mb
 
 
 def cases(ranks_per_host: int) -> Iterator[tuple[str, str]]:
-    """(engine, topology) that are compared on such hosts."""
+    """Yield the pairs (engine, topology) that are compared on such hosts."""
     yield from [("alone", "torch"), ("alone", "fused"), ("ddp", "complete")]
     yield from [("decent_dp", "complete"), ("decent_dp", "ring"), ("decent_dp", "one-peer-exp")]
     yield from [
@@ -217,12 +214,12 @@ def cases(ranks_per_host: int) -> Iterator[tuple[str, str]]:
 
 
 def settings_of(arguments: BenchArguments, machine: str) -> dict[str, object]:
-    """What all rows of a table have in common."""
+    """Return what all rows of a table have in common."""
     return {name: getattr(arguments, name) for name in ("delay_ms", "steps", "rounds")} | {"machine": machine}
 
 
 def measure(job: Job, compute_ms: Sequence[float], arguments: BenchArguments) -> list[dict[str, object]] | None:
-    """What scripts.benchmarks.parallel_engines says of the job, for each compute_ms; None if it failed."""
+    """Return what scripts.benchmarks.parallel_engines measures for each compute_ms; None if it failed."""
     cluster = EmulateArguments(
         hosts=job.hosts, ranks_per_host=job.ranks_per_host, mbit_per_s=job.mbit_per_s, delay_ms=arguments.delay_ms
     )
@@ -245,7 +242,7 @@ def measure(job: Job, compute_ms: Sequence[float], arguments: BenchArguments) ->
 
 
 def table(rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
-    """The rows with their ratios; engines in the order of ``cases``."""
+    """Return the rows with their ratios; engines in the order of `cases`."""
     order = [(engine, topology) for engine, topology in cases(ranks_per_host=2)]
     frame = pd.DataFrame(sorted(rows, key=lambda row: order.index((row["engine"], row["topology"]))))
     frame["wire_ms"] = frame.bytes_per_host * 8 / frame.mbit_per_s / 1e3
@@ -264,78 +261,50 @@ def table(rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
 
 
 def conclude(frame: pd.DataFrame, arguments: BenchArguments) -> list[str]:
-    """What was measured, and the aims that rows meet or miss."""
-    paragraphs = [
+    """Return what was measured, the fastest topology of every cluster, and memory and start beside decent-dp's."""
+    findings = [*fastest(frame), *beside_decent_dp(frame)]
+    return [
         "Emulated hosts on one machine (network namespaces, rate-limited links, "
         f"{arguments.delay_ms:g} ms from host to host), gloo, AdamW: torch's for the others, ours fused for `ours`, "
         "which merges and updates in one pass.",
         f"Each row is what `python -m {MODULE} layouts=HOSTSxRANKS mbit_per_s=RATE models=MODEL compute_ms=MS "
         "engines=ENGINE topologies=TOPOLOGY --again` measures with the row's values, at its commit.",
+        *(["\n".join(f"- {finding}" for finding in findings)] if findings else []),
     ]
-    verdicts = [*verdicts_of(frame)]
-    return paragraphs + (["\n".join(f"- {verdict}" for verdict in verdicts)] if verdicts else [])
 
 
-def verdicts_of(frame: pd.DataFrame) -> Iterator[str]:
-    """The aims set for 200 Mbit/s, and what came out."""
-    at = frame[(frame.mbit_per_s == 200) & (frame.model == "gpt_5m") & (frame.engine == "ours")]
-    aims = [
-        ("8x1", "complete", None, "ratio_to_decent_dp", 1.03),
-        ("8x1", "one_peer_ring", None, "ratio_to_decent_dp", 1.03),
-        ("8x1", "hypercube", None, "ratio_to_decent_dp", 1.03),
-        ("8x1", "one_peer_exponential", None, "ratio_to_decent_dp", 1.03),
-        ("4x2", "aer/staggered", 400, "ratio_to_decent_dp", 0.58),
-        ("4x2", "aer/staggered", 400, "ratio_to_ddp", 1 / 3.5),
-        ("4x2", "complete", None, "ratio_to_decent_dp", 0.90),
-        ("4x2", "one_peer_exponential/between_hosts", 400, "ratio_to_decent_dp", 0.75),
-    ]
-    for layout, topology, compute, column, aim in aims:
-        hosts, ranks = map(int, layout.split("x"))
-        rows = at[(at.hosts == hosts) & (at.ranks_per_host == ranks) & (at.topology == topology)]
-        for row in rows[rows.compute_ms.isin([compute] if compute else [400, 1200])].itertuples():
-            yield verdict(f"{layout}, {row.compute_ms:g} ms, {topology}: {column}", getattr(row, column), aim)
-    rows = at[(at.hosts == 4) & (at.ranks_per_host == 2) & (at.topology == "aer/staggered") & (at.compute_ms == 1200)]
-    for row in rows.itertuples():
-        for optimizer, step_ms in alone_beside(frame, row):
-            name = f"4x2, 1200 ms, aer/staggered: ratio to computing alone with {optimizer} AdamW"
-            yield verdict(name, row.step_ms / step_ms, 1.02)
-    for row in at[(at.wire_ms <= 0.8 * at.compute_ms)].itertuples():
-        name = f"{row.hosts}x{row.ranks_per_host}, {row.compute_ms:g} ms, {row.topology}: exposed share of the step"
-        yield verdict(f"{name}, its bytes taking {row.wire_ms:.0f} ms", row.exposed_ms / row.step_ms, 0.05)
-    yield from verdicts_against_peer(frame)
+def fastest(frame: pd.DataFrame) -> Iterator[str]:
+    """Yield the fastest row of `ours` on each cluster with its ratios."""
+    for (model, hosts, ranks, rate, compute_ms), rows in frame[frame.engine == "ours"].groupby(CASE, sort=False):
+        best = rows.loc[rows.step_ms.idxmin()]
+        times = {"DDP's": best.ratio_to_ddp, "decent-dp's on the same topology": best.ratio_to_decent_dp}
+        ratios = [f"{ratio:.3f} of {name}" for name, ratio in times.items() if pd.notna(ratio)]
+        case = f"{model}, {hosts}x{ranks}, {rate:g} Mbit/s, {compute_ms:g} ms"
+        yield ", ".join([f"{case}: ours is fastest on {best.topology}, {best.step_ms:.0f} ms a step", *ratios])
 
 
-def alone_beside(frame: pd.DataFrame, row: NamedTuple) -> Iterator[tuple[str, float]]:
-    """("torch" or "fused", step_ms) of computing alone on the row's cluster."""
-    same = (frame[CASE] == [getattr(row, name) for name in CASE]).all(axis=1) & (frame.engine == "alone")
-    for other in frame[same].itertuples():
-        yield other.topology, other.step_ms
-
-
-def verdicts_against_peer(frame: pd.DataFrame) -> Iterator[str]:
-    """Memory and start of ours against decent-dp's, medians over the topologies that one commit measured."""
+def beside_decent_dp(frame: pd.DataFrame) -> Iterator[str]:
+    """Yield memory and start of ours in terms of decent-dp's: medians over the topologies that one commit measured."""
     started = frame[frame.startup_s.notna()]
-    for place, rows in started.groupby(["model", "hosts", "ranks_per_host"]):
+    for (model, hosts, ranks), rows in started.groupby(["model", "hosts", "ranks_per_host"]):
         for engine in ("ours", "ours_torch"):
             same = of_one_commit(rows, engine, "decent_dp").set_index("engine")
+            ratios = []
             for what, column in (("peak memory", "peak_mb"), ("start", "startup_s"), ("ready", "ready_s")):
                 known = same[column].dropna()
                 if {engine, "decent_dp"} <= set(known.index):
                     ratio = known[[engine]].median() / known[["decent_dp"]].median()
-                    name = f"{place[0]} on {place[1]}x{place[2]}, {engine}, {same.commit.iloc[0]}"
-                    yield verdict(f"{name}: {what}, median to median", ratio, 1)
+                    ratios.append(f"{what} {ratio:.3f}")
+            if ratios:
+                place = f"{model}, {hosts}x{ranks}, {engine}, {same.commit.iloc[0]}"
+                yield f"{place}: {', '.join(ratios)} of decent-dp's (medians over topologies)"
 
 
 def of_one_commit(rows: pd.DataFrame, *engines: str) -> pd.DataFrame:
-    """Those of these engines, of the last commit that measured all of them: what is imported changes with commits."""
+    """Return the rows of these engines that the last commit with all of them measured: imports change with commits."""
     commits = [set(rows[rows.engine == engine].commit) for engine in engines]
     both = rows[rows.commit.isin(set.intersection(*commits)) & rows.engine.isin(engines)].sort_values("date")
     return both[both.commit == both.commit.iloc[-1]] if len(both) else both
-
-
-def verdict(what: str, value: float, aim: float) -> str:
-    """One aim."""
-    return f"{what} {value:.3f}, aim at most {aim:.3f}: {'met' if value <= aim else 'missed'}"
 
 
 if __name__ == "__main__":

@@ -1,34 +1,35 @@
-"""One engine at work, for scripts.benchmarks.parallel.
+"""One engine on emulated hosts: the program that scripts.benchmarks.parallel runs there.
 
 torchrun ... -m scripts.benchmarks.parallel_engines engine=... result=FILE ...
 
-Times steps of a model on every rank; rank 0 writes what all of them saw.
+It times steps of a model on every rank; rank 0 writes what all of them measured.
 """
 
+# ruff: noqa: E402
 import time
 
-BEGAN = time.time()  # before the imports: nearly all of a start is imports
+BEGAN = time.time()  # before the other imports: they are nearly all of a start
 
-import contextlib  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import resource  # noqa: E402
-import statistics  # noqa: E402
-import sys  # noqa: E402
-from collections.abc import Callable, Sequence  # noqa: E402
-from datetime import timedelta  # noqa: E402
-from functools import partial  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import NamedTuple  # noqa: E402
+import contextlib
+import json
+import os
+import resource
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from pydantic import Field, PositiveFloat, PositiveInt  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+import torch
+import torch.distributed as dist
+from pydantic import Field, PositiveFloat, PositiveInt
+from torch import Tensor, nn
 
-from common.cli import Arguments, Text, main_function, parse  # noqa: E402
-from scripts.benchmarks.emulated_compute import EmulatedCompute  # noqa: E402
-from scripts.benchmarks.host_interface import bytes_sent_by_host  # noqa: E402
+from common.cli import Arguments, Text, main_function, parse
+from scripts.benchmarks.emulated_compute import EmulatedCompute
+from scripts.benchmarks.host_interface import bytes_sent_by_host
 
 MODULE = "scripts.benchmarks.parallel_engines"
 LR = 1e-4
@@ -40,9 +41,9 @@ ONCE = ("peak_mb", "startup_s", "first_step_s", "ready_s")  # of each process
 class EngineArguments(Arguments):
     """Command line of scripts.benchmarks.parallel_engines."""
 
-    engine: Text = Field(description="one of ENGINES")
+    engine: Text = Field(description="alone, ddp, decent_dp, ours or ours_torch")
     topology: Text = Field("complete", description="as the engine names it")
-    model: Text = Field("gpt_5m", description="one of MODELS")
+    model: Text = Field("gpt_5m", description="gpt_5m, gpt_30m or digits_resnet")
     compute_ms: Text = Field("400", pattern=r"^[\d.]+(,[\d.]+)*$", description="of a step, emulated; 0: real ones")
     bucket_mb: PositiveFloat = Field(2, description="of messages, in MiB")
     steps: PositiveInt = Field(12, description="of a round")
@@ -51,14 +52,19 @@ class EngineArguments(Arguments):
 
 
 class Workload(NamedTuple):
-    """What is trained: loss(model) runs the forward, whatever engine is around it."""
+    """A model to train: loss(model) runs the forward pass, whatever engine wraps it."""
 
     module: nn.Module
     loss: Callable[[nn.Module], Tensor]
 
 
 class Engine(NamedTuple):
-    """model: what the loss is taken of; update: what follows backward; close: at the end."""
+    """An engine around a model.
+
+    model:  what the loss is taken of
+    update: what follows backward
+    close:  what ends it
+    """
 
     model: nn.Module
     update: Callable[[], None]
@@ -69,7 +75,7 @@ class Engine(NamedTuple):
 
 
 def gpt(layers: int, heads: int, width: int, vocabulary: int) -> Workload:
-    """A GPT that sees 2 windows of 128 tokens."""
+    """Return a GPT that sees 2 windows of 128 tokens."""
     from gpt2.model import GPT2, Shape
 
     module = GPT2(Shape(layers, heads, width, vocabulary, context=128, bias=False, dropout=0.0))
@@ -78,7 +84,7 @@ def gpt(layers: int, heads: int, width: int, vocabulary: int) -> Workload:
 
 
 def digits_resnet() -> Workload:
-    """The small ResNet of the digits recipes, 32 images."""
+    """Return the small ResNet of the digits recipes, with 32 images."""
     from cnn.model import SmallResNet
 
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -97,12 +103,12 @@ MODELS: dict[str, Callable[[], Workload]] = {
 
 
 def adamw(module: nn.Module) -> Callable[[], None]:
-    """torch.optim.AdamW, and no gradients afterwards."""
+    """Return the step of torch.optim.AdamW; it clears the gradients."""
     return stepping(torch.optim.AdamW(module.parameters(), lr=LR))
 
 
 def stepping(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Its step, and no gradients afterwards."""
+    """Return the optimizer's step; it clears the gradients."""
 
     def update() -> None:
         optimizer.step()
@@ -112,26 +118,26 @@ def stepping(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
 
 
 def fused_adamw(module: nn.Module) -> torch.optim.Optimizer:
-    """AdamW as this project has it: accumulated AdamW with windows of one step."""
+    """Return this project's AdamW: accumulated AdamW with windows of one step."""
     from common.optim import AccumAdamW
 
     return AccumAdamW(module.parameters(), lr=LR, accumulation_steps=1, fused=True)
 
 
 def alone(module: nn.Module, arguments: EngineArguments) -> Engine:
-    """No communication: what computing alone takes. topology: which AdamW, "torch" or "fused"."""
+    """Return an engine without communication. topology: which AdamW, "torch" or "fused"."""
     optimizer = {"torch": adamw, "fused": lambda m: stepping(fused_adamw(m))}[arguments.topology]
     return Engine(module, optimizer(module))
 
 
 def ddp(module: nn.Module, arguments: EngineArguments) -> Engine:
-    """PyTorch's all-reduce of gradients."""
+    """Return PyTorch's all-reduce of gradients."""
     model = nn.parallel.DistributedDataParallel(module, bucket_cap_mb=arguments.bucket_mb)
     return Engine(model, adamw(module))
 
 
 def decent_dp(module: nn.Module, arguments: EngineArguments) -> Engine:
-    """decent-dp: steps its optimizers in the hooks of backward."""
+    """Return decent-dp, which steps its optimizers in the hooks of backward."""
     from decent_dp.ddp import DecentralizedDataParallel
     from loguru import logger
 
@@ -150,7 +156,7 @@ def ours(
     arguments: EngineArguments,
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = fused_adamw,
 ) -> Engine:
-    """This project's gossip; topology: a name, with /between_hosts and /staggered."""
+    """Return this project's gossip. topology: a name, with /between_hosts and /staggered."""
     from common.parallel import DecentralizedDataParallel
     from common.topology import build
 
@@ -181,8 +187,8 @@ ENGINES: dict[str, Callable[[nn.Module, EngineArguments], Engine]] = {
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Measures one engine."""
-    arguments = parse(EngineArguments, argv, MODULE, "Times one engine.")
+    """Measure one engine."""
+    arguments = parse(EngineArguments, argv, MODULE, "Time one engine.")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     results = []
@@ -202,7 +208,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def measure(arguments: EngineArguments, compute_ms: float) -> dict[str, object]:
-    """What this rank sees: seconds of a step in each round, bytes its host sent in a step, seconds of the start."""
+    """Return what this rank measures: seconds of a step in each round and of the start, bytes of its host in a step."""
     torch.manual_seed(0)
     module, loss = MODELS[arguments.model]()
     payload = sum(p.numel() * p.element_size() for p in module.parameters())
@@ -236,7 +242,7 @@ def measure(arguments: EngineArguments, compute_ms: float) -> dict[str, object]:
 
 
 def summary(everywhere: Sequence[dict]) -> dict[str, object]:
-    """One line from what all ranks saw."""
+    """Return one row from what all ranks measured."""
     steps = [
         statistics.mean(rank["rounds"][index] for rank in everywhere) for index in range(len(everywhere[0]["rounds"]))
     ]

@@ -1,4 +1,4 @@
-"""Measures how a step's time falls with more workers at a fixed global batch: Figure 6 of arXiv 2410.11998.
+"""Measure how a step's time falls with more workers at a fixed global batch: Figure 6 of arXiv 2410.11998.
 
 python -m scripts.benchmarks.scaling layouts=2x2,4x2,8x2 mbit_per_s=200            emulated hosts, as root
 torchrun --nnodes 4 --nproc-per-node 4 ... -m scripts.benchmarks.scaling           a cluster, one size after another
@@ -28,7 +28,8 @@ from common.report.benchmark import Benchmark
 from common.topology import build
 from scripts.benchmarks.emulated_compute import EmulatedCompute
 from scripts.benchmarks.host_interface import bytes_sent_by_host
-from scripts.benchmarks.layouts import LayoutArguments, Row, finish, mean_over_hosts, names_in, run, say
+from scripts.benchmarks.rounds import median_and_spread
+from scripts.benchmarks.several_hosts import LayoutArguments, Row, finish, mean_over_hosts, names_in, run, say
 
 MODULE = "scripts.benchmarks.scaling"
 LAYERS = 8  # of the model; their gradients come one after another
@@ -50,7 +51,7 @@ class Method:
         return self.label.startswith("AllReduce")
 
     def accumulated(self) -> "Method":
-        """The same with windows of 8 steps."""
+        """Return the same with windows of 8 steps."""
         return replace(self, label=f"{self.label}, accumulated", accumulation_steps=8)
 
 
@@ -72,10 +73,10 @@ METHODS |= {
 SGP = (
     "SGP (Exp) does not measure SGP's overhead: the rounds of the exponential graph are doubly stochastic, push-sum's "
     "weights stay 1, and this engine then runs the code of Decent (Exp). Implementations that send the weights and "
-    "divide by them all the same pay for it: the published SGP takes up to 91 % longer than Decent (Exp)."
+    "divide by them anyway pay for it: the published SGP takes up to 91 % longer than Decent (Exp)."
 )
 COLUMNS = {
-    "method": "as the figure names it; those that it does not have say what they are; SGP (Exp) runs what Decent (Exp) "
+    "method": "as the figure names it, if it does; SGP (Exp) runs what Decent (Exp) "
     "runs, as push-sum's weights stay 1 on this graph",
     "engine": "ddp: torch's DistributedDataParallel; ours: this engine",
     "topology": "of the messages; between hosts: that topology over hosts, complete inside",
@@ -84,7 +85,7 @@ COLUMNS = {
     "ranks_per_host": "processes of each",
     "mbit_per_s": "of a host's link in both directions, as set (emulated) or as given",
     "payload_mb": "parameters of a worker, fp32",
-    "compute": "what stands for forward and backward",
+    "compute": "forward and backward: a wait, or real layers",
     "step_ms": "a step: mean over the steps of a block and over ranks, median over blocks",
     "step_ms_spread": "interquartile range over blocks",
     "bytes_per_host": "that a host's interface sent in a step, headers included: mean over hosts; empty where no "
@@ -105,7 +106,7 @@ class BenchArguments(LayoutArguments):
         0, description="of compute_ms: standard deviation of the logarithm of a step's time"
     )
     slow_host: Text | None = Field(
-        None, pattern=r"^\d+@[\d.]+$", description="HOST@FACTOR: this one, from 1, computes so many times slower"
+        None, pattern=r"^\d+@[\d.]+$", description="HOST@FACTOR: this host, from 1, computes FACTOR times slower"
     )
     samples: PositiveInt = Field(1024, description="the global batch of compute_ms=0")
     payload_mb: PositiveFloat = Field(5, description="MB (1e6 bytes) of parameters, up to rounding")
@@ -117,8 +118,8 @@ class BenchArguments(LayoutArguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Times the methods on every layout, writes the table."""
-    arguments = parse(BenchArguments, argv, MODULE, "Times steps with more and more workers.")
+    """Time the methods on every layout, write the table."""
+    arguments = parse(BenchArguments, argv, MODULE, "Time steps with more and more workers.")
     names = names_in(arguments.methods, tuple(METHODS), "methods")
     if not arguments.compute_ms and (arguments.jitter or arguments.slow_host):
         raise UsageError("compute_ms=0: jitter and slow_host are of emulated computing")
@@ -131,7 +132,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def time_method(method: Method, device: torch.device, ranks_per_host: int, arguments: BenchArguments) -> list[Row]:
-    """One row; none, and a line that says why, where the method does not exist for these workers."""
+    """Return one row; print why and return none where the method does not exist for these workers."""
     module, compute = workload(arguments, device, ranks_per_host)
     payload_mb = sum(p.nbytes for p in module.parameters()) / 1e6
     try:
@@ -145,7 +146,7 @@ def time_method(method: Method, device: torch.device, ranks_per_host: int, argum
     blocks = [time_block(model, optimizer, arguments.steps, device) for _ in range(arguments.blocks)]
     used = None if sent is None else (bytes_sent_by_host() - sent) / arguments.blocks / arguments.steps
     model.close()
-    low, _, high = statistics.quantiles(blocks, n=4)
+    step_s, spread_s = median_and_spread(blocks)
     return [
         {
             "method": method.label,
@@ -153,15 +154,15 @@ def time_method(method: Method, device: torch.device, ranks_per_host: int, argum
             "topology": method.topology + " between hosts" * method.between,
             "payload_mb": payload_mb,
             "compute": compute,
-            "step_ms": 1000 * statistics.median(blocks),
-            "step_ms_spread": 1000 * (high - low),
+            "step_ms": 1000 * step_s,
+            "step_ms_spread": 1000 * spread_s,
             "bytes_per_host": mean_over_hosts(used, ranks_per_host),
         }
     ]
 
 
 def workload(arguments: BenchArguments, device: torch.device, ranks_per_host: int) -> tuple[nn.Module, str]:
-    """A worker's share of the global batch: a module whose forward() gives the loss, and what stands for computing."""
+    """Return a worker's share of the global batch: a module whose forward() gives the loss, and its description."""
     n, rank = dist.get_world_size(), dist.get_rank()
     module = Layers(arguments.payload_mb, math.ceil(arguments.samples / n), device)
     if not arguments.compute_ms:
@@ -182,7 +183,7 @@ def workload(arguments: BenchArguments, device: torch.device, ranks_per_host: in
 
 
 class Layers(nn.Module):
-    """LAYERS equal square linear layers of together about so many MB (1e6 bytes, fp32), and their random inputs."""
+    """LAYERS equal square linear layers of about payload_mb MB (1e6 bytes, fp32) in all, and their random inputs."""
 
     def __init__(self, payload_mb: float, samples: int, device: torch.device) -> None:
         super().__init__()
@@ -191,12 +192,12 @@ class Layers(nn.Module):
         self.inputs = torch.randn(samples, width, device=device)
 
     def forward(self) -> Tensor:
-        """The mean square of what comes out."""
+        """Return the mean square of the output."""
         return self.stack(self.inputs).square().mean()
 
 
 def wrap(module: nn.Module, method: Method, ranks_per_host: int, arguments: BenchArguments) -> DataParallel:
-    """The model under its method; ValueError where it does not exist for these workers. Collective."""
+    """Wrap the model for its method. Raises ValueError where it does not exist for these workers. Collective."""
     options = {"bucket_mb": arguments.bucket_mb} | method.options
     if method.all_reduces:
         return AllReduceDataParallel(module, **options)
@@ -206,7 +207,7 @@ def wrap(module: nn.Module, method: Method, ranks_per_host: int, arguments: Benc
 
 
 def time_block(model: DataParallel, optimizer: torch.optim.Optimizer, steps: int, device: torch.device) -> float:
-    """Seconds of a step: mean over this block and all ranks. Collective."""
+    """Return the seconds of a step: mean over this block and all ranks. Collective."""
     finish(device)
     dist.barrier()
     begin = time.perf_counter()
@@ -219,16 +220,16 @@ def time_block(model: DataParallel, optimizer: torch.optim.Optimizer, steps: int
 
 
 def conclude(rows: Sequence[Row], arguments: BenchArguments) -> list[str]:
-    """What was measured, what it says, and what is missing."""
+    """Return what was measured, the speed-ups over all-reduce, and what is missing."""
     if not rows:
         raise UsageError(f"methods={arguments.methods}: none exists for these workers")
-    verdicts = []
-    for place in dict.fromkeys((row["workers"], row["hosts"], row["mbit_per_s"]) for row in rows):
-        here = {row["method"]: row for row in rows if (row["workers"], row["hosts"], row["mbit_per_s"]) == place}
+    speed_ups = []
+    for layout in dict.fromkeys((row["workers"], row["hosts"], row["mbit_per_s"]) for row in rows):
+        here = {row["method"]: row for row in rows if (row["workers"], row["hosts"], row["mbit_per_s"]) == layout}
         if "AllReduce" in here and len(here) > 1:
             baseline = here.pop("AllReduce")["step_ms"]
             faster = ", ".join(f"{name} {baseline / row['step_ms']:.2f}" for name, row in here.items())
-            verdicts.append(f"{place[0]} workers: {faster}.")
+            speed_ups.append(f"{layout[0]} workers: {faster}.")
     present = {row["method"] for row in rows}
     missing = [METHODS[name].label for name in arguments.methods.split(",") if METHODS[name].label not in present]
     computing = (
@@ -239,9 +240,9 @@ def conclude(rows: Sequence[Row], arguments: BenchArguments) -> list[str]:
     return [
         f"{computing} The optimizer's step (AccumAdamW, fused; s = 1, or 8 where accumulated) and messages are real. "
         "The published milliseconds, of other machines and another model, are in results/paper/figure6.yaml.",
-        *([f"Times as fast as all-reduce: {' '.join(verdicts)}"] if verdicts else []),
+        *([f"Times as fast as all-reduce: {' '.join(speed_ups)}"] if speed_ups else []),
         *([SGP] if METHODS["sgp_exp"].label in present else []),
-        *([f"Skipped, as the engine does not have it here: {', '.join(missing)}."] if missing else []),
+        *([f"Skipped, as these workers have no such topology: {', '.join(missing)}."] if missing else []),
     ]
 
 

@@ -9,6 +9,7 @@ import pytest
 from scripts.benchmarks import loaders as bench_loaders
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not installed (see `make env`)")
 def test_writes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"HEIGHT": 30, "WIDTH": 40, "FILES": 8, "BATCH": 8, "UNTIMED": 1}.items():
@@ -27,16 +28,14 @@ def test_writes_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     )
 
 
-@pytest.mark.parametrize(("slower", "verdict"), [(0.96, "reaches the aim"), (0.94, "misses the aim")])
-def test_concludes_from_the_slower_setting(slower: float, verdict: str) -> None:
+def test_the_conclusion_has_the_ratios_of_each_size() -> None:
     rows = [
         {"pixels": pixels, "loader": loader, "ratio_to_bare": ratio}
-        for pixels, ours in ((176, 1.03), (224, slower))
+        for pixels, ours in ((176, 1.03), (224, 0.94))
         for loader, ratio in (("bare", 1.0), ("ffcv", ours), ("torchvision", 0.5))
     ]
     sentence = bench_loaders.conclude(pd.DataFrame(rows))
-    assert f"At 176 and 224 pixels our FFCV loader is 1.03 and {slower} times as fast" in sentence
-    assert verdict in sentence
+    assert "At 176 and 224 pixels our FFCV loader is 1.03 and 0.94 times as fast" in sentence
     assert "2.1 and 1.9 times as fast as our torchvision loader" in sentence
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of preparing tokens: it runs, writes what it says, and judges by its own limit."""
+"""The benchmark of preparing tokens: it runs and writes what it says."""
 
 import csv
 from pathlib import Path
@@ -26,12 +26,9 @@ def test_rates_and_ratios() -> None:
     assert (values["tokens_per_s"], values["mb_per_s"], values["ratio_to_tiktoken"]) == (2e6, 8, 0.75)
 
 
-@pytest.mark.parametrize(("ratio", "verdict"), [(0.86, "86 % of tiktoken's own"), (0.84, "misses the aim")])
-def test_the_verdict(ratio: float, verdict: str) -> None:
-    rows = [{"what": "prepare", "ratio_to_tiktoken": ratio}, {"what": "tiktoken", "ratio_to_tiktoken": 1.0}]
-    said = " ".join(conclude(rows, BenchArguments(), 10, 1.0))
-    assert verdict in said
-    assert ("meets" in said) == (ratio >= 0.85)
+def test_the_conclusion_has_the_ratio() -> None:
+    rows = [{"what": "prepare", "ratio_to_tiktoken": 0.86}, {"what": "tiktoken", "ratio_to_tiktoken": 1.0}]
+    assert "86 % of tiktoken's own" in conclude(rows, BenchArguments(), 10, 1.0)[-1]
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "bpe_9", "gpt5"])

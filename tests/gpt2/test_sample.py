@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from common.cli import parse
 from common.training.launch import launch
 from gpt2.model import GPT2, Shape
-from gpt2.sample import SampleArguments, choose, load, main, next_logits, parse_arguments, write
+from gpt2.sample import SampleArguments, choose, load, main, next_logits, write
 from gpt2.tokenizer import Bytes
 from tests.gpt2.corpora import write_tokens
 
@@ -71,7 +72,7 @@ def test_a_text_begins_with_the_prompt_and_ends_at_end_of_text(prompt: str, toke
 
 @pytest.mark.parametrize("prompt", ["class Stack:", "{x", "a: b", "3", "null", "f = '${x}'", " def", "é\n", "[", "a=b"])
 def test_a_prompt_is_taken_as_typed(prompt: str) -> None:
-    parsed = parse_arguments([f"prompt={prompt}", "run=r", "tokens=7"])
+    parsed = parse(SampleArguments, [f"prompt={prompt}", "run=r", "tokens=7"], "gpt2.sample", "Write text.")
     assert (parsed.prompt, parsed.run, parsed.tokens) == (prompt, "r", 7)
 
 

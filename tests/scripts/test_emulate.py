@@ -14,13 +14,7 @@ import pytest
 from common.cli import UsageError
 from common.report.definitions import ROOT
 from scripts import emulate
-
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0
-    or shutil.which("tc") is None
-    or subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode != 0,
-    reason="network namespaces need root and iproute2",
-)
+from tests.scripts.namespaces import needs_namespaces
 
 # Rank 0 sends 4 bytes, then 2 MB to rank 1 and gets 4 bytes back, REPEATS times; prints the seconds of the fastest.
 REPEATS = 3
@@ -68,6 +62,42 @@ def made_by(pid: int) -> list[str]:
     return [name for name in emulate.existing() if name.startswith(f"gossip-{pid}-")]
 
 
+# The first argument is the address of the receiver, who answers when all has come; the sender prints the seconds.
+RECEIVER = """
+import socket, sys
+with socket.create_server((sys.argv[1], 5000)) as server:
+    print("ready", flush=True)
+    connection, _ = server.accept()
+    while connection.recv(65536):
+        pass
+    connection.send(b".")
+"""
+SENDER = """
+import socket, sys, time
+connection = socket.create_connection((sys.argv[1], 5000))
+start = time.perf_counter()
+connection.sendall(bytes(2_000_000))
+connection.shutdown(socket.SHUT_WR)
+connection.recv(1)
+print(time.perf_counter() - start)
+"""
+
+
+@needs_namespaces
+def test_a_link_has_its_rate_and_counts_its_bytes() -> None:
+    with emulate.emulated_hosts(emulate.EmulateArguments(hosts=2, mbit_per_s=80)) as (first, second):
+        receive = second.command(sys.executable, "-c", RECEIVER, second.address)
+        with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
+            assert receiver.stdout.readline() == "ready\n"
+            before = first.statistics()[0], second.statistics()[1]
+            seconds = float(emulate.call(*first.command(sys.executable, "-c", SENDER, second.address)).stdout)
+            sent, received = first.statistics()[0] - before[0], second.statistics()[1] - before[1]
+    assert (2e6 - 2 * emulate.SMALLEST_BURST) * 8 / 80e6 <= seconds < 2 * 2e6 * 8 / 80e6
+    assert 2e6 < received < 2e6 * 1.06  # headers, handshakes
+    assert 2e6 < sent < 2e6 * 1.06
+
+
+@pytest.mark.slow
 @needs_namespaces
 @pytest.mark.parametrize(("slow", "delay_ms"), [(None, 0), ("2@20", 30)])
 def test_bytes_rate_and_delay_are_real(tmp_path: Path, slow: str | None, delay_ms: float) -> None:
@@ -89,6 +119,7 @@ def test_bytes_rate_and_delay_are_real(tmp_path: Path, slow: str | None, delay_m
     assert seconds < 2 * 2e6 * 8 / bits_per_s + 10 * 2 * delay_ms / 1000
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_a_failing_program_fails_and_everything_is_removed(tmp_path: Path) -> None:
     program = tmp_path / "fail.py"
@@ -97,6 +128,7 @@ def test_a_failing_program_fails_and_everything_is_removed(tmp_path: Path) -> No
     assert done.returncode != 0
 
 
+@pytest.mark.slow
 @needs_namespaces
 def test_a_signal_ends_the_program_and_removes_everything(tmp_path: Path) -> None:
     program = tmp_path / "wait.py"

@@ -20,7 +20,7 @@ def rows_of(text):
 
 
 def test_table_of_one_peer_exponential(capsys):
-    main(["one_peer_exponential", "--world-size", "16", "--workers-per-host", "4"])
+    main(["one_peer_exponential", "world_size=16", "workers_per_host=4"])
     text = capsys.readouterr().out
     assert text.startswith("one_peer_exponential: 16 workers on 4 hosts\n")
     assert "period               4 rounds" in text
@@ -40,7 +40,7 @@ def test_table_of_one_peer_exponential(capsys):
 
 
 def test_table_of_aer(capsys):
-    main(["aer", "--world-size", "8", "--workers-per-host", "2", "--rounds", "2"])
+    main(["aer", "world_size=8", "workers_per_host=2", "rounds=2"])
     rows = rows_of(capsys.readouterr().out)
     assert rows == [
         ["0", "1 group of 4, 2 pairs", "hierarchical", "<-> 1", "1.50", "1.00", "1.0000", "1.0000"],
@@ -52,17 +52,17 @@ def test_table_of_aer(capsys):
     ("arguments", "expected"),
     [
         (
-            ["random_matching", "--world-size", "5", "--option", "seed=3"],
+            ["random_matching", "world_size=5", "option.seed=3"],
             "period               none (random)",
         ),
-        (["random_matching", "--world-size", "5", "--option", "idle_rounds=1"], "idle         -"),
-        (["ring", "--world-size", "1"], "1 worker on 1 host"),
-        (["ring", "--world-size", "6"], "57 (to 1e-10)"),
-        (["star", "--world-size", "6"], "graph, 1-5 peers"),
-        (["complete", "--world-size", "6"], "all 6"),
-        (["base_k", "--world-size", "7", "--option", "k=1"], "weighted pairs, 1 idle"),
-        (["static_exponential", "--world-size", "6"], "directed, 3 peers"),
-        (["ring", "--world-size", "100"], "more than 10000"),
+        (["random_matching", "world_size=5", "option.idle_rounds=1"], "idle         -"),
+        (["ring", "world_size=1"], "1 worker on 1 host"),
+        (["ring", "world_size=6"], "57 (to 1e-10)"),
+        (["star", "world_size=6"], "graph, 1-5 peers"),
+        (["complete", "world_size=6"], "all 6"),
+        (["base_k", "world_size=7", "option.k=1"], "weighted pairs, 1 idle"),
+        (["static_exponential", "world_size=6"], "directed, 3 peers"),
+        (["ring", "world_size=100"], "more than 10000"),
     ],
 )
 def test_tables_of_others(capsys, arguments, expected):
@@ -74,43 +74,62 @@ def test_file_options_from_the_command_line(capsys, tmp_path):
     path = tmp_path / "g.txt"
     path.write_text("0 1\n1 2\n2 0\n0 2\n")
     options = [f"path={path}", "directed=true", "weights=push_sum"]
-    main(["file", "--world-size", "3", *(f"--option={option}" for option in options)])
+    main(["file", "world_size=3", *(f"option.{option}" for option in options)])
     assert "doubly stochastic    no (needs push-sum)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["rign", "--world-size", "4"], "did you mean 'ring'?"),
-        (["ring", "--world-size", "0"], "expected an integer >= 1, got 0"),
-        (["ring", "--world-size", "four"], "argument --world-size: invalid int value: 'four'"),
-        (["ring"], "the following arguments are required: --world-size"),
-        (["ring", "--world-size", "4", "--rounds", "0"], "--rounds: expected an integer >= 1, got 0"),
-        (["ring", "--world-size", "4", "--option", "k"], "expected KEY=VALUE, got 'k'"),
-        (["ring", "--world-size", "4", "--option", "k=1"], "expected names among idle_rounds, between_hosts; got 'k'"),
-        (["base_k", "--world-size", "4", "--option", "k=two"], "k: expected an integer >= 1, got 'two'"),
-        (["file", "--world-size", "4", "--option", "path=/no/such"], "expected a readable edge list"),
-        (["ring", "--world-size", "4", "--plot", "x.unknown"], "not supported"),
-        (["ring", "--world-size", "4", "--plot", "/no/such/folder/x.png"], "No such file"),
+        (["rign", "world_size=4"], "did you mean 'ring'?"),
+        (["ring", "world_size=0"], "expected an integer >= 1, got 0"),
+        (["ring", "world_size=four"], "world_size='four': expected a valid integer"),
+        (["ring"], "world_size=...: missing; expected number of workers"),
+        (["ring", "aer", "world_size=4"], "aer: unknown key"),
+        (["ring", "--world-size"], "world_size: expected world_size=VALUE"),
+        (["aer", "world_size=4", "ranks_per_host=2"], "did you mean 'workers_per_host'?"),
+        (["aer", "--world-size=4", "--workers-per-host", "2"], "did you mean 'workers_per_host'?"),
+        (["ring", "world_size=4", "rounds=0"], "rounds=0: expected greater than 0"),
+        (["ring", "world_size=4", "option=k"], "option='k': expected a valid dictionary"),
+        (["ring", "world_size=4", "option.k=1"], "expected names among idle_rounds, between_hosts; got 'k'"),
+        (["base_k", "world_size=4", "option.k=two"], "k: expected an integer >= 1, got 'two'"),
+        (["file", "world_size=4", "option.path=/no/such"], "expected a readable edge list"),
+        (["ring", "world_size=4", "plot=x.unknown"], "not supported"),
+        (["ring", "world_size=4", "plot=/no/such/folder/x.png"], "No such file"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, message):
-    with pytest.raises(SystemExit) as stopped:
-        main(arguments)
+    assert main(arguments) == 2
     error = capsys.readouterr().err
-    assert stopped.value.code == 2
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        ["file", "world_size=4", "workers_per_host=2", "option.path=PATH", "option.directed=false"],
+        ["name=file", "world_size=4", "workers_per_host=2", "option={path: PATH, directed: false}"],
+        ["--world-size", "4", "file", "--workers-per-host=2", "--option", "path=PATH", "--option=directed=false"],
+    ],
+)
+def test_spellings_of_the_same_keys(capsys, tmp_path, spelling):
+    path = tmp_path / "g.txt"
+    path.write_text("0 1\n1 2\n2 3\n")
+    assert main([word.replace("PATH", str(path)) for word in spelling]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("file")
+    assert "4 workers on 2 hosts" in told
 
 
 def test_as_a_module():
     def run(*arguments):
         return subprocess.run([sys.executable, "-m", "common.topology", *arguments], capture_output=True, text=True)
 
-    good = run("hypercube", "--world-size", "4")
+    good = run("hypercube", "world_size=4")
     assert good.returncode == 0
     assert "2 pairs" in good.stdout
-    bad = run("hypercube", "--world-size", "6")
+    bad = run("hypercube", "world_size=6")
     assert bad.returncode == 2
     assert bad.stdout == ""
     assert bad.stderr.count("\n") == 1
@@ -119,17 +138,17 @@ def test_as_a_module():
 @pytest.mark.parametrize(
     ("arguments", "panels"),
     [
-        (["one_peer_exponential", "--world-size", "8"], (3, 1)),
-        (["aer", "--world-size", "16", "--workers-per-host", "4"], (4, 1)),
-        (["one_peer_ring", "--world-size", "7"], (4, 2)),
-        (["random_matching", "--world-size", "3", "--rounds", "2", "--option", "idle_rounds=1"], (2, 1)),
-        (["ring", "--world-size", "1"], (2, 1)),
-        (["static_exponential", "--world-size", "20", "--workers-per-host", "2"], (2, 1)),
+        (["one_peer_exponential", "world_size=8"], (3, 1)),
+        (["aer", "world_size=16", "workers_per_host=4"], (4, 1)),
+        (["one_peer_ring", "world_size=7"], (4, 2)),
+        (["random_matching", "world_size=3", "rounds=2", "option.idle_rounds=1"], (2, 1)),
+        (["ring", "world_size=1"], (2, 1)),
+        (["static_exponential", "world_size=20", "workers_per_host=2"], (2, 1)),
     ],
 )
 def test_picture(capsys, tmp_path, arguments, panels):
     path = tmp_path / "picture.png"
-    main([*arguments, "--plot", str(path)])
+    main([*arguments, f"plot={path}"])
     with Image.open(path) as image:
         width, height = image.size
         colours = image.convert("RGB").getcolors(maxcolors=width * height)

@@ -1,4 +1,4 @@
-"""The benchmark of beam search: it runs, both find the same, and it judges by its own limit."""
+"""The benchmark of beam search: it runs, and both find the same."""
 
 import csv
 from pathlib import Path
@@ -39,12 +39,11 @@ def test_the_base_model_and_its_sentences() -> None:
     assert not list(base(BenchArguments(base_sentences=0)))
 
 
-@pytest.mark.parametrize(("speedup", "verdict"), [(1.2, "1.20 times as fast"), (0.99, "misses"), (1.0, "meets")])
-def test_the_verdict_is_that_of_the_slowest_row(speedup: float, verdict: str) -> None:
+def test_the_conclusion_is_that_of_the_slowest_row() -> None:
     from scripts.benchmarks.translate import conclude
 
-    rows = [{"model": "trained", "batch": 1, "speedup": value} for value in (speedup, 2.0)]
-    assert verdict in conclude(rows)[-1]
+    rows = [{"model": "trained", "batch": 1, "speedup": value} for value in (1.2, 2.0)]
+    assert "1.20 times as fast" in conclude(rows)[-1]
 
 
 def test_a_run_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def test_lines_are_translated_in_their_order(run: Path, translated: Callable[...
         "something unseen: caf\u00e9 \u2014 42!",
         "egg.",
     ]
-    found = translated("\n".join(lines) + "\n", "--checkpoint", run / "checkpoints/best.pt", "--batch-size", 12)
+    found = translated("\n".join(lines) + "\n", f"checkpoint={run}/checkpoints/best.pt", "batch_size=12")
     assert found == [alone(run, line) if line.strip() else "" for line in lines]
 
 
@@ -68,30 +68,30 @@ def test_many_lines_come_in_chunks(
 ) -> None:
     monkeypatch.setattr(translate, "LINES_AT_A_TIME", 2)
     lines = ["cat.", "door egg.", "hill.", "fish fish.", "gate."]
-    found = translated("\n".join(lines), "--checkpoint", run / "checkpoints/last.pt")
+    found = translated("\n".join(lines), f"checkpoint={run}/checkpoints/last.pt")
     assert len(found) == 5
-    assert found == translated("\r\n".join(lines), "--checkpoint", run / "checkpoints/last.pt", "--run", run)
+    assert found == translated("\r\n".join(lines), f"checkpoint={run}/checkpoints/last.pt", f"run={run}")
 
 
 def test_data_and_run_may_have_moved(run: Path, translated: Callable[..., list[str]], tmp_path: Path) -> None:
-    expected = translated("cat egg.\n", "--checkpoint", run / "checkpoints/best.pt")
+    expected = translated("cat egg.\n", f"checkpoint={run}/checkpoints/best.pt")
     moved = shutil.copytree(read_config(run).data.path, tmp_path / "elsewhere")
     model = shutil.copyfile(run / "checkpoints/best.pt", tmp_path / "model.pt")
     config = (run / "config.yaml").read_text().replace(read_config(run).data.path, "/nowhere")
     (run / "config.yaml").write_text(config)
-    assert translated("cat egg.\n", "--checkpoint", model, "--run", run, "--data", moved) == expected
-    greedy = translated("cat egg.\n", "--checkpoint", model, "--run", run, "--data", moved, "--beam", 1)
+    assert translated("cat egg.\n", f"checkpoint={model}", f"run={run}", f"data={moved}") == expected
+    greedy = translated("cat egg.\n", "--checkpoint", model, f"--run={run}", "--data", moved, "--beam", 1)
     assert len(greedy) == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--checkpoint", "RUN/checkpoints/none.pt"], "none.pt: cannot be read as a model"),
-        (["--checkpoint", "RUN/config.yaml", "--run", "RUN"], "config.yaml: cannot be read as a model"),
-        (["--checkpoint", "RUN/checkpoints/best.pt", "--run", "/nowhere"], "/nowhere/config.yaml: cannot be read"),
-        (["--checkpoint", "RUN/checkpoints/best.pt", "--data", "/nowhere"], "data.path=/nowhere: no such folder"),
-        (["--checkpoint", "RUN/checkpoints/step_00000040/rank_0.pt", "--run", "RUN"], "expected a bare state dict"),
+        (["checkpoint=RUN/checkpoints/none.pt"], "none.pt: cannot be read as a model"),
+        (["checkpoint=RUN/config.yaml", "run=RUN"], "config.yaml: cannot be read as a model"),
+        (["checkpoint=RUN/checkpoints/best.pt", "run=/nowhere"], "/nowhere/config.yaml: cannot be read"),
+        (["checkpoint=RUN/checkpoints/best.pt", "data=/nowhere"], "data.path=/nowhere: no such folder"),
+        (["checkpoint=RUN/checkpoints/step_00000040/rank_0.pt", "run=RUN"], "expected a bare state dict"),
     ],
 )
 def test_what_cannot_be_used_is_refused(
@@ -106,7 +106,7 @@ def test_what_cannot_be_used_is_refused(
 def test_a_model_of_another_size_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = (run / "config.yaml").read_text().replace("width: 16", "width: 32")
     (run / "config.yaml").write_text(config)
-    assert translate.main(["--checkpoint", str(run / "checkpoints/best.pt")]) == 2
+    assert translate.main([f"checkpoint={run}/checkpoints/best.pt"]) == 2
     assert "expected a state dict of the run's model" in capsys.readouterr().err
 
 

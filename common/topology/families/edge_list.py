@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from common.topology import analysis, checks
+from common.spelling import did_you_mean
+from common.topology import analysis
 from common.topology.round import TOLERANCE, Round
 
 WEIGHTS = ("metropolis", "explicit", "push_sum")
@@ -63,7 +64,7 @@ def _check_options(directed: bool, weights: str) -> None:
     if not isinstance(directed, bool):
         raise ValueError(f"topology 'file': directed: expected true or false, got {directed!r}")
     if weights not in WEIGHTS:
-        hint = checks.did_you_mean(weights, WEIGHTS)
+        hint = did_you_mean(weights, WEIGHTS)
         raise ValueError(f"topology 'file': weights: expected one of {', '.join(WEIGHTS)}, got {weights!r}{hint}")
     if directed and weights == "metropolis":
         raise ValueError(

@@ -1,9 +1,9 @@
-"""Two training loops in one process that take turns step by step: what slows the machine down slows both alike."""
+"""Two training loops in one process, a step of each in turn: what slows the machine down slows both alike."""
 
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 from common.training.launch import launch
@@ -12,8 +12,11 @@ from common.training.stream import Stream
 UNTIMED = 10  # first steps of each loop: they allocate and warm up
 
 
-class Turns:
-    """Hands the turn between loop 0 and loop 1 and keeps the durations of their steps in seconds."""
+class InterleavedSteps:
+    """Two loops in two threads, one step at a time: first one of loop 0, then one of loop 1.
+
+    times: durations of each loop's steps in seconds
+    """
 
     def __init__(self) -> None:
         self.times: tuple[list[float], list[float]] = ([], [])
@@ -22,7 +25,7 @@ class Turns:
         self._changed = threading.Condition()
 
     def boundary(self, loop: int) -> None:
-        """One step of this loop ends and the next one begins, once the other loop has made a step too."""
+        """End one step of this loop and begin the next one, once the other loop has made a step too."""
         now, since = time.perf_counter(), self._since[loop]
         if since is not None:
             self.times[loop].append(now - since)
@@ -34,47 +37,49 @@ class Turns:
         self._since[loop] = time.perf_counter()
 
     def leave(self) -> None:
-        """A loop has ended; the other one goes on alone."""
+        """End a loop's part; the other one goes on alone."""
         with self._changed:
             self._alone = True
             self._changed.notify_all()
 
     def compare(self) -> tuple[float, float, float]:
-        """(median step of loop 0, median step of loop 1, median ratio of a step of 0 to the step of 1 beside it)."""
+        """Return the median steps of loops 0 and 1, and the median ratio of a step of 0 to the step of 1 beside it."""
         pairs = list(zip(*self.times, strict=False))[UNTIMED:]
         ratio = statistics.median(first / second for first, second in pairs)
         return (*(statistics.median(values) for values in zip(*pairs, strict=True)), ratio)
 
 
-def run_by_turns(task: str, overrides: list[str], bare: Callable[[Callable[[], None]], None]) -> Turns:
+def run_interleaved(
+    task: str, overrides: Sequence[str], bare: Callable[[Callable[[], None]], None]
+) -> InterleavedSteps:
     """Run `python -m <task>.train overrides` (loop 0) beside `bare` (loop 1), which calls its argument before a step.
 
     Raises RuntimeError if one of them fails.
     """
-    turns = Turns()
+    steps = InterleavedSteps()
     failures: list[BaseException] = []
     draw = Stream.__next__
 
     def our_step(stream: Stream) -> object:
-        turns.boundary(0)
+        steps.boundary(0)
         return draw(stream)
 
     def other_loop() -> None:
         try:
-            bare(lambda: turns.boundary(1))
+            bare(lambda: steps.boundary(1))
         except BaseException as error:
             failures.append(error)
         finally:
-            turns.leave()
+            steps.leave()
 
     other = threading.Thread(target=other_loop, name="bare", daemon=True)
     with mock.patch.object(Stream, "__next__", our_step):
         other.start()
         try:
-            code = launch(task, overrides)
+            code = launch(task, list(overrides))
         finally:
-            turns.leave()
+            steps.leave()
     other.join()
     if code or failures:
         raise RuntimeError(f"{task} {overrides} ended with exit code {code}") from (failures or [None])[0]
-    return turns
+    return steps

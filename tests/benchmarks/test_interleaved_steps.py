@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from scripts.benchmarks.turns import UNTIMED, Turns, run_by_turns
+from scripts.benchmarks.interleaved_steps import UNTIMED, InterleavedSteps, run_interleaved
 
 
-def run_both(turns: Turns, first, second) -> None:
+def run_both(steps: InterleavedSteps, first, second) -> None:
     def leaving(loop) -> None:
         loop()
-        turns.leave()
+        steps.leave()
 
     threads = [threading.Thread(target=leaving, args=(loop,)) for loop in (first, second)]
     for thread in threads:
@@ -23,33 +23,33 @@ def run_both(turns: Turns, first, second) -> None:
 
 
 def test_steps_alternate_and_the_longer_loop_goes_on_alone() -> None:
-    turns, seen = Turns(), []
+    both, seen = InterleavedSteps(), []
 
     def loop(number: int, steps: int):
         def run() -> None:
             for _ in range(steps):
-                turns.boundary(number)
+                both.boundary(number)
                 seen.append(("begin", number))
                 time.sleep(0.001)
                 seen.append(("end", number))
 
         return run
 
-    run_both(turns, loop(0, 30), loop(1, 20))
+    run_both(both, loop(0, 30), loop(1, 20))
     assert len(seen) == 2 * (30 + 20)
     for begin, end in zip(seen[::2], seen[1::2], strict=True):
         assert begin == ("begin", end[1])  # nobody else in between
         assert end[0] == "end"
     order = [number for what, number in seen if what == "begin"]
     assert all(a != b for a, b in itertools.pairwise(order[:39]))
-    assert [len(times) for times in turns.times] == [29, 19]
+    assert [len(times) for times in both.times] == [29, 19]
 
 
 def test_compares_the_steps_that_lie_beside_each_other() -> None:
-    turns = Turns()
-    turns.times[0][:] = [9.0] * UNTIMED + [2.0, 4.0, 6.0]
-    turns.times[1][:] = [1.0] * UNTIMED + [1.0, 2.0, 2.0, 50.0]
-    assert turns.compare() == (4.0, 2.0, 2.0)
+    steps = InterleavedSteps()
+    steps.times[0][:] = [9.0] * UNTIMED + [2.0, 4.0, 6.0]
+    steps.times[1][:] = [1.0] * UNTIMED + [1.0, 2.0, 2.0, 50.0]
+    assert steps.compare() == (4.0, 2.0, 2.0)
 
 
 def test_a_failing_bare_loop_is_an_error(tmp_path) -> None:
@@ -59,5 +59,5 @@ def test_a_failing_bare_loop_is_an_error(tmp_path) -> None:
 
     few = ["training.steps=2", "model.width=2", "logging.progress=false", f"run_dir={tmp_path}/run"]
     with pytest.raises(RuntimeError, match=r"cnn .*training\.steps=2") as caught:
-        run_by_turns("cnn", few, bare)
+        run_interleaved("cnn", few, bare)
     assert str(caught.value.__cause__) == "it broke"

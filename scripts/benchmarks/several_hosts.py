@@ -1,4 +1,4 @@
-"""Workers of a benchmark: on emulated hosts of several layouts and rates, or under the launcher that started them.
+"""Benchmarks on several hosts: emulated ones of several layouts and rates, or those of the launcher that started them.
 
 Without a launcher a benchmark brings up emulated hosts (scripts/emulate.py, as root) for every layout and rate, runs
 itself there under torchrun, and collects the rows. Under torchrun or srun it is one of the workers, and rank 0 writes.
@@ -21,6 +21,7 @@ from common.parallel.collectives import gather_objects
 from common.parallel.process_groups import process_group
 from common.report.benchmark import Benchmark
 from common.runtime.measure import layout
+from common.spelling import nearest
 from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
 
 EMULATED_RATE = "200"  # Mbit/s
@@ -29,7 +30,7 @@ Row = dict[str, object]
 
 
 class LayoutArguments(Arguments):
-    """What benchmarks on several hosts take."""
+    """Arguments that all benchmarks on several hosts take."""
 
     layouts: Text = Field("4x2", pattern=r"^\d+x\d+(,\d+x\d+)*$", description="HOSTSxRANKS_PER_HOST,... to emulate")
     mbit_per_s: Text | None = Field(
@@ -38,7 +39,7 @@ class LayoutArguments(Arguments):
         description=f"RATE,... of emulated hosts, {EMULATED_RATE} if none; under torchrun only noted",
     )
     delay_ms: NonNegativeFloat = Field(1.0, description="one-way, between emulated hosts")
-    limit_s: PositiveFloat = Field(3600, description="an emulated layout is ended after so long")
+    limit_s: PositiveFloat = Field(3600, description="seconds after which an emulated layout is ended")
     output: Text = Field("results/benchmarks", description="where the table is written, as .csv and .md")
     rows: Text | None = Field(None, description="where workers leave their rows for the process that started them")
 
@@ -61,11 +62,13 @@ def _rows_of_layouts(module: str, arguments: LayoutArguments) -> list[Row]:
                 limit_s=arguments.limit_s,
             )
             check_machine(cluster)
-            rows += _run(module, arguments.model_copy(update={"layouts": text, "mbit_per_s": rate}), cluster)
+            rows += _on_emulated_hosts(
+                module, arguments.model_copy(update={"layouts": text, "mbit_per_s": rate}), cluster
+            )
     return rows
 
 
-def _run(module: str, arguments: LayoutArguments, cluster: EmulateArguments) -> list[Row]:
+def _on_emulated_hosts(module: str, arguments: LayoutArguments, cluster: EmulateArguments) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, emulated_hosts(cluster) as hosts:
         file = Path(folder) / "rows.json"
         given = shlex.split(command_of(module, arguments.model_copy(update={"rows": str(file)})))
@@ -82,7 +85,7 @@ def run(
     measure: Callable[[torch.device, int], list[Row]],
     conclude: Callable[[list[Row]], list[str]],
 ) -> int:
-    """Runs a benchmark here (as one of a launcher's workers) or on emulated hosts, and writes its table.
+    """Run a benchmark here (as one of a launcher's workers) or on emulated hosts, and write its table.
 
     measure(device, ranks_per_host) gives the rows of one layout, called by every rank. Raises UsageError where hosts
     cannot be emulated, or naming the layout whose workers failed.
@@ -100,7 +103,7 @@ def run(
 
 
 def _work(arguments: LayoutArguments, measure: Callable[[torch.device, int], list[Row]]) -> list[Row] | None:
-    """One worker's part; rank 0 gets the rows."""
+    """Do one worker's part; rank 0 gets the rows."""
     try:
         with process_group(TIMEOUT_S) as device:
             names, ranks_per_host = layout()
@@ -118,27 +121,27 @@ def _work(arguments: LayoutArguments, measure: Callable[[torch.device, int], lis
 
 
 def mean_over_hosts(value: float | None, ranks_per_host: int) -> float | None:
-    """Mean of what the first rank of each host hands in; None if one does not know it. Collective."""
+    """Return the mean of the values of each host's first rank, None if one of them is None. Collective."""
     values = gather_objects(value)[::ranks_per_host]
     return None if None in values else sum(values) / len(values)
 
 
 def finish(device: torch.device) -> None:
-    """Wait for what the device still has to do."""
+    """Wait until the device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def say(text: str) -> None:
-    """A line on stderr, from rank 0."""
+    """Print a line on stderr, from rank 0."""
     if dist.get_rank() == 0:
         print(text, file=sys.stderr, flush=True)
 
 
 def names_in(text: str, known: Sequence[str], key: str) -> list[str]:
-    """The comma-separated names of `text`; UsageError naming the first that is not known."""
+    """Return the comma-separated names of `text`. Raises UsageError for the first that is not known."""
     names = text.split(",")
     for name in names:
         if name not in known:
-            raise UsageError(f"{key}={text}: {name!r} is unknown; expected names among {', '.join(known)}")
+            raise UsageError(f"{key}={text}: {name!r}: {nearest(name, known)}")
     return names
