@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from cnn.config import Cifar10
-from cnn.data import Images
-from cnn.in_memory import InMemoryTrainData, random_flip, random_shift, shard_batches
+from cnn.in_memory import Images, InMemoryTrainData, random_flip, random_shift, shard_batches
 from common.training.config import ConfigError
 
 ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
+from cnn.cifar10 import Cifar10Data
 from cnn.config import CnnConfig
+from cnn.digits import DigitsData
+from cnn.in_memory import Images
 from common.training.task import TrainData
-
-Images = tuple[Tensor, Tensor]
 
 
 class ImageData(Protocol):
@@ -30,15 +30,11 @@ def open_data(config: CnnConfig) -> ImageData:
     """The configured data set."""
     match config.data.name:
         case "digits":
-            from cnn.digits import DigitsData
-
             return DigitsData(config.data, config.seed)
         case "cifar10":
-            from cnn.cifar10 import Cifar10Data
-
             return Cifar10Data(config.data, config.seed)
         case "image_folder" | "imagenet" | "digits_images":
-            from cnn.images.data import ImageFolderData
+            from cnn.images.data import ImageFolderData  # imports numba where FFCV is installed: half a second
 
             return ImageFolderData(config.data, config.seed)
     raise AssertionError(config.data.name)

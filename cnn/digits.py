@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from cnn.config import Digits
-from cnn.data import Images
-from cnn.in_memory import InMemoryTrainData, random_shift, shard_batches
+from cnn.in_memory import Images, InMemoryTrainData, random_shift, shard_batches
 from cnn.partition import dirichlet_partition
 
 SPLIT_SEED = 0  # the split is part of the data set, not of the run

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cnn.data import Images
+Images = tuple[Tensor, Tensor]  # images [B, C, H, W], labels [B] int64
 
 
 class InMemoryTrainData:

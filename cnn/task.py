@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cnn.config import CnnConfig
-from cnn.data import Images, open_data
+from cnn.data import open_data
+from cnn.in_memory import Images
 from cnn.model import build_model
 from common.training.config import ConfigError
 from common.training.task import Task, TrainData
