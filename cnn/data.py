@@ -1,4 +1,4 @@
-"""Image data sets behind one interface: batches are (images [B, C, H, W] float32, labels [B] int64)."""
+"""One interface to all image data sets; batches are (images [B, C, H, W] float32, labels [B] int64)."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -13,21 +13,24 @@ from common.training.task import TrainData
 
 
 class ImageData(Protocol):
-    """A data set, opened once in each process. The constructor raises ConfigError if it is missing or does not fit."""
+    """A data set, opened once in each process.
+
+    The constructor raises ConfigError if the data is missing or does not match the configuration.
+    """
 
     channels: int
     classes: int
     train_size: int  # images
 
     def train(self, rank: int, ranks: int, batch_size: int, device: torch.device) -> TrainData:
-        """Rank `rank`'s share of the training images, augmented. Cheap: a simulation asks for every rank's."""
+        """Return rank `rank`'s augmented training images; must be cheap, since a simulation asks for every rank's."""
 
     def evaluation(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Images]:
-        """This shard of the validation images; the shards together hold each exactly once."""
+        """Yield the batches of one shard of the validation images; every image is in exactly one shard."""
 
 
 def open_data(config: CnnConfig) -> ImageData:
-    """The configured data set."""
+    """Open the configured data set."""
     match config.data.name:
         case "digits":
             return DigitsData(config.data, config.seed)
