@@ -63,10 +63,10 @@ def parse_arguments(argv: Sequence[str]) -> SampleArguments:
 
 
 def load(run: Path, checkpoint: str) -> tuple[GPT2, Tokenizer]:
-    """A run's mean model, and the tokenizer of its data. Raises ConfigError or DataError."""
+    """Load a run's mean model and the tokenizer of its data. Raises ConfigError or DataError if one is unusable."""
     try:
         config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
-        # Only these two: runs made before some other key existed stay readable.
+        # Only these two keys, so that runs from before some other key existed stay readable.
         shape, folder = Gpt2.model_validate(config["model"]).shape, Path(config["data"]["folder"])
     except (OSError, YAMLError, OmegaConfBaseException, ValidationError, KeyError, TypeError) as error:
         raise ConfigError(f"run={run}: expected the config.yaml of a gpt2 run ({one_line(error)})") from error
@@ -76,10 +76,10 @@ def load(run: Path, checkpoint: str) -> tuple[GPT2, Tokenizer]:
 
 
 def write(model: GPT2, tokenizer: Tokenizer, arguments: SampleArguments) -> Iterator[str]:
-    """Texts, each with the prompt; they end at end-of-text or after `arguments.tokens` tokens."""
+    """Yield texts that begin with the prompt and end at end-of-text or after `arguments.tokens` more tokens."""
     device = model.tokens.weight.device
     generator = torch.Generator(device).manual_seed(arguments.seed)
-    # Every document follows the end of another one.
+    # In training every document follows the end of another one.
     start = [tokenizer.end_of_text, *tokenizer.encode(arguments.prompt).tolist()]
     for _ in range(arguments.samples):
         tokens = torch.tensor([start], device=device)
@@ -93,12 +93,12 @@ def write(model: GPT2, tokenizer: Tokenizer, arguments: SampleArguments) -> Iter
 
 @torch.inference_mode()
 def next_logits(model: GPT2, tokens: Tensor, vocabulary: int) -> Tensor:
-    """Logits of the token after tokens [1, T], [vocabulary]: rows that only pad the embedding are left out."""
+    """Return the logits [vocabulary] of the token after tokens [1, T], without rows that only pad the embedding."""
     return model(tokens[:, -model.shape.context :])[0, -1, :vocabulary].float()
 
 
 def choose(logits: Tensor, arguments: SampleArguments, generator: torch.Generator) -> Tensor:
-    """A token drawn from logits [vocabulary]; a scalar."""
+    """Draw a token, a scalar, from logits [vocabulary]."""
     if arguments.temperature == 0:
         return logits.argmax()
     if arguments.top_k is not None and arguments.top_k < len(logits):
