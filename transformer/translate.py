@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_translator(arguments: argparse.Namespace) -> Translator:
-    """Make the translator that the command line describes. Raises ConfigError if something is missing or invalid."""
+    """The translator that the command line describes; ConfigError if something is missing or does not fit."""
     run = arguments.run or arguments.checkpoint.resolve().parent.parent
     config = with_data(read_config(run), arguments.data)
     corpus, device = Corpus(config.data), pick_device(arguments.device)
