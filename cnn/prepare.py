@@ -1,4 +1,4 @@
-"""Makes .beton files, which FFCV reads, of folders of images by class.
+"""Make .beton files, which FFCV reads, of folders of images by class.
 
 python -m cnn.prepare source=IMAGENET output=data/imagenet      (IMAGENET holds train/CLASS/* and val/CLASS/*)
 python -m cnn.prepare source=digits output=data/digits          (scikit-learn's digits: no download)

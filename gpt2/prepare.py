@@ -1,4 +1,4 @@
-"""Turns documents into token files for training.
+"""Turn documents into token files for training.
 
 python -m gpt2.prepare output=data/openwebtext source=openwebtext                     download, then encode
 python -m gpt2.prepare output=data/openwebtext source=openwebtext --streaming         keep no copy of the documents
@@ -7,7 +7,7 @@ python -m gpt2.prepare output=data/stdlib source=python_stdlib tokenizer=bpe_102
 
 Documents are split as `datasets.Dataset.train_test_split(fraction, seed=seed, shuffle=True)` splits them, so that
 OpenWebText gives the same two sets as public preparations; their order in the files is that of the source.
-Interrupt it at any time: the same command goes on where it was.
+It can be interrupted at any time: the same command continues where it was.
 """
 
 import bisect

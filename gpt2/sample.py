@@ -1,4 +1,4 @@
-"""Writes text with a trained model.
+"""Write text with a trained model.
 
 python -m gpt2.sample run=runs/gpt2/proxy/seed_0
 python -m gpt2.sample run=runs/gpt2/proxy/seed_0 prompt="class Stack:" tokens=300 temperature=0.7 top_k=20 seed=3

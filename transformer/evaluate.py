@@ -1,4 +1,4 @@
-"""Translates a split with every kept model of a run, scores the translations, and draws the curves.
+"""Translate a split with every kept model of a run, score the translations, and draw the curves.
 
 python -m transformer.evaluate run=runs/transformer/proxy/seed_0 [split=test] [models=all] [average=5]
 """

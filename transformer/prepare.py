@@ -1,10 +1,10 @@
-"""Makes a data folder: raw parallel text to fairseq's binarized format.
+"""Make a data folder from raw parallel text, in fairseq's binarized format.
 
 python -m transformer.prepare corpus=wmt14_en_de [output=data/wmt14_en_de] [archives=data/archives] [jobs=8]
 python -m transformer.prepare corpus=files texts=FOLDER source=en target=de merges=10000 output=data/mine
 python -m transformer.prepare corpus=number_names_en_de
 
-It can be stopped at any time and called again: what is finished is not done again.
+It can be interrupted at any time and called again, and reuses what is finished.
 """
 
 import os
