@@ -1,1 +1,1 @@
-"""ResNets on images."""
+"""Image classification: ResNets and torchvision's networks on digits, CIFAR-10 and ImageNet."""

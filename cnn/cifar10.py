@@ -1,4 +1,4 @@
-"""CIFAR-10 (Krizhevsky 2009), held in memory; torchvision reads and checks its files."""
+"""CIFAR-10 (Krizhevsky 2009) as a data set in memory; torchvision reads and checks its files."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -7,25 +7,24 @@ import torch
 from torch import Tensor
 
 from cnn.config import Cifar10
-from cnn.data import Images
-from cnn.in_memory import InMemoryTrainData, random_flip, random_shift, shard_batches
+from cnn.in_memory import Images, InMemoryTrainData, random_flip, random_shift, shard_batches
 from common.training.config import ConfigError
 
 ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
-# Of the training images, red, green, blue, in levels from 0 to 255.
+# Red, green and blue levels of all training images, from 0 to 255.
 MEAN, STD = (125.307, 122.950, 113.865), (62.993, 62.089, 66.705)
 
 
 def load_cifar10(folder: str) -> tuple[Images, Images]:
-    """(training, validation) of FOLDER/cifar-10-batches-py: uint8 [N, 3, 32, 32], labels [N] int64.
+    """Load (training, validation) from FOLDER/cifar-10-batches-py: uint8 [N, 3, 32, 32], labels [N] int64.
 
-    Raises ConfigError if files are missing or not the published ones.
+    Raises ConfigError if files are missing or differ from the published ones.
     """
     from cnn.torchvision_shim import torchvision  # takes a second or two to import
 
     try:
         splits = [torchvision.datasets.CIFAR10(folder, train=train) for train in (True, False)]
-    except RuntimeError as error:  # it compares checksums
+    except RuntimeError as error:  # torchvision compares checksums
         raise ConfigError(
             f"data.folder={folder}: {folder}/cifar-10-batches-py is missing or not complete; expected the content of "
             f"{ARCHIVE}: `mkdir -p {folder} && curl -L {ARCHIVE} | tar -xz -C {folder}` puts it there"
@@ -38,19 +37,19 @@ def load_cifar10(folder: str) -> tuple[Images, Images]:
 
 
 def normalise(images: Tensor) -> Tensor:
-    """uint8 [B, 3, H, W] -> float32, each channel with mean 0 and variance 1 over all training images."""
+    """Scale uint8 [B, 3, H, W] to float32; over all training images each channel has mean 0 and variance 1."""
     mean, std = (torch.tensor(level, device=images.device)[:, None, None] for level in (MEAN, STD))
     return images.float().sub_(mean).div_(std)
 
 
 def augment(images: Tensor, shift: int, flip: bool) -> Tensor:
-    """A random crop of images [B, 3, H, W] with a border of `shift` black pixels, mirrored every other time."""
+    """Shift images [B, 3, H, W] at random by up to `shift` pixels, mirror half of them if `flip`, and normalise."""
     shifted = random_shift(images, shift, "constant")
     return normalise(random_flip(shifted) if flip else shifted)
 
 
 class Cifar10Data:
-    """CIFAR-10 as an ImageData: one copy on the device, as bytes, however many workers share it."""
+    """CIFAR-10 as an `ImageData`: one copy on the device, as bytes, shared by all workers."""
 
     channels, classes = 3, 10
 
@@ -60,18 +59,18 @@ class Cifar10Data:
         self.train_size = len(self._train[1])
 
     def train(self, rank: int, ranks: int, batch_size: int, device: torch.device) -> InMemoryTrainData:
-        """All ranks share all images."""
+        """Return rank `rank`'s batches; all ranks draw from the same images."""
         self._train = on(self._train, device)
         return InMemoryTrainData(self._train, rank, ranks, batch_size, self._seed, self._augment)
 
     def evaluation(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Images]:
-        """Every `shards`-th validation image, beginning with number `shard`."""
+        """Yield batches of every `shards`-th validation image, starting with image `shard`."""
         self._validation = on(self._validation, device)
         for images, labels in shard_batches(self._validation, shard, shards, batch_size):
             yield normalise(images), labels
 
 
 def on(images: Images, device: torch.device) -> Images:
-    """The same images on `device`; those that are there already are not copied."""
+    """Move images and labels to `device`, without a copy if they are already there."""
     pixels, labels = images
     return pixels.to(device), labels.to(device)

@@ -1,4 +1,4 @@
-"""The cnn task's configuration: what it adds to common.training.config."""
+"""The configuration keys that the cnn task adds to common.training.config."""
 
 from typing import Annotated, Literal
 
@@ -12,8 +12,10 @@ from common.training.config import Config, Strict
 class Digits(Strict):
     """scikit-learn's handwritten digits.
 
-    partition: iid shuffles all images over all ranks in every epoch; dirichlet gives each rank images of its own,
-               whose classes are distributed by Dirichlet(alpha): the smaller alpha, the more ranks differ
+    shift:       largest random shift of training images, in pixels
+    label_noise: fraction of the training labels that is replaced by another class
+    partition:   iid shuffles all images over all ranks in every epoch; dirichlet gives each rank its own images, with
+                 classes distributed by Dirichlet(alpha): the smaller alpha, the more the ranks differ
     """
 
     name: Literal["digits"]
@@ -27,8 +29,9 @@ class Digits(Strict):
 class Cifar10(Strict):
     """CIFAR-10, read from FOLDER/cifar-10-batches-py.
 
-    shift, flip: training images are moved by up to so many pixels in both directions, black beyond their border (crops
-                 of 32 x 32 with so much padding), and mirrored every other time
+    shift: largest random shift of training images in either direction, in pixels; the border is filled with black
+           (a random 32 x 32 crop of the image padded by `shift`)
+    flip:  whether half of the training images are mirrored
     """
 
     name: Literal["cifar10"]
@@ -40,12 +43,14 @@ class Cifar10(Strict):
 class ImageFolder(Strict):
     """Images in files, read by FFCV (FOLDER/train.beton) or by torchvision (FOLDER/train/CLASS/*).
 
-    train, validation: names of the two below `folder`, without .beton
-    classes:           how many are expected; null: as many as there are
-    train_crop:        pixels of a random part of `scale` times the image's area, mirrored every other time if `flip`
-    validation_crop:   pixels of the centre after resizing the shorter side to `resize`
-    workers:           CPU threads that decode, in each process; null: the process's share of the cores
-    copy_to:           folder on the host's own disk to which .beton files are copied first
+    train, validation: names of the training and validation images in `folder`, without .beton
+    classes:           expected number of classes; null accepts any
+    train_crop:        side in pixels to which a random part of the image is resized
+    scale:             smallest and largest area of that part, as a fraction of the image's area
+    flip:              whether half of the training images are mirrored
+    validation_crop:   side in pixels of the central square after resizing the shorter side to `resize`
+    workers:           CPU threads that decode images in each process; null: the process's share of the cores
+    copy_to:           folder on the host's local disk to which .beton files are copied first; null: no copy
     """
 
     name: Literal["image_folder", "imagenet", "digits_images"]
@@ -97,7 +102,7 @@ class ResNetDigits(Strict):
 
 
 class ResNetCifar(Strict):
-    """The ResNets that He et al. (2016, section 4.2) train on CIFAR-10: 6n + 2 layers, n blocks in each of 3 stages."""
+    """The CIFAR-10 ResNets of He et al. (2016, section 4.2): 6n + 2 layers, n blocks in each of 3 stages."""
 
     name: Literal["resnet_cifar"]
     depth: Annotated[int, Field(ge=8)]
@@ -118,7 +123,7 @@ class ResNet(Strict):
 
     @property
     def architecture(self) -> str:
-        """torchvision's name of it."""
+        """The network's name in torchvision."""
         return self.name
 
 
@@ -133,7 +138,7 @@ def _known_architecture(name: str) -> str:
 
 
 class TorchvisionModel(Strict):
-    """Any classification network of torchvision, by its name there."""
+    """Any classification network of torchvision, by its torchvision name."""
 
     name: Literal["torchvision"]
     architecture: Annotated[str, AfterValidator(_known_architecture)]

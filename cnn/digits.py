@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, held in memory: real images without a download."""
+"""scikit-learn's handwritten digits as a data set in memory: real images without a download."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -7,16 +7,15 @@ import torch
 from torch import Tensor
 
 from cnn.config import Digits
-from cnn.data import Images
-from cnn.in_memory import InMemoryTrainData, random_shift, shard_batches
+from cnn.in_memory import Images, InMemoryTrainData, random_shift, shard_batches
 from cnn.partition import dirichlet_partition
 
 SPLIT_SEED = 0  # the split is part of the data set, not of the run
-MEAN, STD = 4.884, 6.017  # of all pixels of the digits, which run from 0 to 16
+MEAN, STD = 4.884, 6.017  # of all pixels, whose levels run from 0 to 16
 
 
 def load_digits(validation_fraction: float) -> tuple[Images, Images]:
-    """scikit-learn's digits, normalised, as (training, validation); stratified by class, always the same split."""
+    """Load scikit-learn's digits, normalised, as (training, validation): a fixed split, stratified by class."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -30,7 +29,7 @@ def load_digits(validation_fraction: float) -> tuple[Images, Images]:
 
 
 def with_label_noise(labels: Tensor, fraction: float, classes: int) -> Tensor:
-    """Give this fraction of the labels [N] another class, drawn uniformly; always the same ones."""
+    """Return labels [N] with a fixed `fraction` of them replaced by another class, drawn uniformly."""
     generator = torch.Generator().manual_seed(SPLIT_SEED)
     wrong = torch.randperm(len(labels), generator=generator)[: round(fraction * len(labels))]
     offsets = torch.randint(1, classes, (len(wrong),), generator=generator)
@@ -40,7 +39,7 @@ def with_label_noise(labels: Tensor, fraction: float, classes: int) -> Tensor:
 
 
 class DigitsData:
-    """The digits as an ImageData. What makes them harder acts on the training images only."""
+    """The digits as an `ImageData`; label noise, shifts and partitions apply to the training images only."""
 
     channels, classes = 1, 10
 
@@ -53,7 +52,7 @@ class DigitsData:
         self.train_size = len(labels)
 
     def train(self, rank: int, ranks: int, batch_size: int, device: torch.device) -> InMemoryTrainData:
-        """All ranks share all images (partition=iid), or each has images of its own (partition=dirichlet)."""
+        """Return rank `rank`'s batches, of all images (partition=iid) or of its own ones (partition=dirichlet)."""
         images, labels = self._train
         data = images.to(device), labels.to(device)
         if self._config.partition == "iid":
@@ -66,6 +65,6 @@ class DigitsData:
         )
 
     def evaluation(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Images]:
-        """Every `shards`-th validation image, beginning with number `shard`."""
+        """Return batches of every `shards`-th validation image, starting with image `shard`."""
         images, labels = self._validation
         return shard_batches((images.to(device), labels.to(device)), shard, shards, batch_size)

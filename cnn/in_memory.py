@@ -1,4 +1,4 @@
-"""Images that lie in memory, shared by all workers; augmented batch by batch, on their device."""
+"""Training and validation batches of images held in memory, augmented on their device."""
 
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cnn.data import Images
+Images = tuple[Tensor, Tensor]  # images [B, C, H, W], labels [B] int64
 
 
 class InMemoryTrainData:
-    """One worker's share of images that lie in memory, shuffled each epoch; `augment` changes a batch of them.
+    """One worker's share of images held in memory, shuffled each epoch; `augment` transforms each batch.
 
-    In every epoch one permutation of all images, drawn from (seed, epoch), is dealt out to the workers in local
-    batches; images that do not fill a batch on every worker wait for another epoch.
+    In every epoch one permutation of all images, drawn from (seed, epoch), is dealt to the workers in local batches.
+    Images that do not fill a batch on every worker are left out of that epoch.
 
     Raises ValueError if there are fewer images than one global batch.
     """
@@ -36,7 +36,7 @@ class InMemoryTrainData:
             raise ValueError(f"a global batch of {workers} x {batch_size} images, but there are {len(self._labels)}")
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Images]:
-        """Batches from number `start` on."""
+        """Yield the batches of this epoch, starting with batch `start`."""
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
         order = torch.randperm(len(self._labels), generator=generator)
         for step in range(start, self.steps_per_epoch):
@@ -46,15 +46,15 @@ class InMemoryTrainData:
 
 
 def shard_batches(images: Images, shard: int, shards: int, batch_size: int) -> Iterator[Images]:
-    """Batches of every `shards`-th image, beginning with number `shard`."""
+    """Return batches of every `shards`-th image, starting with image `shard`."""
     pixels, labels = (tensor[shard::shards] for tensor in images)
     return zip(pixels.split(batch_size), labels.split(batch_size), strict=True) if len(labels) else iter(())
 
 
 def random_shift(images: Tensor, pixels: int, fill: Literal["replicate", "constant"]) -> Tensor:
-    """Move each image [B, C, H, W] by up to `pixels` in both directions, filling with the border's value or zeros.
+    """Shift each image [B, C, H, W] by up to `pixels` in either direction, filling with border values or zeros.
 
-    Draws from torch's global generator: the worker's own stream.
+    The shifts come from torch's global generator, which is the worker's own stream.
     """
     if pixels == 0:
         return images
@@ -69,6 +69,6 @@ def random_shift(images: Tensor, pixels: int, fill: Literal["replicate", "consta
 
 
 def random_flip(images: Tensor) -> Tensor:
-    """Mirror every image [B, C, H, W] with probability 1/2; draws from torch's global generator."""
+    """Mirror every image [B, C, H, W] with probability 1/2, drawn from torch's global generator."""
     mirrored = (torch.rand(len(images)) < 0.5).to(images.device)
     return torch.where(mirrored[:, None, None, None], images.flip(-1), images)

@@ -1,4 +1,4 @@
-"""The configured network, and the ResNets (He et al. 2016) for small images."""
+"""Building the configured network, and the ResNets (He et al. 2016) for small images."""
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +11,10 @@ CIFAR_WIDTH = 16  # of the first stage, He et al. 2016, section 4.2
 
 
 def build_model(config: ModelChoice, channels: int, classes: int) -> nn.Module:
-    """The network for images of so many channels; ConfigError if it does not take them.
+    """Build the network for images with this number of channels.
 
-    channels_last keeps the weights, and with them all activations, in the order that convolutions on GPUs like best.
+    channels_last stores the weights, and therefore all activations, in the layout that is fastest for convolutions on
+    GPUs. Raises ConfigError if the network does not take this number of channels.
     """
     if config.name == "resnet_digits":
         return SmallResNet(channels, classes, config.width)
@@ -31,21 +32,21 @@ def build_model(config: ModelChoice, channels: int, classes: int) -> nn.Module:
 
 
 class PaddedShortcut(nn.Module):
-    """He et al.'s option A, without parameters: every `stride`-th pixel, and channels of zeros."""
+    """He et al.'s option A, a shortcut without parameters: every `stride`-th pixel, padded with channels of zeros."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
         self.more, self.stride = out_channels - in_channels, stride
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, in, H, W] -> [B, out, H/stride, W/stride]."""
+        """Map x [B, in, H, W] to [B, out, H/stride, W/stride]."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more))
 
 
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with BatchNorm and a shortcut; [B, in, H, W] -> [B, out, H/stride, W/stride].
 
-    projection: where sizes change, the shortcut is a 1x1 convolution with BatchNorm; False: a PaddedShortcut
+    projection: whether the shortcut, where sizes change, is a 1x1 convolution with BatchNorm or a `PaddedShortcut`
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, projection: bool = True) -> None:
@@ -64,7 +65,7 @@ class BasicBlock(nn.Module):
             self.downsample = PaddedShortcut(in_channels, out_channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, in, H, W]."""
+        """Map x [B, in, H, W] to [B, out, H/stride, W/stride]."""
         out = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(out)) + self.downsample(x))
 
@@ -72,7 +73,8 @@ class BasicBlock(nn.Module):
 class SmallResNet(nn.Module):
     """One convolution, three stages of `blocks` blocks (strides 1, 2, 2), global average pooling, a linear classifier.
 
-    width: channels of the first stage; the others have 2 and 4 times as many. projection: see BasicBlock
+    width:      channels of the first stage; the second and third have 2 and 4 times as many
+    projection: see `BasicBlock`
     """
 
     def __init__(self, in_channels: int, classes: int, width: int, blocks: int = 1, projection: bool = True) -> None:
@@ -93,6 +95,6 @@ class SmallResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, in, H, W] -> logits [B, classes]."""
+        """Map x [B, in, H, W] to logits [B, classes]."""
         features = self.blocks(F.relu(self.bn(self.conv(x))))
         return self.fc(features.mean((2, 3)))

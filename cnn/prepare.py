@@ -1,4 +1,4 @@
-"""Makes .beton files, which FFCV reads, of folders of images by class.
+"""Make .beton files, which FFCV reads, of folders of images by class.
 
 python -m cnn.prepare source=IMAGENET output=data/imagenet      (IMAGENET holds train/CLASS/* and val/CLASS/*)
 python -m cnn.prepare source=digits output=data/digits          (scikit-learn's digits: no download)
@@ -45,7 +45,7 @@ class PrepareArguments(Arguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Checks both folders, then writes both files; exit code 2 for images that are missing or broken."""
+    """Check both folders, then write both files; exit code 2 for images that are missing or broken."""
     arguments = parse(PrepareArguments, argv, MODULE, "Make .beton files of folders of images by class.")
     digits = arguments.source == "digits"
     if digits and arguments.output is None:
@@ -73,14 +73,17 @@ def main(argv: Sequence[str]) -> int:
 
 
 def refuse_existing(files: Sequence[Path], overwrite: bool) -> None:
-    """UsageError if any is there, unless it may be overwritten."""
+    """Raise UsageError if any of the files exists, unless they may be overwritten."""
     there = [str(file) for file in files if file.exists()]
     if there and not overwrite:
         raise UsageError(f"{', '.join(there)}: there already; --overwrite makes it anew")
 
 
 def read_trees(folders: Sequence[Path]) -> list[ImageTree]:
-    """The images of training and validation; UsageError if there are none or their classes differ."""
+    """Read the training and validation folders.
+
+    Raises UsageError if one has no images or their classes differ.
+    """
     try:
         train, validation = (read_tree(folder) for folder in folders)
         check_same_classes(train.classes, validation.classes)
@@ -90,7 +93,7 @@ def read_trees(folders: Sequence[Path]) -> list[ImageTree]:
 
 
 def prepare(tree: ImageTree, beton: Path, arguments: PrepareArguments) -> BetonIndex:
-    """Write a .beton file and its index; both appear when they are complete."""
+    """Write a .beton file and its index; both appear only when they are complete."""
     from cnn.images.writer import Encoding, write_beton
 
     encoding = Encoding(arguments.resolution, arguments.quality, arguments.write_mode, arguments.compress_probability)
@@ -123,7 +126,10 @@ def prepare(tree: ImageTree, beton: Path, arguments: PrepareArguments) -> BetonI
 
 
 def without(tree: ImageTree, broken: Mapping[str, str], corrupt: str) -> ImageTree:
-    """The tree without broken files; UsageError that names them if they are not to be skipped, or nothing is left."""
+    """Return the tree without the broken files.
+
+    Raises UsageError naming them if they may not be skipped, or if no image of a class is left.
+    """
     listed = [f"  {file}: {reason}" for file, reason in sorted(broken.items())]
     more = [f"  and {len(listed) - SHOWN} more"] if len(listed) > SHOWN else []
     report = "\n".join([f"{len(listed)} of {len(tree.files)} files cannot be decoded:", *listed[:SHOWN], *more])
@@ -138,7 +144,7 @@ def without(tree: ImageTree, broken: Mapping[str, str], corrupt: str) -> ImageTr
 
 
 def describe(beton: Path, index: BetonIndex) -> str:
-    """What was written, in a line."""
+    """Return a one-line summary of the file written."""
     converted = [f"{count} {mode}" for mode, count in index.converted.items()]
     notes = [f"converted to RGB: {', '.join(converted)}"] * bool(converted)
     notes += [f"skipped: {len(index.skipped)}"] * bool(index.skipped)

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cnn.config import CnnConfig
-from cnn.data import Images, open_data
+from cnn.data import open_data
+from cnn.in_memory import Images
 from cnn.model import build_model
 from common.training.config import ConfigError
 from common.training.task import Task, TrainData
@@ -32,24 +33,24 @@ class ImageClassification(Task):
             )
 
     def build_model(self) -> nn.Module:
-        """The configured network, with an output for each class of the data."""
+        """Build the configured network, with one output for each class of the data."""
         return build_model(self._config.model, self._data.channels, self._data.classes)
 
     def train_data(self, worker: int, workers: int, batch_size: int, device: torch.device) -> TrainData:
-        """This rank's share, augmented."""
+        """Return this rank's augmented training images."""
         return self._data.train(worker, workers, batch_size, device)
 
     def evaluation_data(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Images]:
-        """This shard of the validation images."""
+        """Yield the batches of this shard of the validation images."""
         return self._data.evaluation(shard, shards, batch_size, device)
 
     def loss(self, model: nn.Module, batch: Images) -> Tensor:
-        """Cross-entropy with label smoothing."""
+        """Return the cross-entropy with label smoothing."""
         images, labels = batch
         return F.cross_entropy(model(images), labels, label_smoothing=self._config.label_smoothing)
 
     def evaluate(self, model: nn.Module, batch: Images) -> dict[str, Tensor]:
-        """Sums of the plain cross-entropy and of right answers."""
+        """Return the sums of the plain cross-entropy and of correct answers."""
         images, labels = batch
         logits = model(images)
         ranked = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
@@ -61,7 +62,7 @@ class ImageClassification(Task):
         }
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Loss per image and accuracies in percent."""
+        """Return the mean loss and the accuracies in percent."""
         count = sums["count"]
         return {
             "loss": sums["loss"] / count,

@@ -1,16 +1,16 @@
-"""torchvision, usable beside a CPU-only torch too: `from cnn.torchvision_shim import torchvision`.
+"""torchvision that also imports beside a CPU-only torch: `from cnn.torchvision_shim import torchvision`.
 
-torchvision's wheels are built for CUDA. Beside a CPU-only torch its compiled operators do not load, and then
-`import torchvision` fails because it describes two of them to the compiler (`operator torchvision::nms does not
-exist`). Declaring their schemas is enough for models, transforms and data sets; the operators themselves
-(detection, `torchvision.io.decode_jpeg`) stay unavailable. Where the import works as it is, nothing is declared.
+torchvision's wheels are built for CUDA. Beside a CPU-only torch their compiled operators do not load, and
+`import torchvision` fails because it registers fake kernels for two of them (`operator torchvision::nms does not
+exist`). Declaring the schemas of these two is enough for models, transforms and data sets; the operators themselves
+(detection, `torchvision.io.decode_jpeg`) stay unavailable. If the plain import works, nothing is declared.
 
-The import takes a second or two: import this module only where torchvision is needed.
+The import takes a second or two, so import this module only where torchvision is needed.
 """
 
 import torch
 
-# Both operators that torchvision describes without asking whether they are there.
+# The operators for which torchvision registers fake kernels without checking that they exist.
 SCHEMAS = (
     "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

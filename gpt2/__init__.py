@@ -1,1 +1,1 @@
-"""GPT-2 language models on OpenWebText, and on the Python standard library's sources."""
+"""Language modelling with GPT-2, on OpenWebText and on the sources of Python's standard library."""

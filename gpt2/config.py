@@ -1,4 +1,4 @@
-"""The gpt2 task's configuration: what it adds to common.training.config."""
+"""The configuration keys that the gpt2 task adds to common.training.config."""
 
 from typing import Annotated, Literal
 
@@ -9,10 +9,11 @@ from gpt2.model import Shape
 
 
 class TokenData(Strict):
-    """Common to all data: a folder of token files.
+    """Keys that all data shares: a folder of token files.
 
-    shard: "independent" windows for each rank, or "global": the same windows in an update for any number of ranks
-    evaluation_batches: of evaluation.batch_size windows, of each split, spread evenly over it; null for all of it
+    shard:              "independent": each rank draws its own windows; "global": the windows of an update are the same
+                        for any number of ranks
+    evaluation_batches: batches of evaluation.batch_size windows in each split, spread evenly over it; null for all
     """
 
     folder: str
@@ -27,7 +28,7 @@ class TokenFolder(TokenData):
 
 
 class PythonStdlib(TokenData):
-    """The Python standard library's sources, prepared on first use."""
+    """The sources of Python's standard library, prepared on first use."""
 
     name: Literal["python_stdlib"]
     tokenizer: Annotated[str, Field(pattern=r"^(gpt2|bytes|bpe_\d+)$")]
@@ -35,7 +36,7 @@ class PythonStdlib(TokenData):
 
 
 class Gpt2(Strict):
-    """gpt2.model.Shape under the name of its file."""
+    """The model: gpt2.model.Shape and the name of its configuration file."""
 
     name: str
     layers: PositiveInt
@@ -54,14 +55,14 @@ class Gpt2(Strict):
 
     @property
     def shape(self) -> Shape:
-        """What the model is built from."""
+        """The shape from which the model is built."""
         return Shape(**self.model_dump(exclude={"name"}))
 
 
 class Gpt2Config(Config):
     """Configuration of `python -m gpt2.train`.
 
-    peak_tflops: of one device, for the model FLOPs utilisation; null: looked up by the GPU's name
+    peak_tflops: peak of one device, for the model FLOPs utilisation; null: looked up by the GPU's name
     """
 
     data: Annotated[TokenFolder | PythonStdlib, Field(discriminator="name")]

@@ -1,4 +1,4 @@
-"""Windows of tokens for training and evaluation, read from the memory map when they are needed."""
+"""Windows of tokens for training and evaluation, read from the memory map on demand."""
 
 from collections.abc import Iterator
 
@@ -16,13 +16,12 @@ Tokens = NDArray[np.uint16]
 class Windows:
     """One rank's random training windows, [batch_size, context + 1] int64: inputs, and targets one token later.
 
-    Sample number s of a stream of random numbers decides where window s begins. With shard="global" there is one
-    stream, keyed by the seed, and consecutive samples are dealt to the ranks in local batches: the windows of an
-    update are the same whatever the number of ranks and micro-batches. With "independent" every rank has a stream of
-    its own, keyed by (seed, rank). Either way a batch is a function of (seed, rank, number of the batch), so nothing
-    but that number is needed to go on.
+    Sample s of a stream of random numbers decides where window s begins. With shard="global" there is one stream, keyed
+    by the seed, and consecutive samples are dealt to the ranks in local batches: the windows of an update are the same
+    for any number of ranks and micro-batches. With "independent" each rank has its own stream, keyed by (seed, rank).
+    Either way a batch is a function of (seed, rank, batch number), so a resumed run needs nothing but that number.
 
-    An epoch is as many windows as there are in the file side by side, though random ones do not cover it.
+    An epoch has as many windows as fit side by side into the file, although random windows do not cover it.
     """
 
     def __init__(
@@ -46,27 +45,27 @@ class Windows:
         self.steps_per_epoch = max(1, len(tokens) // (context * batch_size * ranks))
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
-        """The batches of that epoch from number `start` on."""
+        """Yield the batches of this epoch from number `start` on."""
         numbers = range(epoch * self.steps_per_epoch + start, (epoch + 1) * self.steps_per_epoch)
         yield from prefetch((self.batch(number) for number in numbers), self._device)
 
     def batch(self, number: int) -> Tensor:
-        """Batch number `number` of the run, on the CPU. Raises DataError for tokens outside the vocabulary."""
+        """Return batch `number` of the run, on the CPU. Raises DataError for tokens outside the vocabulary."""
         sample = number * self._stride + self._first
         return cut(self._tokens, self.starts(sample), self._context, self._vocabulary)
 
     def starts(self, sample: int) -> NDArray[np.int64]:
-        """Where the windows of samples `sample`, `sample` + 1, ... begin, [batch_size]."""
-        # A step of Philox's counter gives four numbers of 64 bits; each sample has a step to itself.
+        """Return where the windows of samples `sample`, `sample` + 1, ... begin, [batch_size]."""
+        # One step of Philox's counter gives four 64-bit numbers; each sample uses one step.
         raw = np.random.Philox(key=self._key, counter=sample).random_raw(4 * self._batch_size)[::4]
         return (raw % np.uint64(len(self._tokens) - self._context)).astype(np.int64)
 
 
 def evaluation_starts(length: int, context: int, windows: int | None) -> list[int]:
-    """Where evaluation windows begin in a split of `length` tokens: always the same, spread evenly.
+    """Return where evaluation windows begin in a split of `length` tokens: fixed and evenly spread.
 
-    windows: how many; None for all of the split side by side, each token predicted once (the last window may be
-        shorter). More than that are never used.
+    windows: how many, at most those of None; None covers the split side by side and predicts each token once (the last
+             window may be shorter)
     """
     predicted = length - 1
     side_by_side = -(-predicted // context)
@@ -78,7 +77,7 @@ def evaluation_starts(length: int, context: int, windows: int | None) -> list[in
 def evaluation_batches(
     tokens: Tokens, starts: list[int], context: int, vocabulary: int, batch_size: int
 ) -> Iterator[Tensor]:
-    """The windows at `starts` in batches of up to `batch_size`, on the CPU; a shorter last window comes by itself."""
+    """Yield the windows at `starts` in batches of up to `batch_size`, on the CPU; a shorter last window comes alone."""
     full = [start for start in starts if start + context < len(tokens)]
     for first in range(0, len(full), batch_size):
         yield cut(tokens, full[first : first + batch_size], context, vocabulary)
@@ -88,10 +87,10 @@ def evaluation_batches(
 
 
 def cut(tokens: Tokens, starts: list[int] | NDArray[np.int64], context: int, vocabulary: int) -> Tensor:
-    """Windows [len(starts), context + 1] int64; DataError if one holds a token outside the vocabulary."""
+    """Cut windows [len(starts), context + 1] int64. Raises DataError for tokens outside the vocabulary."""
     windows = np.stack([tokens[start : start + context + 1] for start in starts]).astype(np.int64)
     largest = windows.max()
-    if largest >= vocabulary:  # on a GPU it would be an assertion without a message
+    if largest >= vocabulary:  # on a GPU this would be an assertion without a message
         row, column = np.argwhere(windows == largest)[0]
         raise DataError(
             f"token {largest} at position {starts[row] + column}, expected less than model.vocabulary={vocabulary}: "

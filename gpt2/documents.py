@@ -1,4 +1,4 @@
-"""Reads documents out of files, in units that are small enough to work on in parallel and in bounded memory."""
+"""Reading documents from files, in units small enough to process in parallel and in bounded memory."""
 
 import contextlib
 import hashlib
@@ -12,18 +12,18 @@ from typing import Any, BinaryIO
 from gpt2.sources import InputFile, one_line
 from gpt2.token_files import DataError
 
-BLOCK = 4 << 20  # bytes of a unit of JSON lines or text, up to the end of its last line
+BLOCK = 4 << 20  # bytes in a unit of JSON lines or text, extended to the end of its last line
 ROWS = 64  # rows of a parquet file in memory at a time
-READ_AHEAD = 1 << 20  # bytes of a column in memory at a time; without it pyarrow reads a whole row group
+READ_AHEAD = 1 << 20  # bytes of a column in memory at a time; otherwise pyarrow reads a whole row group
 SEPARATOR = re.compile(rb"^<\|endoftext\|>[ \t]*\r?(?:\n|\Z)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A part of a file: bytes start..stop of lines, or row group number `start` of a parquet file.
+    """A part of a file: bytes start..stop of a text file, or row group number `start` of a parquet file.
 
-    documents: that end in it; a text longer than a unit goes on in the next one
-    ends_file: whether it is the file's last
+    documents: number of documents that end in it; a text longer than a unit continues in the next one
+    ends_file: whether it is the last unit of the file
     """
 
     file: InputFile
@@ -35,23 +35,24 @@ class Unit:
 
 @dataclass(frozen=True)
 class Scanned:
-    """What one pass over a file told."""
+    """The result of one pass over a file: its checksum and its units."""
 
     sha256: str
     units: tuple[Unit, ...]
 
 
 def scan(file: InputFile) -> Scanned:
-    """Checksum a file and cut it into units. DataError if it cannot be read."""
+    """Checksum a file and cut it into units. Raises DataError if it cannot be read."""
     with explained(file):
         return _scan_parquet(file) if file.kind == "parquet" else _scan_lines(file)
 
 
 def read(unit: Unit, text_key: str) -> Iterator[tuple[str, bool]]:
-    """The unit's pieces of text, and whether a document ends with each.
+    """Yield the unit's pieces of text, each with whether a document ends there.
 
-    text_key: the column or JSON key that holds the text. Raises DataError naming file and place for anything that
-    is no document.
+    text_key: column or JSON key that holds the text
+
+    Raises DataError naming file and position of anything that is not a document.
     """
     with explained(unit.file):
         match unit.file.kind:
@@ -66,7 +67,7 @@ def read(unit: Unit, text_key: str) -> Iterator[tuple[str, bool]]:
 
 @contextlib.contextmanager
 def explained(file: InputFile) -> Iterator[None]:
-    """Turn errors of the disk, and of whatever reads a remote file, into DataError with the file's name."""
+    """Turn errors of the disk or of a remote file's reader into DataError with the file's name."""
     try:
         yield
     except DataError:
@@ -78,9 +79,9 @@ def explained(file: InputFile) -> Iterator[None]:
 
 
 def split_text(block: bytes, ends_file: bool) -> list[tuple[bytes, bool]]:
-    """Pieces of plain text, and whether a document ends with each.
+    """Split plain text into pieces, each with whether a document ends there.
 
-    A file is one document; lines that say <|endoftext|> make it several.
+    A file is one document, or several if lines <|endoftext|> separate them.
     """
     *closed, rest = SEPARATOR.split(block)
     pieces = [(piece, True) for piece in closed]
@@ -88,7 +89,7 @@ def split_text(block: bytes, ends_file: bool) -> list[tuple[bytes, bool]]:
 
 
 def open_input(file: InputFile) -> BinaryIO:
-    """The file, local or remote."""
+    """Open the file, local or remote."""
     if "://" not in file.location:
         return open(file.location, "rb")
     import fsspec

@@ -1,4 +1,4 @@
-"""Encodes units of documents, in parallel over processes, each result in a file of its own."""
+"""Encoding units of documents in parallel processes, each result in a separate file."""
 
 import functools
 import multiprocessing
@@ -16,7 +16,7 @@ from gpt2.documents import Unit, read
 from gpt2.token_files import DTYPE, SPLITS
 from gpt2.tokenizer import Tokenizer, load_tokenizer
 
-AHEAD = 4  # units for each process that may be encoded and not yet collected
+AHEAD = 4  # encoded units per process that may wait to be collected
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -26,9 +26,10 @@ Result = TypeVar("Result")
 class Job:
     """A unit to encode.
 
-    validation: the documents of the unit, counted in it from 0, that belong to the validation split
-    vocabulary: identifies the content of the tokenizer's vocabulary file, "" if it has none
-    part:       where the tokens go: <part>.train and <part>.val
+    validation: numbers within the unit, from 0, of the documents that belong to the validation split
+    vocabulary: checksum of the tokenizer's vocabulary file, "" if it has none
+    folder:     folder of that file
+    part:       the tokens are written to <part>.train and <part>.val
     """
 
     unit: Unit
@@ -41,7 +42,7 @@ class Job:
 
 
 def encode(job: Job) -> dict[str, int]:
-    """Write the unit's tokens, each document followed by end-of-text; returns the documents of each split."""
+    """Write the unit's tokens, end-of-text after each document; return the number of documents of each split."""
     tokenizer = _tokenizer(job.tokenizer, job.folder, job.vocabulary)
     end = np.array([tokenizer.end_of_text], DTYPE)
     validation, document = set(job.validation), 0
@@ -62,15 +63,15 @@ def encode(job: Job) -> dict[str, int]:
 
 
 def parallel_map(function: Callable[[Item], Result], items: Iterable[Item], processes: int) -> Iterator[Result]:
-    """function(item) for each item, in order, computed ahead in so many processes; in this one if there is one.
+    """Yield function(item) for each item, in order, computed ahead by `processes`; 1 works in this process.
 
-    At most AHEAD results for each process wait to be collected, however many items there are.
+    At most AHEAD results per process wait to be collected, for any number of items.
     """
     if processes == 1:
         yield from map(function, items)
         return
-    context = multiprocessing.get_context("forkserver")  # forked from a small server, whatever threads run here
-    # What every process needs, and what the command that started them imports again in each, is loaded once.
+    context = multiprocessing.get_context("forkserver")  # forked from a small server, which has no threads
+    # The server loads once what every process needs or would import again for its main module.
     context.set_forkserver_preload(["gpt2.encode", "common.cli", "gpt2.token_writer"])
     with ProcessPoolExecutor(processes, context) as pool:
         waiting: deque[Future[Result]] = deque()

@@ -12,11 +12,11 @@ INIT_STD = 0.02
 
 @dataclass(frozen=True)
 class Shape:
-    """Size of a GPT-2.
+    """The dimensions of a GPT-2.
 
     vocabulary: rows of the embedding, at least the tokenizer's size (a multiple of 64 is faster on GPUs)
     context:    longest sequence, in tokens
-    bias:       of linear layers and LayerNorms; OpenAI's models have them, the paper's does not
+    bias:       whether linear layers and LayerNorms have biases; OpenAI's models have them, the paper's does not
     """
 
     layers: int
@@ -38,7 +38,7 @@ class Attention(nn.Module):
         self.project = nn.Linear(shape.width, shape.width, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, C]."""
+        """Map x [B, T, C] to [B, T, C]."""
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # [B, heads, T, C / heads]
             for part in self.qkv(x).chunk(3, dim=-1)
@@ -59,7 +59,7 @@ class FeedForward(nn.Module):
         self.project = nn.Linear(4 * shape.width, shape.width, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, C]."""
+        """Map x [B, T, C] to [B, T, C]."""
         hidden = F.gelu(self.expand(x), approximate="tanh")  # [B, T, 4 C]
         return F.dropout(self.project(hidden), self.dropout, self.training)
 
@@ -75,15 +75,15 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, T, C]."""
+        """Map x [B, T, C] to [B, T, C]."""
         x = x + self.attention(self.norm1(x))
         return x + self.feed_forward(self.norm2(x))
 
 
 class GPT2(nn.Module):
-    """The language model: tokens to logits, or to the loss.
+    """The language model, from tokens to logits or to the loss.
 
-    The output layer is the token embedding transposed: one parameter, initialised, decayed and mixed once.
+    The output layer is the transposed token embedding: one parameter, which is initialised, decayed and mixed once.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -96,10 +96,10 @@ class GPT2(nn.Module):
         self._initialise()
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """tokens [B, T] int64, T <= context -> logits [B, T, vocabulary].
+        """Map tokens [B, T] int64, T <= context, to logits [B, T, vocabulary].
 
-        With targets [B, T] int64: their mean cross-entropy in nats, a scalar; in one graph, so that torch.compile
-        fuses the loss too.
+        With targets [B, T] int64, return their mean cross-entropy in nats, a scalar, instead; model and loss are one
+        graph, so that torch.compile fuses the loss too. Raises ValueError if T > context.
         """
         length = tokens.shape[1]
         if length > self.shape.context:
@@ -114,7 +114,7 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def _initialise(self) -> None:
-        """GPT-2's: normal with std 0.02, smaller by sqrt(2 layers) where a residual branch ends; biases 0."""
+        """Initialise as GPT-2: normal, std 0.02, divided by sqrt(2 layers) where a residual branch ends; biases 0."""
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=INIT_STD)
@@ -126,16 +126,16 @@ class GPT2(nn.Module):
 
 
 def parameter_count(shape: Shape) -> int:
-    """All parameters of the model, the tied embedding once."""
+    """Count the parameters of the model, the tied embedding once."""
     with torch.device("meta"):
         return sum(p.numel() for p in GPT2(shape).parameters())
 
 
 def flops_per_token(shape: Shape) -> float:
-    """Floating point operations of forward and backward for a token of a full context.
+    """Return the floating point operations of forward and backward for one token of a full context.
 
     6 N + 12 layers width context (PaLM, arXiv 2204.02311, appendix B): 6 for each parameter in a matrix product (all
-    but the position table), and the attention's two products with no credit for the causal mask.
+    but the position table), and the two products of attention, counted as if without causal mask.
     """
     multiplied = parameter_count(shape) - shape.context * shape.width
     return 6 * multiplied + 12 * shape.layers * shape.width * shape.context

@@ -1,4 +1,4 @@
-"""Batches read ahead by a thread, in pinned memory, so that a GPU does not wait for the disk."""
+"""Reading batches ahead in a thread, into pinned memory, so that a GPU does not wait for the disk."""
 
 import queue
 import threading
@@ -11,7 +11,7 @@ DEPTH = 3  # batches read ahead
 
 
 def prefetch(batches: Iterator[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """The same batches on `device`; read ahead and copied asynchronously if that is a GPU."""
+    """Yield the batches on `device`; if that is a GPU, they are read ahead and copied asynchronously."""
     if device.type == "cpu":
         yield from batches
         return
@@ -20,9 +20,9 @@ def prefetch(batches: Iterator[Tensor], device: torch.device) -> Iterator[Tensor
 
 
 def read_ahead(batches: Iterator[Tensor], depth: int = DEPTH, pin: bool = False) -> Iterator[Tensor]:
-    """The same batches in the same order, up to `depth` of them read before they are asked for.
+    """Yield the batches in order, reading up to `depth` of them ahead in a thread.
 
-    An error in the thread is raised where its batch would have been. Closing the iterator ends the thread.
+    An error in the thread is raised in place of its batch. Closing the iterator ends the thread.
     """
     ready: queue.Queue[Tensor | BaseException | None] = queue.Queue(depth)
     closed = threading.Event()
@@ -42,7 +42,7 @@ def read_ahead(batches: Iterator[Tensor], depth: int = DEPTH, pin: bool = False)
                 if not put(batch.pin_memory() if pin else batch):
                     return
             put(None)
-        except BaseException as error:  # whatever it is, it must not vanish with the thread
+        except BaseException as error:  # any error: none may vanish with the thread
             put(error)
 
     thread = threading.Thread(target=read, name="prefetch", daemon=True)

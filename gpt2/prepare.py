@@ -1,4 +1,4 @@
-"""Turns documents into token files for training.
+"""Turn documents into token files for training.
 
 python -m gpt2.prepare output=data/openwebtext source=openwebtext                     download, then encode
 python -m gpt2.prepare output=data/openwebtext source=openwebtext --streaming         keep no copy of the documents
@@ -7,7 +7,7 @@ python -m gpt2.prepare output=data/stdlib source=python_stdlib tokenizer=bpe_102
 
 Documents are split as `datasets.Dataset.train_test_split(fraction, seed=seed, shuffle=True)` splits them, so that
 OpenWebText gives the same two sets as public preparations; their order in the files is that of the source.
-Interrupt it at any time: the same command goes on where it was.
+It can be interrupted at any time: the same command continues where it was.
 """
 
 import bisect
@@ -38,8 +38,8 @@ from gpt2.token_writer import TokenWriter, unigram_entropy
 from gpt2.tokenizer import VOCABULARY, Tokenizer, load_tokenizer, train_bpe, trained_size
 
 INPUTS = "inputs.sha256"  # in sha256sum's format
-BPE_CHARACTERS = 32_000_000  # of training documents, at most, that a BPE is trained from
-# What public preparations of OpenWebText get (GPT-2's encoding, 0.0005 for validation, seed 2357).
+BPE_CHARACTERS = 32_000_000  # at most, of the training documents from which a BPE is trained
+# The result of public preparations of OpenWebText (GPT-2's encoding, 0.0005 for validation, seed 2357).
 PUBLIC_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
 
 
@@ -59,7 +59,10 @@ class PrepareArguments(Arguments):
 
 @dataclass(frozen=True)
 class Corpus:
-    """All units of a source. digest: sha256 of `inputs`, which lists every file's checksum as sha256sum does."""
+    """All units of a source.
+
+    inputs: checksums of all files, in sha256sum's format
+    """
 
     units: tuple[Unit, ...]
     bytes: int
@@ -67,12 +70,12 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """Identifies the documents."""
+        """The sha256 of `inputs`, which identifies the documents."""
         return hashlib.sha256(self.inputs.encode()).hexdigest()
 
     @property
     def first_documents(self) -> list[int]:
-        """The number of the first document of each unit, and in the end the number of all."""
+        """The number of the first document of each unit, followed by the number of all documents."""
         return list(accumulate((unit.documents for unit in self.units), initial=0))
 
     @property
@@ -83,7 +86,7 @@ class Corpus:
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Prepares what the arguments say; exit code 2 for anything that is wrong with them or the documents."""
+    """Prepare the token files; exit code 2 for invalid arguments or documents."""
     arguments = parse(PrepareArguments, argv, "gpt2.prepare", "Turn documents into token files for training.")
     try:
         header = prepare(arguments)
@@ -94,9 +97,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
-    """Make train.bin, val.bin and header.json in the output folder, or find them there; returns the header.
+    """Make train.bin, val.bin and header.json in the output folder unless they exist, and return the header.
 
-    Memory does not grow with the corpus (but by 4 bytes for each document while they are split). Raises DataError.
+    Memory does not grow with the corpus, except for 4 bytes per document while the split is drawn. Raises DataError if
+    the documents cannot be read or the folder holds other data.
     """
     trained_size(arguments.tokenizer)
     processes = arguments.processes or len(os.sched_getaffinity(0))
@@ -131,7 +135,7 @@ def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
                     bar.set_postfix_str(f"{sum(writer.progress.bytes.values()) / 2e6:,.1f}M tokens")
             header = make_header(arguments, corpus, tokenizer, writer)
             write_atomically(folder / INPUTS, corpus.inputs.encode())
-        except BaseException:  # interrupted: the next start goes on from here
+        except BaseException:  # interrupted: the next start continues from here
             writer.save()
             writer.close()
             raise
@@ -143,15 +147,15 @@ def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time prepare a folder; others wait."""
+    """Let one process at a time prepare a folder while others wait."""
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def scan_all(files: list[InputFile], processes: int, quiet: bool) -> Corpus:
-    """Checksum and cut all files, in parallel."""
-    # A process costs more to start than a few files to read.
+    """Checksum all files and cut them into units, in parallel."""
+    # Starting a process takes longer than reading a few files.
     few = sum(file.bytes for file in files) < 64e6
     results = parallel_map(scan, files, 1 if few else processes)
     bar = tqdm(results, total=len(files), unit=" files", disable=True if quiet else None, desc="reading")
@@ -162,7 +166,7 @@ def scan_all(files: list[InputFile], processes: int, quiet: bool) -> Corpus:
 
 
 def validation_documents(documents: int, fraction: float, seed: int) -> list[int]:
-    """The numbers of the documents for validation, sorted: those that `datasets`' train_test_split takes.
+    """Return the numbers of the validation documents, sorted: those that train_test_split of `datasets` draws.
 
     Raises DataError if nothing would be left for training.
     """
@@ -177,7 +181,7 @@ def validation_documents(documents: int, fraction: float, seed: int) -> list[int
 def choose_tokenizer(
     arguments: PrepareArguments, corpus: Corpus, validation: list[int], folder: Path
 ) -> tuple[Tokenizer, str]:
-    """The tokenizer, trained from the training documents if it is to be, and what identifies its vocabulary."""
+    """Return the tokenizer, trained from the training documents if it is a BPE, and its vocabulary's checksum."""
     if trained_size(arguments.tokenizer) is None:
         return load_tokenizer(arguments.tokenizer, folder), ""
     tokenizer = train_bpe(arguments.tokenizer, training_texts(arguments, corpus, validation), folder)
@@ -185,7 +189,7 @@ def choose_tokenizer(
 
 
 def training_texts(arguments: PrepareArguments, corpus: Corpus, validation: list[int]) -> Iterator[str]:
-    """Texts of training documents, from units spread over the whole source, up to BPE_CHARACTERS."""
+    """Yield texts of training documents, from units spread over the whole source, up to BPE_CHARACTERS."""
     share = BPE_CHARACTERS / max(corpus.bytes, 1)
     stride = max(1, math.floor(1 / share))
     forbidden, characters = set(validation), 0
@@ -203,12 +207,12 @@ def training_texts(arguments: PrepareArguments, corpus: Corpus, validation: list
 def make_jobs(
     arguments: PrepareArguments, corpus: Corpus, validation: list[int], vocabulary: str, done: int
 ) -> list[Job]:
-    """The units that are still to encode."""
+    """Return the jobs for all units that are not yet encoded."""
     folder = Path(arguments.output)
     jobs = []
     for index, (unit, first) in enumerate(zip(corpus.units, corpus.first_documents, strict=False)):
         if index >= done:
-            # A text that goes on in the next unit is a document of this one too.
+            # A text that continues in the next unit is a document of this one too.
             low, high = (bisect.bisect_left(validation, n) for n in (first, first + unit.documents + 1))
             chosen = tuple(number - first for number in validation[low:high])
             part = folder / "parts" / f"{index:08d}"
@@ -217,13 +221,13 @@ def make_jobs(
 
 
 def fingerprint(arguments: PrepareArguments, corpus: Corpus, vocabulary: str) -> str:
-    """Identifies what is written: an interrupted preparation goes on only if this is the same."""
+    """Identify the output: an interrupted preparation continues only with the same fingerprint."""
     settings = (arguments.tokenizer, vocabulary, arguments.text_key, arguments.validation_fraction, arguments.seed)
     return hashlib.sha256(repr((FORMAT, corpus.digest, settings)).encode()).hexdigest()
 
 
 def make_header(arguments: PrepareArguments, corpus: Corpus, tokenizer: Tokenizer, writer: TokenWriter) -> Header:
-    """What header.json says of the files just written."""
+    """Make the header of the files just written."""
     progress = writer.progress
     return Header(
         format=FORMAT,
@@ -241,7 +245,7 @@ def make_header(arguments: PrepareArguments, corpus: Corpus, tokenizer: Tokenize
 
 
 def check_same(header: Header, corpus: Corpus, arguments: PrepareArguments) -> Header:
-    """Returns the header of a finished folder; DataError if it was made from something else."""
+    """Return the header of a finished folder. Raises DataError if it was made from other documents or settings."""
     wanted = {
         "tokenizer": (header.encoding, arguments.tokenizer),
         "validation_fraction": (header.split["fraction"], arguments.validation_fraction),
@@ -257,7 +261,7 @@ def check_same(header: Header, corpus: Corpus, arguments: PrepareArguments) -> H
 
 
 def describe(header: Header, folder: Path) -> str:
-    """What was made, in a few lines."""
+    """Summarise the result in a few lines."""
     lines = [
         f"{folder / split}.bin: {header.tokens[split]:,} tokens of {header.documents[split]:,} documents"
         for split in SPLITS

@@ -1,4 +1,4 @@
-"""Writes text with a trained model.
+"""Write text with a trained model.
 
 python -m gpt2.sample run=runs/gpt2/proxy/seed_0
 python -m gpt2.sample run=runs/gpt2/proxy/seed_0 prompt="class Stack:" tokens=300 temperature=0.7 top_k=20 seed=3
@@ -41,7 +41,7 @@ class SampleArguments(Arguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Prints the texts, a line of dashes between two."""
+    """Print the texts, separated by lines of dashes."""
     arguments = parse(SampleArguments, argv, "gpt2.sample", "Write text with a trained model.")
     try:
         model, tokenizer = load(Path(arguments.run), arguments.checkpoint)
@@ -55,10 +55,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def load(run: Path, checkpoint: str) -> tuple[GPT2, Tokenizer]:
-    """A run's mean model, and the tokenizer of its data. Raises ConfigError or DataError."""
+    """Load a run's mean model and the tokenizer of its data. Raises ConfigError or DataError if one is unusable."""
     try:
         config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
-        # Only these two: runs made before some other key existed stay readable.
+        # Only these two keys, so that runs from before some other key existed stay readable.
         shape, folder = Gpt2.model_validate(config["model"]).shape, Path(config["data"]["folder"])
     except (OSError, YAMLError, OmegaConfBaseException, ValidationError, KeyError, TypeError) as error:
         raise ConfigError(f"run={run}: expected the config.yaml of a gpt2 run ({one_line(error)})") from error
@@ -68,10 +68,10 @@ def load(run: Path, checkpoint: str) -> tuple[GPT2, Tokenizer]:
 
 
 def write(model: GPT2, tokenizer: Tokenizer, arguments: SampleArguments) -> Iterator[str]:
-    """Texts, each with the prompt; they end at end-of-text or after `arguments.tokens` tokens."""
+    """Yield texts that begin with the prompt and end at end-of-text or after `arguments.tokens` more tokens."""
     device = model.tokens.weight.device
     generator = torch.Generator(device).manual_seed(arguments.seed)
-    # Every document follows the end of another one.
+    # In training every document follows the end of another one.
     start = [tokenizer.end_of_text, *tokenizer.encode(arguments.prompt).tolist()]
     for _ in range(arguments.samples):
         tokens = torch.tensor([start], device=device)
@@ -85,12 +85,12 @@ def write(model: GPT2, tokenizer: Tokenizer, arguments: SampleArguments) -> Iter
 
 @torch.inference_mode()
 def next_logits(model: GPT2, tokens: Tensor, vocabulary: int) -> Tensor:
-    """Logits of the token after tokens [1, T], [vocabulary]: rows that only pad the embedding are left out."""
+    """Return the logits [vocabulary] of the token after tokens [1, T], without rows that only pad the embedding."""
     return model(tokens[:, -model.shape.context :])[0, -1, :vocabulary].float()
 
 
 def choose(logits: Tensor, arguments: SampleArguments, generator: torch.Generator) -> Tensor:
-    """A token drawn from logits [vocabulary]; a scalar."""
+    """Draw a token, a scalar, from logits [vocabulary]."""
     if arguments.temperature == 0:
         return logits.argmax()
     if arguments.top_k is not None and arguments.top_k < len(logits):

@@ -1,4 +1,4 @@
-"""Where documents come from: files on this machine, the Hugging Face hub, the Python standard library."""
+"""Finding the files of documents: on this machine, on the Hugging Face hub, or in Python's standard library."""
 
 import sysconfig
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 
 from gpt2.token_files import DataError
 
-OPENWEBTEXT = "Skylion007/openwebtext"  # the parquet copy; the script of the first one no longer loads
+OPENWEBTEXT = "Skylion007/openwebtext"  # the copy in parquet; the original loading script no longer works
 STDLIB = "python_stdlib"
 KINDS: dict[str, Literal["parquet", "jsonl", "text"]] = {
     ".parquet": "parquet",
@@ -15,7 +15,7 @@ KINDS: dict[str, Literal["parquet", "jsonl", "text"]] = {
     ".txt": "text",
     ".py": "text",
 }
-# Not the language that people write: tests, tables that are data, what pip installed.
+# Left out: tests, tables of data, and packages that pip installed.
 STDLIB_WITHOUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "dist-packages"}
 
 
@@ -23,9 +23,9 @@ STDLIB_WITHOUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site
 class InputFile:
     """A file of documents.
 
-    name:     in the list of inputs; does not depend on where the files lie
+    name:     name in the list of inputs, independent of the files' location
     location: a path, or a URL that fsspec opens (hf://...)
-    sha256:   if it is known without reading the file
+    sha256:   checksum, if it is known without reading the file
     """
 
     name: str
@@ -36,9 +36,13 @@ class InputFile:
 
 
 def find_inputs(source: str, revision: str = "main", streaming: bool = False) -> list[InputFile]:
-    """The files of a source, sorted by name: python_stdlib, openwebtext, hub:OWNER/NAME, or a file, folder or glob.
+    """List the files of a source, sorted by name.
 
-    revision, streaming: of the hub; with streaming nothing is kept on disk. Raises DataError if there are none.
+    source:    python_stdlib, openwebtext, hub:OWNER/NAME, or a file, folder or glob
+    revision:  on the hub
+    streaming: read the hub's files over the network and keep nothing on disk
+
+    Raises DataError if there are none.
     """
     if source == STDLIB:
         return stdlib_files(Path(sysconfig.get_paths()["stdlib"]))
@@ -49,7 +53,7 @@ def find_inputs(source: str, revision: str = "main", streaming: bool = False) ->
 
 
 def stdlib_files(folder: Path) -> list[InputFile]:
-    """The Python standard library's sources."""
+    """List the sources of Python's standard library."""
     paths = [path.relative_to(folder) for path in folder.rglob("*.py")]
     kept = sorted(path for path in paths if STDLIB_WITHOUT.isdisjoint(path.parts))
     if not kept:
@@ -58,7 +62,7 @@ def stdlib_files(folder: Path) -> list[InputFile]:
 
 
 def local_files(source: str) -> list[InputFile]:
-    """Files of a known kind: one, all in a folder and below, or all that a glob gives."""
+    """List files of a known kind: a single one, all below a folder, or all that match a glob."""
     path = Path(source)
     if path.is_file():
         if path.suffix not in KINDS:
@@ -80,7 +84,7 @@ def local_files(source: str) -> list[InputFile]:
 
 
 def hub_files(repository: str, revision: str, streaming: bool) -> list[InputFile]:
-    """The parquet files of a data set on the hub, at the commit that `revision` means now."""
+    """List the parquet files of a data set on the hub, at the commit to which `revision` points now."""
     from huggingface_hub import HfApi, snapshot_download
 
     source = f"{repository} at revision={revision}"
@@ -93,7 +97,7 @@ def hub_files(repository: str, revision: str, streaming: bool) -> list[InputFile
             folder = snapshot_download(
                 repository, repo_type="dataset", revision=commit, allow_patterns=[f.path for f in files]
             )
-    except Exception as error:  # the hub's own errors, and those of the HTTP client that its library happens to use
+    except Exception as error:  # the hub's errors, and those of whichever HTTP client its library uses
         raise DataError(
             f"{source} cannot be reached on the hub ({one_line(error)}); where there is no network give the "
             "folder that holds the parquet files: source=FOLDER"
@@ -109,7 +113,7 @@ def hub_files(repository: str, revision: str, streaming: bool) -> list[InputFile
 
 
 def one_line(error: Exception) -> str:
-    """What went wrong, without line breaks, cut to a readable length."""
+    """Return the message of an error on one line, cut to a readable length."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:200] + " ..."
 

@@ -1,4 +1,4 @@
-"""Language modelling: model, data, loss and metrics for the training loop."""
+"""Language modelling as a task for the training loop: model, data, loss and metrics."""
 
 import math
 import os
@@ -24,7 +24,7 @@ EvaluationBatch = tuple[str, Tensor]  # split, windows [B, T + 1]
 
 
 class LanguageModelling(Task):
-    """Predict the next token; evaluated by the mean cross-entropy in nats on windows of both splits."""
+    """Next-token prediction, evaluated by the mean cross-entropy in nats on windows of both splits."""
 
     config_class = Gpt2Config
     sums = ("train_loss", "train_tokens", "val_loss", "val_tokens")
@@ -49,7 +49,7 @@ class LanguageModelling(Task):
             print(self.describe(), file=sys.stderr, flush=True)
 
     def describe(self) -> str:
-        """Size of model and data, and the entropy that a loss is to be compared with."""
+        """Describe the size of model and data, and the unigram entropy to compare the loss with."""
         parameters, header = parameter_count(self._shape), self._header
         embedded = (self._shape.vocabulary + self._shape.context) * self._shape.width
         return (
@@ -60,11 +60,11 @@ class LanguageModelling(Task):
         )
 
     def build_model(self) -> nn.Module:
-        """A fresh GPT-2."""
+        """Build the configured GPT-2."""
         return GPT2(self._shape)
 
     def train_data(self, worker: int, workers: int, batch_size: int, device: torch.device) -> Windows:
-        """Random windows of the training split for rank `worker` of `workers`."""
+        """Return random windows of the training split for rank `worker` of `workers`."""
         return Windows(
             self._tokens["train"],
             self._shape.context,
@@ -80,7 +80,7 @@ class LanguageModelling(Task):
     def evaluation_data(
         self, shard: int, shards: int, batch_size: int, device: torch.device
     ) -> Iterator[EvaluationBatch]:
-        """This shard's windows of both splits, always the same ones."""
+        """Yield this shard's windows of both splits, the same in every evaluation."""
         context, vocabulary, wanted = self._shape.context, self._shape.vocabulary, self._config.data.evaluation_batches
         windows = wanted * self._config.evaluation.batch_size if wanted else None
         for split, tokens in self._tokens.items():
@@ -90,18 +90,18 @@ class LanguageModelling(Task):
                 yield split, batch
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Mean cross-entropy in nats; batch [B, T + 1]."""
+        """Return the mean cross-entropy in nats; batch [B, T + 1]."""
         return model(batch[:, :-1], batch[:, 1:])
 
     def evaluate(self, model: nn.Module, batch: EvaluationBatch) -> dict[str, Tensor]:
-        """Sums of the cross-entropy and numbers of tokens, of the split that the batch belongs to."""
+        """Return the sum of the cross-entropy and the number of tokens, for the split of the batch."""
         split, windows = batch
         count = torch.tensor(windows[:, 1:].numel(), device=windows.device)
         values = dict.fromkeys(self.sums, torch.zeros((), device=windows.device))
         return values | {f"{split}_loss": self.loss(model, windows) * count, f"{split}_tokens": count}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Loss per token of either split ("loss" is the validation's), perplexity, and the corpus's entropy."""
+        """Return the loss per token of both splits ("loss" is the validation's), perplexity and unigram entropy."""
         loss = sums["val_loss"] / sums["val_tokens"]
         return {
             "loss": loss,
@@ -111,7 +111,7 @@ class LanguageModelling(Task):
         }
 
     def throughput(self, samples_per_s: float) -> dict[str, float]:
-        """Tokens per second of all workers, and the model FLOPs utilisation where the device's peak is known."""
+        """Return tokens per second of all workers and, where the peak is known, the model FLOPs utilisation."""
         tokens_per_s = samples_per_s * self._shape.context
         on_gpu = self._config.training.device != "cpu" and torch.cuda.is_available()
         peak = self._config.peak_tflops or (known_peak_tflops(torch.cuda.get_device_name()) if on_gpu else None)
@@ -123,7 +123,10 @@ class LanguageModelling(Task):
 
 
 def ensure_data(data: TokenFolder | PythonStdlib) -> Header:
-    """The header of the prepared data; the embedded corpus is prepared now if it is not there. Raises DataError."""
+    """Return the header of the prepared data, preparing the embedded corpus if it is missing.
+
+    Raises DataError if the data is missing, damaged or made with other settings.
+    """
     folder = Path(data.folder)
     if isinstance(data, PythonStdlib):
         wanted = {
@@ -131,7 +134,7 @@ def ensure_data(data: TokenFolder | PythonStdlib) -> Header:
             "source": STDLIB,
             "tokenizer": data.tokenizer,
             "validation_fraction": data.validation_fraction,
-            "processes": 1,  # a task may run in a process that must not have children, and it takes seconds
+            "processes": 1,  # a task may run in a process that must not have children; it takes only seconds
         }
         if not (folder / HEADER).exists():
             return prepare(PrepareArguments.model_validate(wanted), quiet=True)

@@ -1,8 +1,8 @@
-"""Model FLOPs utilisation: useful arithmetic over what the hardware could do."""
+"""Model FLOPs utilisation: useful arithmetic as a share of the hardware's peak."""
 
 import re
 
-# Dense 16-bit tensor-core peak in TFLOP/s, from the maker's data sheets; the first that the device's name holds counts.
+# Dense 16-bit tensor-core peak in TFLOP/s, from NVIDIA's data sheets; the first key in the device's name counts.
 PEAK_TFLOPS = {
     "H200": 989.0,
     "H100 PCIe": 756.0,
@@ -15,10 +15,10 @@ PEAK_TFLOPS = {
 
 
 def known_peak_tflops(device_name: str) -> float | None:
-    """Peak of a GPU by its name; None if it is not in the table."""
+    """Return the peak of a GPU by its name, or None if it is not in the table."""
     return next((peak for name, peak in PEAK_TFLOPS.items() if re.search(rf"\b{name}\b", device_name)), None)
 
 
 def utilisation(tokens_per_s: float, flops_per_token: float, peak_tflops: float, devices: int) -> float:
-    """Share of the devices' peak, 0 to 1, that the model's own forward and backward take (no recomputation)."""
+    """Return the share of the devices' peak, 0 to 1, that forward and backward use, recomputation not counted."""
     return tokens_per_s * flops_per_token / (peak_tflops * 1e12 * devices)

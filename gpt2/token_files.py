@@ -1,6 +1,6 @@
-"""The prepared corpus on disk: train.bin and val.bin, token ids as little-endian uint16, and header.json.
+"""Reading the prepared corpus: train.bin and val.bin, token ids as little-endian uint16, and header.json.
 
-header.json is written last and atomically: a folder with it is complete.
+header.json is written last and atomically, so a folder that has it is complete.
 """
 
 import json
@@ -19,23 +19,23 @@ SPLITS = ("train", "val")
 
 
 class DataError(ValueError):
-    """Prepared data that is missing, damaged or does not fit; the message names the file and what is expected."""
+    """Raised for data that is missing, damaged or unsuitable; the message names the file and what is expected."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """What header.json holds.
+    """The content of header.json.
 
     encoding:         name of the tokenizer (gpt2.tokenizer)
     vocabulary_size:  number of its tokens, end-of-text included
     end_of_text:      the token that ends every document
-    largest_token:    that occurs in the files
+    largest_token:    largest token in the files
     tokens:           {split: number of tokens}
     documents:        {split: number of documents}
     unigram_entropy:  of all tokens of both splits, in nats: the loss of the best model that ignores context
-    source:           where the documents came from, as given to prepare
-    split:            {"fraction": of the documents for validation, "seed": ...}
-    inputs:           {"files": number, "bytes": ..., "sha256": of inputs.sha256, which lists them all}
+    source:           source of the documents, as given to gpt2.prepare
+    split:            {"fraction": share of the documents used for validation, "seed": ...}
+    inputs:           {"files": number, "bytes": ..., "sha256": checksum of inputs.sha256, which lists all files}
     """
 
     format: int
@@ -51,12 +51,12 @@ class Header:
     inputs: dict[str, Any]
 
     def to_json(self) -> str:
-        """The content of header.json."""
+        """Return the header as text for header.json."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
 def read_header(folder: Path) -> Header:
-    """The header of a prepared folder; DataError if there is none that can be used."""
+    """Read the header of a prepared folder. Raises DataError if it is missing or unusable."""
     file = folder / HEADER
     if not file.exists():
         started = " (a preparation was begun there: run the same command again)" if any(folder.glob("*.bin*")) else ""
@@ -71,7 +71,7 @@ def read_header(folder: Path) -> Header:
 
 
 def open_tokens(folder: Path, header: Header, split: str) -> NDArray[np.uint16]:
-    """Map train.bin or val.bin [tokens] into memory; nothing is read. DataError if it is not what the header says."""
+    """Memory-map train.bin or val.bin, [tokens]. Raises DataError if its size differs from the header's."""
     file = folder / f"{split}.bin"
     try:
         size = file.stat().st_size
@@ -89,7 +89,7 @@ def open_tokens(folder: Path, header: Header, split: str) -> NDArray[np.uint16]:
 
 
 def check_fits(folder: Path, header: Header, split: str, context: int, vocabulary: int) -> None:
-    """DataError unless a window of context + 1 tokens fits into the split, and every token into the vocabulary."""
+    """Raise DataError unless the split has context + 1 tokens and every token is within the vocabulary."""
     if header.tokens[split] < context + 1:
         raise DataError(
             f"{folder / split}.bin: {header.tokens[split]} tokens, expected at least {context + 1} "

@@ -1,4 +1,4 @@
-"""Writes train.bin and val.bin so that an interrupted preparation goes on where it was, and a finished one is whole."""
+"""Writing train.bin and val.bin so that an interrupted preparation can continue and a finished one is complete."""
 
 import json
 import os
@@ -20,7 +20,13 @@ CHUNK = 1 << 20  # tokens, or bytes, handled at a time
 
 @dataclass
 class Progress:
-    """How far a preparation is. fingerprint: of inputs and settings; units, documents: written; bytes: of the files."""
+    """How far a preparation has come.
+
+    fingerprint: identifies inputs and settings
+    units:       units written
+    documents:   {split: documents written}
+    bytes:       {split: size of the file}
+    """
 
     fingerprint: str
     units: int
@@ -29,10 +35,10 @@ class Progress:
 
 
 class TokenWriter:
-    """Appends encoded units to train.bin.partial and val.bin.partial.
+    """Writer that appends encoded units to train.bin.partial and val.bin.partial.
 
-    Goes on from what the folder holds if it was begun with the same fingerprint, else begins anew. `counts` [65536]
-    says how often each token occurs.
+    It continues what the folder holds if that was begun with the same fingerprint, and otherwise starts again. `counts`
+    [65536] is the number of occurrences of each token.
     """
 
     def __init__(self, folder: Path, fingerprint: str) -> None:
@@ -46,7 +52,7 @@ class TokenWriter:
             self.progress = begin(fingerprint)
         self._files = {split: self._partial(split).open("ab") for split in SPLITS}
         for split, file in self._files.items():
-            file.truncate(self.progress.bytes[split])  # what came after the last save
+            file.truncate(self.progress.bytes[split])  # what was written after the last save
             file.seek(0, os.SEEK_END)
         self.counts = np.zeros(LARGEST_VOCABULARY, np.int64)
         for split in SPLITS:
@@ -54,7 +60,7 @@ class TokenWriter:
         self._saved = time.monotonic()
 
     def append(self, part: Path, documents: dict[str, int]) -> None:
-        """Take over the files of the next unit, with so many documents."""
+        """Append the files of the next unit, with their number of documents, and remove them."""
         for split, file in self._files.items():
             source = part.with_suffix(f".{split}")
             self.counts += count_tokens(source)
@@ -68,13 +74,13 @@ class TokenWriter:
             self.save()
 
     def save(self) -> None:
-        """Make sure that a later start goes on from here."""
+        """Save the progress, so that a later start continues from here."""
         self._sync()
         write_atomically(self._folder / PROGRESS, json.dumps(asdict(self.progress)).encode())
         self._saved = time.monotonic()
 
     def finish(self, header: Header) -> None:
-        """Give the files their names, then write the header: from that moment the data is there."""
+        """Give the files their final names, then write the header, which completes the data."""
         self.save()
         self.close()
         for split in SPLITS:
@@ -107,12 +113,12 @@ class TokenWriter:
 
 
 def begin(fingerprint: str) -> Progress:
-    """Nothing is written yet."""
+    """Return the progress before anything is written."""
     return Progress(fingerprint, 0, dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0))
 
 
 def count_tokens(file: Path) -> NDArray[np.int64]:
-    """How often each token occurs in a file, [65536], in bounded memory."""
+    """Count the occurrences of each token in a file, [65536], in bounded memory."""
     counts = np.zeros(LARGEST_VOCABULARY, np.int64)
     with file.open("rb") as stream:
         while len(tokens := np.fromfile(stream, DTYPE, CHUNK)):
@@ -121,6 +127,6 @@ def count_tokens(file: Path) -> NDArray[np.int64]:
 
 
 def unigram_entropy(counts: NDArray[np.int64]) -> float:
-    """Entropy in nats of tokens that occur so often: the loss of the best model that ignores context."""
+    """Return the entropy in nats of tokens with these counts: the loss of the best model that ignores context."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())

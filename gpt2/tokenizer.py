@@ -1,8 +1,8 @@
-"""Tokenizers: GPT-2's own, bytes, and a small BPE trained from the corpus. All end a document with one extra token.
+"""Tokenizers: GPT-2's own, bytes, and a small BPE trained from the corpus; each has an end-of-text token.
 
 gpt2      tiktoken's GPT-2 encoding, 50,257 tokens; its two vocabulary files are downloaded once
-bytes     256 bytes and end-of-text; needs nothing
-bpe_N     byte-level BPE with N tokens in all, trained from the training documents; needs no network
+bytes     256 bytes and end-of-text; nothing to download
+bpe_N     byte-level BPE with N tokens in all, trained from the training documents; nothing to download
 """
 
 import base64
@@ -22,74 +22,74 @@ from tiktoken.load import load_tiktoken_bpe
 from gpt2.token_files import LARGEST_VOCABULARY, DataError
 
 END_OF_TEXT = "<|endoftext|>"
-VOCABULARY = "vocabulary.tiktoken"  # of a trained BPE, beside train.bin: lines "base64(token) rank"
+VOCABULARY = "vocabulary.tiktoken"  # of a trained BPE, beside train.bin; lines "base64(token) rank"
 GPT2_FILES = (  # as in tiktoken_ext.openai_public.gpt2
     "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe",
     "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json",
 )
-# How GPT-2 cuts text into words before merging bytes, in tiktoken's faster form of the released pattern.
+# How GPT-2 splits text into words before merging bytes, in tiktoken's faster form of the released pattern.
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. end_of_text is the largest id; `encode` never returns it."""
+    """Conversion between text and token ids. `end_of_text` is the largest id; `encode` never returns it."""
 
     name: str
     vocabulary_size: int
     end_of_text: int
 
     def encode(self, text: str) -> NDArray[np.uint16]:
-        """Ids of the text, [tokens]; "<|endoftext|>" in the text is ordinary text."""
+        """Return the ids of the text, [tokens]; "<|endoftext|>" in the text is ordinary text."""
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of ids; bytes that are no UTF-8 become U+FFFD."""
+        """Return the text of ids; bytes that are not UTF-8 become U+FFFD."""
 
 
 class Bytes:
-    """UTF-8 bytes as tokens."""
+    """A tokenizer with UTF-8 bytes as tokens."""
 
     name = "bytes"
     vocabulary_size = 257
     end_of_text = 256
 
     def encode(self, text: str) -> NDArray[np.uint16]:
-        """Ids of the text, [bytes]."""
+        """Return the ids of the text, [bytes]."""
         return np.frombuffer(repaired(text).encode(), np.uint8).astype(np.uint16)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
         pieces = (END_OF_TEXT.encode() if token == self.end_of_text else bytes([token]) for token in tokens)
         return b"".join(pieces).decode(errors="replace")
 
 
 class Tiktoken:
-    """An encoding of tiktoken whose end-of-text is its last token."""
+    """A tokenizer from a tiktoken encoding whose last token is end-of-text."""
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.name, self._encoding = encoding.name, encoding
         self.vocabulary_size, self.end_of_text = encoding.n_vocab, encoding.eot_token
 
     def encode(self, text: str) -> NDArray[np.uint16]:
-        """Ids of the text, [tokens]."""
+        """Return the ids of the text, [tokens]."""
         try:
-            # Into a buffer: the lists of `encode_ordinary` cost more than a tenth of the time.
+            # Into an array: the lists of `encode_ordinary` would cost more than a tenth of the time.
             tokens = self._encoding.encode_to_numpy(text, disallowed_special=())
         except UnicodeEncodeError:
             tokens = self._encoding.encode_to_numpy(repaired(text), disallowed_special=())
         return tokens.astype(np.uint16)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text of ids."""
+        """Return the text of ids."""
         return self._encoding.decode(list(tokens))
 
 
 def repaired(text: str) -> str:
-    """The text without lone surrogates, as tiktoken does it."""
+    """Replace lone surrogates as tiktoken does."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def trained_size(name: str) -> int | None:
-    """N of "bpe_N"; None for the others. DataError for a name that is no tokenizer's."""
+    """Return N of "bpe_N", or None for the other tokenizers. Raises DataError for an unknown name."""
     if name in ("gpt2", "bytes"):
         return None
     size = re.fullmatch(r"bpe_(\d+)", name)
@@ -103,9 +103,9 @@ def trained_size(name: str) -> int | None:
 
 
 def load_tokenizer(name: str, folder: Path) -> Tokenizer:
-    """The tokenizer of a prepared folder, which holds the vocabulary of a trained one.
+    """Load a tokenizer; the vocabulary of a trained one is in the prepared folder.
 
-    Raises DataError if the name is none, or the vocabulary is missing or cannot be downloaded.
+    Raises DataError if the name is unknown, or the vocabulary is missing or cannot be downloaded.
     """
     size = trained_size(name)
     if name == "bytes":
@@ -123,7 +123,7 @@ def load_tokenizer(name: str, folder: Path) -> Tokenizer:
 
 
 def load_gpt2() -> Tokenizer:
-    """tiktoken's GPT-2 encoding; DataError that says where to put its files if they cannot be downloaded."""
+    """Load tiktoken's GPT-2 encoding. Raises DataError saying where to put its files if the download fails."""
     try:
         return Tiktoken(tiktoken.get_encoding("gpt2"))
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; ValueError: a damaged download
@@ -136,7 +136,7 @@ def load_gpt2() -> Tokenizer:
 
 
 def gpt2_cache() -> Path:
-    """Where tiktoken looks for downloaded files."""
+    """Return the folder in which tiktoken caches downloads."""
     for name in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
         if os.environ.get(name):
             return Path(os.environ[name])
@@ -146,7 +146,7 @@ def gpt2_cache() -> Path:
 def train_bpe(name: str, texts: Iterable[str], folder: Path) -> Tokenizer:
     """Train a byte-level BPE named bpe_N from texts, and save its vocabulary in `folder`.
 
-    Raises DataError if the texts do not have so many different tokens.
+    Raises DataError if the texts do not yield N different tokens.
     """
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
@@ -171,19 +171,19 @@ def train_bpe(name: str, texts: Iterable[str], folder: Path) -> Tokenizer:
 
 
 def from_ranks(name: str, ranks: Mapping[bytes, int]) -> Tokenizer:
-    """A tokenizer with these tokens, and end-of-text after them."""
+    """Make a tokenizer with these tokens, followed by end-of-text."""
     return Tiktoken(
         tiktoken.Encoding(name, pat_str=WORDS, mergeable_ranks=dict(ranks), special_tokens={END_OF_TEXT: len(ranks)})
     )
 
 
 def as_bytes(token: str) -> bytes:
-    """The bytes that a token of a byte-level BPE stands for: every byte is written as a printable character."""
+    """Return the bytes of a token of a byte-level BPE, in which each byte is written as a printable character."""
     return bytes(BYTE_OF[character] for character in token)
 
 
 def byte_of_character() -> dict[str, int]:
-    """GPT-2's table: printable Latin-1 characters stand for themselves, the others for 256, 257, ..."""
+    """Make GPT-2's table: printable Latin-1 characters are bytes as such, characters 256, 257, ... the other bytes."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

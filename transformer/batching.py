@@ -1,6 +1,6 @@
-"""Sentences of similar length share a batch; a batch holds at most so many source tokens and so many target tokens.
+"""Batches of sentences of similar length, limited by their numbers of source and target tokens.
 
-Everything here works on lengths alone, in tokens with EOS, and is the same on every rank.
+Everything here depends on lengths alone, in tokens with EOS, and is the same on every rank.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Batches:
-    """Batch k holds sentences order[starts[k]:starts[k + 1]]; starts has one entry more than there are batches."""
+    """A division into batches: batch k holds sentences order[starts[k]:starts[k + 1]]."""
 
     order: Integers
     starts: Integers
@@ -22,21 +22,21 @@ class Batches:
         return len(self.starts) - 1
 
     def __getitem__(self, index: int) -> Integers:
-        """The sentences of batch number `index`."""
+        """Return the sentences of batch `index`."""
         return self.order[self.starts[index] : self.starts[index + 1]]
 
 
 def batch_by_tokens(
     sources: Integers, targets: Integers, budget: int, generator: np.random.Generator | None = None
 ) -> Batches:
-    """Sort sentences by source and target length and cut them into batches, none of them empty.
+    """Sort sentences by source and target length and cut them into non-empty batches.
 
-    No batch has more than `budget` source tokens or `budget` target tokens, padding not counted; a sentence that is
-    longer than that has a batch of its own. With a generator, sentences of equal lengths are shuffled: batches then
-    hold other sentences in each epoch, while their number and sizes stay.
+    No batch has more than `budget` source tokens or `budget` target tokens, padding not counted; a longer sentence is
+    a batch by itself. With a generator, sentences of equal lengths are shuffled, so that batches differ between epochs
+    while their number and sizes stay the same.
     """
     sentences = np.arange(len(sources)) if generator is None else generator.permutation(len(sources))
-    # The last key of lexsort counts first; it is stable, so equal lengths stay in shuffled order.
+    # lexsort sorts by its last key first; it is stable, so equal lengths stay in shuffled order.
     order = sentences[np.lexsort((targets[sentences], sources[sentences]))]
     tokens = [np.concatenate([[0], np.cumsum(lengths[order])]) for lengths in (sources, targets)]
     starts = [0]

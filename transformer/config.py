@@ -1,4 +1,4 @@
-"""The transformer task's configuration: what it adds to common.training.config."""
+"""The configuration keys that the transformer task adds to common.training.config."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
 class Folder(Strict):
     """Binarized parallel text in fairseq's format, made by transformer.prepare or by fairseq-preprocess.
 
-    max_length: training pairs are cut to so many tokens on each side, EOS included; null to leave them whole.
+    max_length: training pairs are cut to this many tokens on each side, EOS included; null leaves them whole
     """
 
     name: Literal["wmt14_en_de", "wmt14_en_fr", "folder"]
@@ -25,8 +25,13 @@ class Folder(Strict):
 class NumberNames(Strict):
     """Names of numbers, made on first use; see transformer.preparation.number_names.
 
-    numbers: they are below this. longest: numbers in a line. held_out: numbers kept for validation, and as many for
-    test. merges: of the joint byte pair encoding.
+    max_length:     as in `Folder`
+    numbers:        all numbers are below this
+    held_out:       numbers kept for validation, and as many again for test
+    longest:        most numbers in a line
+    train_lines:    lines of the training split
+    held_out_lines: lines of the validation split, and of the test split
+    merges:         of the joint byte pair encoding
     """
 
     name: Literal["number_names"]
@@ -53,7 +58,7 @@ Data = Annotated[Folder | NumberNames, Field(discriminator="name")]
 
 
 class Size(Strict):
-    """The model; see transformer.model.Transformer."""
+    """Size of the model; see transformer.model.Transformer."""
 
     name: str
     width: PositiveInt
@@ -74,7 +79,7 @@ class Size(Strict):
 class Decoding(Strict):
     """Beam search; see transformer.search.
 
-    in_training: whether each evaluation of the loop translates the validation set too, and records its BLEU.
+    in_training: whether each evaluation in training also translates the validation set and records its BLEU
     """
 
     beam: PositiveInt
@@ -93,7 +98,7 @@ class TransformerConfig(Config):
 
 
 class TrainedConfig(Strict):
-    """What of a run's config.yaml is needed to use its models; how they were trained does not matter any more."""
+    """The part of a run's config.yaml that its models need; everything about training is ignored."""
 
     model_config = ConfigDict(extra="ignore")
 

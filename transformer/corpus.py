@@ -1,4 +1,4 @@
-"""A data folder: dictionary, binarized splits, and what leads back to text."""
+"""A data folder: its dictionary, its binarized splits, and the conversion between text and tokens."""
 
 import itertools
 from functools import cached_property
@@ -15,15 +15,15 @@ from transformer.preparation.files import read_lines
 from transformer.search import EOS
 from transformer.text import CODES, MosesText, Subwords, join_subwords
 
-UNKNOWN = 3  # fairseq's index of tokens that the dictionary does not have
+UNKNOWN = 3  # fairseq's index of tokens outside the dictionary
 RAW = "raw"  # folder of untouched lines: raw/<split>.<language>
 
 
 class Corpus:
-    """Reads a data folder.
+    """A data folder and its joint dictionary.
 
-    Raises ConfigError if the folder or its dictionary is missing, or if source and target have different ones (the
-    model has one matrix of embeddings).
+    Raises ConfigError if the folder or its dictionary is missing, or if the dictionaries of source and target differ
+    (the model has one embedding matrix).
     """
 
     def __init__(self, data: Folder | NumberNames) -> None:
@@ -53,25 +53,25 @@ class Corpus:
         return len(self._dictionary)
 
     def split(self, name: str, max_length: int | None = None) -> ParallelText:
-        """train, valid or test."""
+        """Open the split `name`: train, valid or test."""
         return ParallelText(self.folder, name, self.source, self.target, max_length)
 
     def encode(self, line: str) -> Tensor:
-        """A raw source line as tokens with EOS."""
+        """Convert a raw source line to tokens with EOS."""
         subwords = self._codes.split(self._source_text.tokenize(line))
         return self._dictionary.encode_line(subwords, add_if_not_exist=False, append_eos=True).long()
 
     def words(self, tokens: Any) -> str:
-        """Target tokens (with or without EOS and padding) as Moses words."""
+        """Convert target tokens, with or without EOS and padding, to Moses words."""
         kept = [int(token) for token in tokens if int(token) not in (PAD, EOS)]
         return join_subwords(" ".join(self._dictionary[token] for token in kept))
 
     def line(self, tokens: Any) -> str:
-        """Target tokens as people write them."""
+        """Convert target tokens to plain text."""
         return self._target_text.detokenize(self.words(tokens))
 
     def references(self, split: str) -> tuple[list[str], bool]:
-        """The target lines of a split, and whether they are raw; a folder without raw lines gives detokenized ones."""
+        """Return the target lines of a split and whether they are raw; without raw lines they are detokenized."""
         text = self.split(split)
         file = self.folder / RAW / f"{split}.{self.target}"
         if file.is_file():

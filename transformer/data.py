@@ -1,4 +1,4 @@
-"""Parallel text from disk to batches on a device."""
+"""Parallel text, from files on disk to batches on a device."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -25,9 +25,12 @@ BATCHES_AHEAD = 2  # assembled while the device computes
 class Batch:
     """Sentence pairs on one device.
 
-    source [B, S] with EOS, source_mask [B, 1, 1, S] or None if no source is padded, target [B, T] with EOS,
-    target_input [B, T] is target one step later, EOS first. sentences: their numbers in the split.
-    mean_target_tokens: of all training batches of an epoch; the training loss is divided by it.
+    source:             [B, S] with EOS
+    source_mask:        [B, 1, 1, S], or None if no source is padded
+    target_input:       [B, T], the target shifted right by one token, beginning with EOS
+    target:             [B, T] with EOS
+    sentences:          the pairs' numbers in the split
+    mean_target_tokens: mean over all training batches of an epoch, by which the training loss is divided
     """
 
     source: Tensor
@@ -39,10 +42,11 @@ class Batch:
 
 
 class ParallelText:
-    """One split: pairs of token sequences with EOS, mapped from disk.
+    """One split: pairs of token sequences with EOS, memory-mapped.
 
-    max_length: pairs are cut to so many tokens on each side, EOS included; None to leave them whole.
-    Raises ConfigError if files are missing, are none of fairseq's, or differ in length, or if there is no pair.
+    max_length: pairs are cut to this many tokens on each side, EOS included; None leaves them whole
+
+    Raises ConfigError if files are missing, not in fairseq's format or of different lengths, or if there is no pair.
     """
 
     def __init__(self, folder: Path, split: str, source: str, target: str, max_length: int | None = None) -> None:
@@ -67,19 +71,19 @@ class ParallelText:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest side of any pair."""
+        """Number of tokens on the longest side of any pair."""
         return int(max(self.source_lengths.max(), self.target_lengths.max()))
 
     def target_tokens(self, sentence: int) -> Tensor:
-        """The target of a pair, with EOS, cut to max_length."""
+        """Return the target of a pair with EOS, cut to max_length."""
         return self._cut(self._sides[1][int(sentence)])
 
     def batch(self, sentences: Integers, device: torch.device, mean_target_tokens: float | None = None) -> Batch:
-        """These pairs, padded on the right."""
+        """Assemble these pairs into a batch, padded on the right."""
         sources, targets = ([self._cut(side[int(i)]) for i in sentences] for side in self._sides)
         source, target = pad(sources), pad(targets)
         target_input = torch.cat([target.new_full((len(target), 1), EOS), target[:, :-1]], dim=1)
-        # Decided here, where it costs nothing: asking a GPU whether there is padding would make the CPU wait for it.
+        # Decided on the CPU: asking a GPU whether there is padding would make the CPU wait for it.
         padded = len({len(sentence) for sentence in sources}) > 1
         tensors = (source, mask_of(source) if padded else None, target_input, target)
         on_device = (_to(tensor, device) for tensor in tensors)
@@ -94,9 +98,9 @@ class ParallelText:
 class TokenBatches:
     """One rank's training batches of about `budget` source and `budget` target tokens each.
 
-    In every epoch all batches are shuffled and dealt to the ranks, drawn from (seed, epoch) alike on all of them;
-    those that do not go round (fewer than there are ranks) wait for another epoch. `mean_target_tokens` is the mean
-    over all batches of an epoch, a constant of the data.
+    In every epoch all batches are shuffled, by (seed, epoch) and so alike on all ranks, and dealt to the ranks; the
+    last few, fewer than there are ranks, are left out of that epoch. `mean_target_tokens` is the mean over all batches
+    of an epoch, a constant of the data.
 
     Raises ConfigError if a sentence is longer than the budget, or if there are fewer batches than ranks.
     """
@@ -119,7 +123,7 @@ class TokenBatches:
             )
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Batches of that epoch from number `start` on."""
+        """Return the batches of this epoch from number `start` on."""
         generator = np.random.default_rng((self._seed, epoch))
         batches = batch_by_tokens(self._text.source_lengths, self._text.target_lengths, self._budget, generator)
         dealt = generator.permutation(len(batches))[self._rank :: self._ranks][start : self.steps_per_epoch]
@@ -129,7 +133,7 @@ class TokenBatches:
 def evaluation_batches(
     text: ParallelText, shard: int, shards: int, budget: int, device: torch.device
 ) -> Iterator[Batch]:
-    """This shard's batches of about `budget` tokens; the shards together hold every pair exactly once."""
+    """Return one shard's batches of about `budget` tokens; every pair is in exactly one shard."""
     batches = batch_by_tokens(text.source_lengths, text.target_lengths, budget)
     return load(text, batches, range(shard, len(batches), shards), device)
 
@@ -141,7 +145,7 @@ def load(
     device: torch.device,
     mean_target_tokens: float | None = None,
 ) -> Iterator[Batch]:
-    """The chosen batches, assembled ahead in a thread if a GPU computes meanwhile."""
+    """Load the chosen batches; for a GPU, a thread assembles them ahead while it computes."""
 
     def one(index: int) -> Batch:
         return text.batch(batches[index], device, mean_target_tokens)
@@ -150,7 +154,7 @@ def load(
 
 
 def ahead(function: Callable[[Item], Loaded], items: Iterable[Item]) -> Iterator[Loaded]:
-    """`map(function, items)`, computed by one thread a few items ahead."""
+    """Do `map(function, items)` in a thread that works a few items ahead."""
     with ThreadPoolExecutor(1) as pool:
         pending: deque[Future[Loaded]] = deque()
         for item in items:
@@ -162,7 +166,7 @@ def ahead(function: Callable[[Item], Loaded], items: Iterable[Item]) -> Iterator
 
 
 def pad(sentences: list[Tensor]) -> Tensor:
-    """Sequences of different lengths as [B, longest], PAD on the right."""
+    """Stack sequences of different lengths to [B, longest], with PAD on the right."""
     return torch.nn.utils.rnn.pad_sequence(sentences, batch_first=True, padding_value=PAD)
 
 

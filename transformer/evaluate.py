@@ -1,4 +1,4 @@
-"""Translates a split with every kept model of a run, scores the translations, and draws the curves.
+"""Translate a split with every kept model of a run, score the translations, and draw the curves.
 
 python -m transformer.evaluate run=runs/transformer/proxy/seed_0 [split=test] [models=all] [average=5]
 """
@@ -63,21 +63,25 @@ class EvaluateArguments(Arguments):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model to evaluate: what it is called, the update that it was made at (None if unknown), its weights' files."""
+    """A model to evaluate.
+
+    step:  the update after which it was saved; None if unknown
+    files: state dicts; more than one are averaged
+    """
 
     name: str
     step: int | None
     files: tuple[Path, ...]
 
     def state(self) -> State:
-        """Its weights: the mean over its files."""
+        """Load its weights, the mean over its files."""
         states = [read_state(file) for file in self.files]
         return states[0] if len(states) == 1 else mean_of(states)
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Writes RUN/evaluation/<split>.{csv,json,png} and the translations; exit code 2 if the run cannot be used."""
+    """Write RUN/evaluation/<split>.{csv,json,png} and the translations; exit code 2 if the run cannot be used."""
     arguments = parse(EvaluateArguments, argv, "transformer.evaluate", "Score the kept models of a run.")
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -89,14 +93,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def evaluate(arguments: EvaluateArguments) -> None:
-    """What main does; ConfigError if something is missing or does not fit."""
+    """Evaluate a run as the arguments say. Raises ConfigError if something is missing or does not match."""
     run = Path(arguments.run)
     config = with_data(read_config(run), arguments.data)
     candidates = list(find(run, arguments.models, arguments.average))
     corpus, device = Corpus(config.data), pick_device(arguments.device)
     text = corpus.split(arguments.split)
     references, raw = corpus.references(arguments.split)
-    # The authors' references are what their vocabulary makes of the lines, cut as training pairs are.
+    # The authors' references are the lines as their vocabulary decodes them, cut like training pairs.
     cut = corpus.split(arguments.split, config.data.max_length)
     paper_references = [corpus.words(cut.target_tokens(i)) for i in range(len(cut))]
     folder = run / "evaluation"
@@ -141,7 +145,7 @@ def evaluate(arguments: EvaluateArguments) -> None:
 
 
 def find(run: Path, models: str, average: int) -> Iterator[Candidate]:
-    """The run's models in the order of their steps, best and last behind them; ConfigError if there are none."""
+    """Yield the run's models by step, then best, last and the average. Raises ConfigError if there are none."""
     folder = run / "checkpoints"
     kept = sorted((folder / "models").glob("step_*.pt"))
     steps = [int(file.stem.removeprefix("step_")) for file in kept]
@@ -167,7 +171,7 @@ def find(run: Path, models: str, average: int) -> Iterator[Candidate]:
 
 @torch.no_grad()
 def losses(translator: Translator, config: TrainedConfig, text: ParallelText) -> dict[str, float]:
-    """Plain and smoothed cross-entropy of a target token of the split."""
+    """Return the plain and the smoothed cross-entropy per target token of the split."""
     sums, tokens = [0.0, 0.0], 0
     for batch in evaluation_batches(text, 0, 1, translator.batch_size, translator.device):
         logits = translator.model(batch.source, batch.target_input, batch.source_mask)
@@ -178,7 +182,7 @@ def losses(translator: Translator, config: TrainedConfig, text: ParallelText) ->
 
 
 def draw(frame: pd.DataFrame, file: Path, run: str, split: str) -> None:
-    """BLEU, METEOR and loss against steps; averages and best.pt as single points."""
+    """Plot BLEU, METEOR and loss against steps, with averages, best.pt and last.pt as single points."""
     from matplotlib.figure import Figure
 
     panels = {"bleu": "sacreBLEU", "meteor": "METEOR (nltk)", "loss": "loss (nats)"}

@@ -1,12 +1,11 @@
-"""fairseq under today's Python: what reads and writes data goes through this module.
+"""fairseq under current versions of Python; everything that reads or writes its data format uses this module.
 
-fairseq 0.12.2 is the last release and is not maintained any more. It is used for its data format (dictionaries and
+fairseq 0.12.2 is the last release and no longer maintained. It is used for its data format (dictionaries and
 memory-mapped `.bin`/`.idx` files), so that data made by `fairseq-preprocess` can be trained on, and by tests that
-compare model, loss and search with it. Training itself runs no code of fairseq.
+compare model, loss and search with it. Training itself runs none of its code.
 
-Importing this module imports fairseq. Python 3.11 refuses mutable dataclass defaults that cannot be hashed, so
-fairseq's dataclasses get a hash on the way. Its own console scripts know nothing of this: use
-`python -m transformer.prepare`.
+Importing this module imports fairseq. Python 3.11 rejects dataclass defaults that cannot be hashed, so fairseq's
+dataclasses are given a hash on import. fairseq's own console scripts lack this fix: use transformer.prepare instead.
 
 Raises FairseqMissing if fairseq is not installed.
 """
@@ -27,13 +26,13 @@ from common.training.config import ConfigError
 INSTALL = "pip install bitarray cffi regex sacrebleu; pip install --no-deps fairseq==0.12.2 (needs a C++ compiler)"
 
 
-class FairseqMissing(ConfigError, ImportError):  # noqa: N818 - a state of the installation
-    """fairseq cannot be imported; the message says why and how to install it."""
+class FairseqMissing(ConfigError, ImportError):  # noqa: N818 - describes the installation
+    """Raised if fairseq cannot be imported; the message says why and how to install it."""
 
 
 @contextlib.contextmanager
 def hashable_dataclasses(package: str) -> Iterator[None]:
-    """Dataclasses that the package defines inside the block can be hashed, and so may be defaults of others."""
+    """Make dataclasses that the package defines inside the block hashable, so that they may be defaults of others."""
     original = dataclasses.dataclass
 
     def dataclass(cls: type | None = None, /, **options: Any) -> Any:
@@ -52,7 +51,7 @@ def hashable_dataclasses(package: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """No messages inside the block, and the root logger as it was afterwards: fairseq sets it up at import."""
+    """Suppress messages inside the block and restore the root logger, which fairseq configures on import."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     logging.disable(logging.WARNING)
@@ -66,7 +65,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_configs() -> Iterator[None]:
-    """Hydra's store as it was before: fairseq's entries there would be taken for schemas of ours (optimizer/adam)."""
+    """Restore Hydra's store: our configuration would take fairseq's entries for its schemas (optimizer/adam)."""
     store = ConfigStore.instance()
     before = copy.deepcopy(store.repo)
     try:
@@ -92,7 +91,7 @@ INDEX_MAGIC = TokenData.Index._HDR_MAGIC
 
 
 def read_dictionary(folder: Path, language: str) -> Any:
-    """dict.<language>.txt of a folder; ConfigError if it is missing or no dictionary."""
+    """Read dict.<language>.txt of a folder. Raises ConfigError if it is missing or not a dictionary."""
     file = folder / f"dict.{language}.txt"
     try:
         return Dictionary.load(str(file))
@@ -101,9 +100,11 @@ def read_dictionary(folder: Path, language: str) -> Any:
 
 
 def read_tokens(folder: Path, split: str, pair: str, language: str) -> Any:
-    """A memory-mapped side of a split: `len`, `.sizes`, and `[i]` for tokens with EOS; ConfigError if it is not there.
+    """Open one side of a split, memory-mapped: `len`, `.sizes`, and `[i]` for tokens with EOS.
 
-    pair: source and target language as in file names, "en-de".
+    pair: source and target language as in file names, "en-de"
+
+    Raises ConfigError if its files are missing or in another format.
     """
     prefix = folder / f"{split}.{pair}.{language}"
     for suffix in (".idx", ".bin"):
@@ -117,16 +118,16 @@ def read_tokens(folder: Path, split: str, pair: str, language: str) -> Any:
 
 
 def check_format(index: Path) -> None:
-    """ValueError if an .idx file is not of the mmap format; fairseq's own reader would also complain on the way out."""
+    """Raise ValueError unless an .idx file has the mmap format; fairseq's reader fails again in its destructor."""
     with index.open("rb") as stream:
         if stream.read(len(INDEX_MAGIC)) != INDEX_MAGIC:
             raise ValueError(f"{index.name} does not begin as one")
 
 
 def binarize(texts: Path, folder: Path, source: str, target: str, jobs: int, dictionary: Path | None = None) -> None:
-    """What `fairseq-preprocess` does with texts/{train,valid,test}.{source,target}: tokens, spaces between.
+    """Run `fairseq-preprocess` on texts/{train,valid,test}.{source,target}, which hold tokens separated by spaces.
 
-    Writes a joint dictionary (or takes the given one) and all splits into `folder`.
+    Writes all splits and a joint dictionary (or the given one) into `folder`.
     """
     arguments = ["--source-lang", source, "--target-lang", target, "--joined-dictionary", "--workers", str(jobs)]
     arguments += ["--destdir", str(folder), "--dataset-impl", "mmap"]
@@ -135,7 +136,7 @@ def binarize(texts: Path, folder: Path, source: str, target: str, jobs: int, dic
         arguments += [f"--{split}pref", str(texts / split)]
     with quiet():
         _preprocess.main(fairseq.options.get_preprocessing_parser().parse_args(arguments))
-    for handler in list(_preprocess.logger.handlers):  # a log file in the folder, which says nothing
+    for handler in list(_preprocess.logger.handlers):  # a log file in the folder, without content
         _preprocess.logger.removeHandler(handler)
         handler.close()
     (folder / "preprocess.log").unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Cross-entropy over target tokens."""
+"""Label-smoothed cross-entropy over target tokens."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -7,9 +7,9 @@ from transformer.model import PAD
 
 
 def cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    """Sum over the tokens of target [B, T] that are not padding; logits [B, T, V], in nats.
+    """Return the sum in nats over all tokens of target [B, T] but padding; logits [B, T, V].
 
-    smoothing: eps in fairseq's convention, which spreads it over the V - 1 wrong tokens; PyTorch spreads it over all V.
+    smoothing: eps in fairseq's convention, which spreads it over the V - 1 wrong tokens; PyTorch spreads it over all V
     """
     vocabulary = logits.shape[-1]
     return F.cross_entropy(

@@ -1,8 +1,8 @@
-"""The Transformer of Vaswani et al. (2017): post-LN encoder and decoder, one matrix for all embeddings.
+"""The Transformer of Vaswani et al. (2017): post-LN encoder and decoder, all embeddings shared.
 
 Shapes: B sentences, S source tokens, T target tokens, D width, H heads, V vocabulary. Sentences are padded on the
-right with PAD. The decoder needs no mask for that: a causal token sees only tokens before it, and padding comes
-after. The encoder's keys need one only if sentences of different lengths share a batch.
+right with PAD. The decoder needs no padding mask, since causal tokens see only earlier ones and padding comes last. The
+encoder's keys need one only if sentences of different lengths share a batch.
 """
 
 import math
@@ -17,7 +17,7 @@ LONGEST_WAVELENGTH = 10_000
 
 
 class KeysValues(NamedTuple):
-    """What is attended to: keys and values, both [B, H, tokens, D/H]."""
+    """Keys and values of attention, both [B, H, tokens, D/H]."""
 
     keys: Tensor
     values: Tensor
@@ -32,7 +32,7 @@ class Attention(nn.Module):
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, width)
-        # Each of query, key and value gets variance 1/(2D), as in fairseq; a fused matrix alone would get another one.
+        # Query, key and value each get variance 1/(2D), as in fairseq; a fused matrix would get another variance.
         for matrix in (self.query.weight, *self.key_value.weight.chunk(2)):
             nn.init.xavier_uniform_(matrix, gain=2**-0.5)
         nn.init.xavier_uniform_(self.output.weight)
@@ -40,12 +40,12 @@ class Attention(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def project(self, memory: Tensor) -> KeysValues:
-        """Keys and values of memory [B, tokens, D]."""
+        """Compute the keys and values of memory [B, tokens, D]."""
         keys, values = self.key_value(memory).chunk(2, dim=-1)
         return KeysValues(self._split(keys), self._split(values))
 
     def forward(self, x: Tensor, memory: KeysValues, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        """x [B, T, D] looks at memory; mask broadcasts to [B, H, T, tokens], True where a query may look."""
+        """Let x [B, T, D] attend to memory; mask broadcasts to [B, H, T, tokens], True where a query may look."""
         dropout = self.dropout if self.training else 0.0
         heads = F.scaled_dot_product_attention(
             self._split(self.query(x)), memory.keys, memory.values, mask, dropout, is_causal=causal
@@ -53,7 +53,7 @@ class Attention(nn.Module):
         return self.output(heads.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
-        """[B, tokens, D] -> [B, H, tokens, D/H]."""
+        """Split [B, tokens, D] into heads, [B, H, tokens, D/H]."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
@@ -68,19 +68,19 @@ class FeedForward(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., D]."""
+        """Map x [..., D] to [..., D]."""
         return self.output(F.relu(self.hidden(x)))
 
 
 class Residual(nn.Module):
-    """LayerNorm(x + dropout(sublayer's output)): the norm comes after the sum (post-LN)."""
+    """LayerNorm(x + dropout(update)), where update is a sublayer's output: the norm follows the sum (post-LN)."""
 
     def __init__(self, width: int, dropout: float) -> None:
         super().__init__()
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
 
     def forward(self, x: Tensor, update: Tensor) -> Tensor:
-        """x and update [..., D]."""
+        """Add update [..., D] to x [..., D] and normalise."""
         return self.norm(x + self.dropout(update))
 
 
@@ -94,7 +94,7 @@ class EncoderLayer(nn.Module):
         self.residuals = nn.ModuleList(Residual(width, dropout) for _ in range(2))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x [B, S, D]."""
+        """Map x [B, S, D] to [B, S, D]."""
         x = self.residuals[0](x, self.attention(x, self.attention.project(x), mask))
         return self.residuals[1](x, self.feed_forward(x))
 
@@ -110,21 +110,23 @@ class DecoderLayer(nn.Module):
         self.residuals = nn.ModuleList(Residual(width, dropout) for _ in range(3))
 
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
-        """x [B, T, D] and the encoder's memory [B, S, D]."""
+        """Map x [B, T, D], given the encoder's memory [B, S, D], to [B, T, D]."""
         x = self.residuals[0](x, self.attention(x, self.attention.project(x), causal=True))
         return self.look_at_source(x, self.source_attention.project(memory), memory_mask)
 
     def look_at_source(self, x: Tensor, source: KeysValues, source_mask: Tensor | None) -> Tensor:
-        """What comes after self-attention; x [B, T, D]."""
+        """Apply the sublayers after self-attention to x [B, T, D]."""
         x = self.residuals[1](x, self.source_attention(x, source, source_mask))
         return self.residuals[2](x, self.feed_forward(x))
 
 
 class Transformer(nn.Module):
-    """Translates token sequences; `transformer.search` decodes with it.
+    """Encoder and decoder over token sequences; `transformer.search` decodes with it.
 
-    vocabulary: V, of source and target together. width D must be divisible by heads and by 2.
-    dropout acts on embeddings and on each sublayer's output, attention_dropout on attention weights.
+    vocabulary:        V, of source and target together
+    width:             D, divisible by heads and by 2
+    dropout:           of embeddings and of each sublayer's output
+    attention_dropout: of attention weights
     """
 
     def __init__(
@@ -148,43 +150,43 @@ class Transformer(nn.Module):
         self.decoder = nn.ModuleList(DecoderLayer(*layer) for _ in range(decoder_layers))
 
     def forward(self, source: Tensor, target_input: Tensor, source_mask: Tensor | None = None) -> Tensor:
-        """Logits [B, T, V] of the next token after each of target_input [B, T], given source [B, S].
+        """Return logits [B, T, V] of the token after each of target_input [B, T], given source [B, S].
 
-        source_mask: `mask_of(source)`, or None if no source is padded.
+        source_mask: `mask_of(source)`, or None if no source is padded
         """
         return self.decode(target_input, self.encode(source, source_mask), source_mask)
 
     def encode(self, source: Tensor, source_mask: Tensor | None = None) -> Tensor:
-        """source [B, S] -> memory [B, S, D]."""
+        """Encode source [B, S] to memory [B, S, D]."""
         x = self.dropout(self.embed(source))
         for layer in self.encoder:
             x = layer(x, source_mask)
         return x
 
     def decode(self, target_input: Tensor, memory: Tensor, source_mask: Tensor | None = None) -> Tensor:
-        """target_input [B, T] and memory [B, S, D] -> logits [B, T, V]."""
+        """Map target_input [B, T] and memory [B, S, D] to logits [B, T, V]."""
         x = self.dropout(self.embed(target_input))
         for layer in self.decoder:
             x = layer(x, memory, source_mask)
         return self.logits(x)
 
     def embed(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """Scaled embeddings plus positions of tokens [B, T], the first of which is number `first` of its sentence."""
+        """Embed tokens [B, T], scaled, and add positions; the first token has position `first` in its sentence."""
         width = self.embedding.embedding_dim
         return self.embedding(tokens) * math.sqrt(width) + sinusoids(first, tokens.shape[1], width, tokens.device)
 
     def logits(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., V] by the transposed embedding."""
+        """Map x [..., D] to logits [..., V] by the transposed embedding."""
         return F.linear(x, self.embedding.weight)
 
 
 def mask_of(source: Tensor) -> Tensor:
-    """[B, 1, 1, S]: True at real tokens of source [B, S]."""
+    """Return a mask [B, 1, 1, S] that is True at the tokens of source [B, S] that are not padding."""
     return (source != PAD)[:, None, None, :]
 
 
 def sinusoids(first: int, count: int, width: int, device: torch.device) -> Tensor:
-    """Encodings [count, width] of positions first, first + 1, ...
+    """Return the encodings [count, width] of positions first, first + 1, ...
 
     fairseq's convention: sines in the first half, cosines in the second, wavelengths from 2 pi to 10,000 x 2 pi
     inclusive, and the first token of a sentence is position PAD + 1.

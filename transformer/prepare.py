@@ -1,10 +1,10 @@
-"""Makes a data folder: raw parallel text to fairseq's binarized format.
+"""Make a data folder from raw parallel text, in fairseq's binarized format.
 
 python -m transformer.prepare corpus=wmt14_en_de [output=data/wmt14_en_de] [archives=data/archives] [jobs=8]
 python -m transformer.prepare corpus=files texts=FOLDER source=en target=de merges=10000 output=data/mine
 python -m transformer.prepare corpus=number_names_en_de
 
-It can be stopped at any time and called again: what is finished is not done again.
+It can be interrupted at any time and called again, and reuses what is finished.
 """
 
 import os
@@ -48,7 +48,7 @@ class PrepareArguments(Arguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Makes the folder, or says that it is there already; exit code 2 for what the user has to put right."""
+    """Make the folder unless it exists; exit code 2 for errors that the user has to correct."""
     arguments = parse(PrepareArguments, argv, "transformer.prepare", "Make a data folder from raw parallel text.")
     output = Path(arguments.output or f"data/{arguments.corpus}")
     try:
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_embedded(data: NumberNames, jobs: int = 1) -> None:
-    """Make the embedded corpus unless it is there; processes that call this at once wait for the first.
+    """Make the embedded corpus unless it exists; of concurrent processes one works and the others wait.
 
     Raises ConfigError if the folder holds another corpus.
     """
@@ -76,13 +76,13 @@ def make_embedded(data: NumberNames, jobs: int = 1) -> None:
         if is_made(output, description, "data.path"):
             return
         print(f"making {output} (once, about a minute) ...", file=sys.stderr, flush=True)
-        # Nothing is dropped: English needs twice as many subwords as German, which is no fault of a pair.
+        # No pair is dropped: English needs twice as many subwords as German here, so that good pairs are uneven.
         recipe = Recipe(data.source, data.target, data.merges, cleaned=(), chunk=5_000)
         folder.build(output, recipe, description, number_name_pairs(data), jobs)
 
 
 def make_from_files(arguments: PrepareArguments, output: Path) -> None:
-    """Make a data folder from text files that the user has."""
+    """Make a data folder from the user's text files."""
     missing = [name for name in ("texts", "source", "target", "merges") if getattr(arguments, name) is None]
     if missing:
         raise ConfigError(f"corpus=files: {', '.join(missing)} missing; see --help")
@@ -91,7 +91,7 @@ def make_from_files(arguments: PrepareArguments, output: Path) -> None:
     description = {"corpus": "files", "texts": str(texts.resolve()), "source": source, "target": target}
     description |= {"merges": arguments.merges}
     if not is_made(output, description, "output"):
-        for split in SPLITS:  # before any work on them, which would have to be thrown away
+        for split in SPLITS:  # before any work that would be lost
             if not sum(1 for _ in file_pairs(texts, split, source, target)):
                 raise ConfigError(f"texts={texts}: {split}.{source} and {split}.{target} have no lines")
         pairs = {split: file_pairs(texts, split, source, target) for split in SPLITS}
@@ -99,11 +99,11 @@ def make_from_files(arguments: PrepareArguments, output: Path) -> None:
 
 
 def make_wmt14(arguments: PrepareArguments, output: Path) -> None:
-    """Make a WMT14 data folder, downloading the archives that are not there yet."""
+    """Make a WMT14 data folder, downloading the archives that are missing."""
     manifest, archives = read_manifest(), Path(arguments.archives)
     pair = manifest.pairs[arguments.corpus]
     merges = arguments.merges or pair.merges
-    # A slice of the training text is cleaned as that; newstest2013 is not.
+    # A slice of the training text is cleaned like the rest of it; newstest2013 is not.
     cleaned = ("train", "valid") if arguments.validation == "held_out" else ("train",)
     recipe = Recipe(pair.source, pair.target, merges, cleaned=cleaned)
     description = {"corpus": arguments.corpus, "source": pair.source, "target": pair.target, "merges": merges}
@@ -120,7 +120,7 @@ def make_wmt14(arguments: PrepareArguments, output: Path) -> None:
 
 
 def is_made(output: Path, description: dict, key: str) -> bool:
-    """Whether the folder is there and was made like this; ConfigError if it was made in another way."""
+    """Check whether the folder was made already. Raises ConfigError if it was made from another description."""
     if not output.exists():
         return False
     found = folder.describe(output)
@@ -133,7 +133,7 @@ def is_made(output: Path, description: dict, key: str) -> bool:
 
 
 def file_pairs(texts: Path, split: str, source: str, target: str) -> Iterator[Pair]:
-    """The line pairs of two text files; ConfigError if one is missing or they differ in length."""
+    """Yield the line pairs of two text files. Raises ConfigError if one is missing or their lengths differ."""
     sides = [texts / f"{split}.{language}" for language in (source, target)]
     try:
         yield from zip(*(read_lines(side) for side in sides), strict=True)

@@ -1,4 +1,4 @@
-"""Scores of translations: sacreBLEU and chrF, METEOR by nltk, and the BLEU of the paper's own code."""
+"""Scores of translations: sacreBLEU, chrF, METEOR by nltk, and BLEU as the paper's code computes it."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -19,7 +19,7 @@ WORDNET_HELP = (
 
 
 def sacrebleu() -> Any:
-    """The module; ConfigError if it is not installed."""
+    """Import sacrebleu. Raises ConfigError if it is not installed."""
     try:
         import sacrebleu as module
     except ImportError as error:
@@ -28,35 +28,35 @@ def sacrebleu() -> Any:
 
 
 def bleu_sums(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, int]:
-    """What corpus BLEU is made of, as numbers that add up over batches and ranks; detokenized lines."""
+    """Return the counts behind corpus BLEU of detokenized lines, which can be summed over batches and ranks."""
     score = sacrebleu().BLEU().corpus_score(hypotheses, [references])
     return dict(zip(BLEU_SUMS, (*score.counts, *score.totals, score.sys_len, score.ref_len), strict=True))
 
 
 def bleu_of(sums: Mapping[str, float]) -> float:
-    """Corpus BLEU of the added `bleu_sums`, by sacrebleu's own formula; what corpus_bleu gives for all lines."""
+    """Compute corpus BLEU from summed `bleu_sums` by sacrebleu's formula, as corpus_bleu would for all lines."""
     values = [round(sums[name]) for name in BLEU_SUMS]
     counts, totals, lengths = values[:ORDERS], values[ORDERS : 2 * ORDERS], values[2 * ORDERS :]
     return sacrebleu().BLEU.compute_bleu(counts, totals, *lengths, smooth_method="exp").score
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """sacreBLEU of detokenized lines, and its signature."""
+    """Return sacreBLEU of detokenized lines and its signature."""
     metric = sacrebleu().BLEU()
     return metric.corpus_score(hypotheses, [references]).score, str(metric.get_signature())
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
-    """chrF2 of detokenized lines, and its signature."""
+    """Return chrF2 of detokenized lines and its signature."""
     metric = sacrebleu().CHRF()
     return metric.corpus_score(hypotheses, [references]).score, str(metric.get_signature())
 
 
 def paper_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """BLEU in percent as the authors' code computes it: Hugging Face's `evaluate.load("bleu")`.
+    """Return BLEU in percent as the authors' code computes it, by Hugging Face's `evaluate.load("bleu")`.
 
-    Both sides are lines as the vocabulary decodes them (Moses tokens here), references cut to data.max_length; they
-    are split into words by tokenizer 13a, and counts are not smoothed. Not comparable with sacreBLEU.
+    Both sides are lines as the vocabulary decodes them (Moses tokens here), with references cut to data.max_length.
+    Tokenizer 13a splits them into words, and counts are not smoothed. Not comparable with sacreBLEU.
     """
     metric = sacrebleu().BLEU(tokenize="13a", smooth_method="none", force=True)
     return metric.corpus_score(hypotheses, [references]).score
@@ -64,7 +64,7 @@ def paper_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 @cache
 def wordnet_problem() -> str | None:
-    """Why METEOR cannot be computed here, None if it can."""
+    """Return why METEOR cannot be computed on this machine, or None if it can."""
     try:
         from nltk.corpus import wordnet
 
@@ -77,9 +77,9 @@ def wordnet_problem() -> str | None:
 
 
 def meteor(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """Mean over lines of nltk's METEOR, from 0 to 1. It is not METEOR 1.5: stemming and synonyms are English ones.
+    """Return the mean over lines of nltk's METEOR, from 0 to 1; unlike METEOR 1.5, with English stems and synonyms.
 
-    Raises ConfigError if WordNet is not there.
+    Raises ConfigError if WordNet is missing.
     """
     from nltk.tokenize import NLTKWordTokenizer
     from nltk.translate.meteor_score import single_meteor_score

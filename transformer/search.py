@@ -1,17 +1,17 @@
 """Batched beam search with cached keys and values.
 
-The search is fairseq's (`SequenceGenerator`), so that hypotheses are the same token by token:
+The search is fairseq's (`SequenceGenerator`), so that hypotheses agree token by token:
 
-- A hypothesis scores (sum of its tokens' log-probabilities, EOS included) / length ** length_penalty.
-- In each step the 2 x beam best continuations of a sentence are its candidates. Those among the best `beam` that end
-  in EOS are finished hypotheses; the best `beam` of the others go on.
-- A sentence is done as soon as it has `beam` finished hypotheses, and leaves the batch.
-- No hypothesis is longer than its source (EOS included) + extra_length tokens; then EOS is forced.
+- The score of a hypothesis is (sum of its tokens' log-probabilities, EOS included) / length ** length_penalty.
+- In each step the 2 x beam best continuations of a sentence are its candidates. Of the best `beam` candidates, those
+  that end in EOS become finished hypotheses; the best `beam` candidates without EOS are continued.
+- A sentence is done, and leaves the batch, as soon as it has `beam` finished hypotheses.
+- A hypothesis has at most as many tokens as its source (EOS included) + extra_length; then EOS is forced.
 
-One thing differs: fairseq takes the longest source of the batch for that limit, so what it finds may depend on which
+One thing differs: fairseq takes the longest source of the batch for that limit, so its result may depend on which
 sentences share a batch. Here each sentence has its own limit.
 
-Shapes: N sentences that are still open, K hypotheses of each (1 in the first step, then the beam), C = 2 x beam.
+Shapes: N open sentences, K hypotheses of each (1 in the first step, then the beam), C = 2 x beam candidates.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,12 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class Search:
-    """How to search: beam hypotheses at a time, length penalty, tokens that a target may be longer than its source."""
+    """Settings of the search.
+
+    beam:           hypotheses kept per sentence
+    length_penalty: exponent of the length by which a score is divided
+    extra_length:   tokens by which a target may be longer than its source
+    """
 
     beam: int = 4
     length_penalty: float = 0.6
@@ -37,7 +42,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation: its tokens without EOS, and its score."""
+    """A translation: its tokens without EOS and its score."""
 
     tokens: tuple[int, ...]
     score: float
@@ -47,9 +52,9 @@ class Hypothesis:
 def beam_search(
     model: Transformer, source: Tensor, source_mask: Tensor | None = None, search: Search | None = None
 ) -> list[list[Hypothesis]]:
-    """The finished hypotheses of each sentence of source [B, S] (with EOS, padded on the right), best first.
+    """Return the finished hypotheses of each sentence of source [B, S] (with EOS, padded on the right), best first.
 
-    model must be in evaluation mode. Raises ValueError if the vocabulary has too few tokens for the beam.
+    The model must be in evaluation mode. Raises ValueError if the vocabulary is too small for the beam.
     """
     search = search or Search()
     vocabulary = model.embedding.num_embeddings
@@ -70,7 +75,7 @@ def beam_search(
         parents, chosen = flat // vocabulary, flat % vocabulary
         ends = (chosen == EOS) & (totals > NEVER)
         collect(finished, sentences, tokens, totals, parents, ends[:, : search.beam], search)
-        # A stable sort moves candidates that end behind the others, which stay in the order of their scores.
+        # A stable sort moves the finished candidates to the end and keeps the others in the order of their scores.
         alive = ends.byte().argsort(dim=1, stable=True)[:, : search.beam]  # [N, beam]
         open_rows = [row for row, sentence in enumerate(sentences) if len(finished[sentence]) < search.beam]
         if not open_rows:
@@ -82,7 +87,7 @@ def beam_search(
             decoder.keep_sentences(rows)
         else:
             rows = torch.arange(len(sentences), device=source.device)
-        # Numbers of the continued hypotheses among the N x K of this step, [N, beam].
+        # Indices of the continued hypotheses among the N x K of this step, [N, beam].
         continued = rows[:, None] * tokens.shape[1] + parents[rows].gather(1, alive)
         decoder.keep_hypotheses(continued.flatten())
         scores = totals.gather(1, alive)
@@ -91,12 +96,12 @@ def beam_search(
 
 
 def constrain(log_probabilities: Tensor, step: int, limits: Tensor) -> None:
-    """Forbid, in place, padding, an empty hypothesis, and anything but EOS at a sentence's limit; [N, K, V], [N]."""
+    """Forbid padding, empty hypotheses, and all but EOS at a sentence's limit, in place; [N, K, V] and limits [N]."""
     log_probabilities[:, :, PAD] = NEVER
     if step == 0:
         log_probabilities[:, :, EOS] = NEVER
     at_limit = limits == step
-    # Written without asking the device whether any sentence is there, which would make it wait.
+    # No test whether any sentence is at its limit: it would make the CPU wait for the device.
     end = log_probabilities[:, :, EOS].clone()
     log_probabilities.masked_fill_(at_limit[:, None, None], NEVER)
     log_probabilities[:, :, EOS] = end
@@ -111,14 +116,14 @@ def collect(
     ends: Tensor,
     search: Search,
 ) -> None:
-    """Add the candidates that end to the finished hypotheses of their sentences, at most `beam` for each.
+    """Add the finished candidates to the hypotheses of their sentences, at most `beam` each.
 
     tokens [N, K, length + 1] begin with EOS; totals and parents [N, C]; ends [N, beam].
     """
-    places = ends.nonzero()  # row by row, best first
-    if not len(places):
+    ended = ends.nonzero()  # row by row, best first
+    if not len(ended):
         return
-    rows, ranks = places.unbind(1)
+    rows, ranks = ended.unbind(1)
     values = totals[rows, ranks] / tokens.shape[2] ** search.length_penalty
     texts = tokens[rows, parents[rows, ranks], 1:]
     for row, value, text in zip(rows.tolist(), values.tolist(), texts.tolist(), strict=True):
@@ -128,14 +133,15 @@ def collect(
 
 
 class IncrementalDecoder:
-    """Decodes one token at a time for K hypotheses of each of N sentences.
+    """Decoder of one token at a time, for K hypotheses of each of N sentences.
 
-    All hypotheses of a sentence share the keys and values of its source [N, H, S, D/H]: they are K queries of one
-    attention. Keys and values of the hypotheses' own tokens, of all layers, lie in one buffer [length x N x K, layers,
-    2, H, D/H]: what a hypothesis has at one position is one row, so that one copy of rows moves everything. There are
-    two such buffers, and rows move from one to the other.
+    All hypotheses of a sentence share the keys and values of its source [N, H, S, D/H] and act as K queries of one
+    attention. The keys and values of the hypotheses' own tokens are in one buffer [length x N x K, layers, 2, H, D/H]:
+    one row holds all layers of a hypothesis at one position, so that one copy of rows reorders everything. Rows are
+    copied back and forth between two such buffers.
 
-    hypotheses: the most that a sentence will ever have; length: the most tokens.
+    hypotheses: largest number of hypotheses of a sentence
+    length:     largest number of tokens
     """
 
     def __init__(
@@ -147,10 +153,10 @@ class IncrementalDecoder:
         heads, size = self._source[0].keys.shape[1], self._source[0].keys.shape[3]
         row = (len(model.decoder), 2, heads, size)
         self._own, self._spare = (memory.new_empty(length * len(source) * hypotheses, *row) for _ in range(2))
-        self._open, self._done = len(source), 0  # N x K now, tokens of each
+        self._open, self._done = len(source), 0  # current N x K, and tokens of each
 
     def step(self, tokens: Tensor) -> Tensor:
-        """The last tokens [N, K] of all hypotheses -> logits [N, K, V] of the next ones."""
+        """Map the last tokens [N, K] of all hypotheses to the logits [N, K, V] of the next ones."""
         x = self._model.embed(tokens.reshape(-1, 1), self._done)  # [N x K, 1, D]
         self._done += 1
         own = self._own[: self._done * self._open].unflatten(0, (self._done, self._open))
@@ -163,12 +169,12 @@ class IncrementalDecoder:
         return self._model.logits(x).view(*tokens.shape, -1)
 
     def keep_sentences(self, rows: Tensor) -> None:
-        """Only these sentences go on; `keep_hypotheses` must follow."""
+        """Drop all other sentences; `keep_hypotheses` must follow."""
         self._mask = None if self._mask is None else self._mask[rows]
         self._source = [KeysValues(*(tensor[rows] for tensor in pair)) for pair in self._source]
 
     def keep_hypotheses(self, continued: Tensor) -> None:
-        """Hypothesis k goes on with what hypothesis continued[k] had, [N x K of the next step]."""
+        """Let hypothesis k continue hypothesis continued[k]; continued [N x K of the next step]."""
         begins = torch.arange(self._done, device=continued.device)[:, None] * self._open
         rows = (begins + continued).flatten()
         torch.index_select(self._own, 0, rows, out=self._spare[: len(rows)])

@@ -1,4 +1,4 @@
-"""Translation: model, data, loss and metrics for the training loop."""
+"""Translation as a task for the training loop: model, data, loss and metrics."""
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -21,10 +21,10 @@ METEOR_SUMS = ("meteor", "lines", "lines_without_meteor")
 
 
 class Translation(Task):
-    """Translate; evaluated by the loss of a target token in nats and, if asked for, BLEU.
+    """Translation, evaluated by the loss per target token in nats and optionally by BLEU and METEOR.
 
-    Batches are measured in tokens: training.batch_size is the number of source tokens, and of target tokens, of all
-    ranks in one update; evaluation.batch_size that of one process in one batch.
+    Batches are measured in tokens: training.batch_size limits the source tokens, and the target tokens, of all ranks
+    in one update, evaluation.batch_size those of one process in one batch.
     """
 
     config_class = TransformerConfig
@@ -42,30 +42,30 @@ class Translation(Task):
         self.sums = LOSS_SUMS + ((*BLEU_SUMS, *METEOR_SUMS) if config.decoding.in_training else ())
 
     def build_model(self) -> nn.Module:
-        """The Transformer."""
+        """Build the configured Transformer."""
         return build_model(self._config, self._corpus.vocabulary)
 
     def train_data(self, worker: int, workers: int, batch_size: int, device: torch.device) -> TokenBatches:
-        """This rank's batches of about `batch_size` tokens."""
+        """Return this rank's batches of about `batch_size` tokens."""
         return TokenBatches(self._train, worker, workers, batch_size, self._config.seed, device)
 
     def evaluation_data(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Batch]:
-        """This shard of the validation set."""
+        """Return the batches of this shard of the validation set."""
         return evaluation_batches(self._validation, shard, shards, batch_size, device)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Smoothed cross-entropy of a target token.
+        """Return the smoothed cross-entropy per target token.
 
-        The sum over the batch's tokens is divided by the mean number of tokens in a batch, a constant. So every token
-        counts the same whatever batch it is in and on whatever rank: the mean over ranks that all-reduce takes is, up
-        to that constant, the gradient of the mean over all their tokens. Dividing by the batch's own number would
-        count the tokens of small batches more.
+        The sum over the batch's tokens is divided by a constant, the mean number of tokens in a batch. So every token
+        counts the same in any batch and on any rank: the mean over ranks that all-reduce takes is, up to that
+        constant, the gradient of the mean over all their tokens. Dividing by the batch's own number of tokens would
+        give the tokens of small batches more weight.
         """
         logits = model(batch.source, batch.target_input, batch.source_mask)
         return cross_entropy(logits, batch.target, self._config.label_smoothing) / batch.mean_target_tokens
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Sums over the target tokens of a batch and, if configured, the statistics of its translations."""
+        """Return sums over the target tokens of a batch and, if configured, the statistics of its translations."""
         logits = model(batch.source, batch.target_input, batch.source_mask)
         sums = {
             "loss": cross_entropy(logits, batch.target, 0.0),
@@ -78,7 +78,7 @@ class Translation(Task):
         return sums
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Losses in nats per target token, plain and smoothed; BLEU (sacreBLEU) and METEOR (nltk) if translated."""
+        """Return losses in nats per target token and, if configured, BLEU (sacreBLEU) and METEOR (nltk)."""
         found = {name: sums[name] / sums["tokens"] for name in ("loss", "loss_smoothed")}
         if self._config.decoding.in_training:
             found["bleu"] = bleu_of(sums)
@@ -87,7 +87,7 @@ class Translation(Task):
         return found
 
     def _translate(self, model: nn.Module, batch: Batch) -> dict[str, float]:
-        """What BLEU and METEOR of the batch's best hypotheses are made of."""
+        """Translate the batch and return the sums behind BLEU and METEOR of the best hypotheses."""
         found = beam_search(model, batch.source, batch.source_mask, search_of(self._config))
         hypotheses = [self._corpus.line(best.tokens) for best, *_ in found]
         references = [self._references[i] for i in batch.sentences]
@@ -103,13 +103,13 @@ class Translation(Task):
 
 
 def build_model(config: TransformerConfig | TrainedConfig, vocabulary: int) -> Transformer:
-    """The configured model for a vocabulary of this size."""
+    """Build the configured model for a vocabulary of this size."""
     size = config.model.model_dump(exclude={"name"})
     return Transformer(vocabulary, **size)
 
 
 def search_of(config: TransformerConfig | TrainedConfig) -> Search:
-    """The configured beam search."""
+    """Return the configured beam search."""
     return Search(config.decoding.beam, config.decoding.length_penalty, config.decoding.extra_length)
 
 

@@ -1,4 +1,4 @@
-"""Between text and tokens: Moses normalisation and tokenisation (sacremoses), byte pair encoding (subword-nmt)."""
+"""Conversion between text and subwords: Moses tokenisation (sacremoses) and byte pair encoding (subword-nmt)."""
 
 import html
 import re
@@ -14,9 +14,9 @@ NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b\ufeff]")
 
 
 class MosesText:
-    """One language's raw lines to words with spaces between, and back.
+    """Conversion between raw lines of one language and Moses words separated by spaces.
 
-    As fairseq's WMT recipes: normalised punctuation, hyphens split ("@-@"), special characters escaped.
+    As in fairseq's WMT recipes, punctuation is normalised, hyphens are split ("@-@") and special characters escaped.
     """
 
     def __init__(self, language: str) -> None:
@@ -32,18 +32,18 @@ class MosesText:
         return MosesPunctNormalizer(lang), MosesTokenizer(lang), MosesDetokenizer(lang)
 
     def tokenize(self, line: str) -> str:
-        """A raw line as words with single spaces between."""
+        """Convert a raw line to words separated by single spaces."""
         normalizer, tokenizer, _ = self._tools
         clean = NOT_PRINTABLE.sub(" ", normalizer.normalize(line))
         return tokenizer.tokenize(clean, aggressive_dash_splits=True, return_str=True)
 
     def detokenize(self, words: str) -> str:
-        """Words with spaces between as people write them."""
+        """Convert words separated by spaces to plain text."""
         return self._tools[2].detokenize(words.split())
 
 
 class Subwords:
-    """Words to subwords by the codes that subword-nmt learned."""
+    """Conversion of words to subwords by codes that subword-nmt has learned."""
 
     def __init__(self, codes: Path) -> None:
         try:
@@ -57,15 +57,15 @@ class Subwords:
             raise ConfigError(f"{codes}: cannot be read ({error.strerror}); it holds the subword codes") from error
 
     def split(self, words: str) -> str:
-        """Words with spaces between as subwords with spaces between."""
+        """Convert words separated by spaces to subwords separated by spaces."""
         return self._bpe.process_line(words).strip()
 
 
 def join_subwords(subwords: str) -> str:
-    """Undo Subwords.split."""
+    """Undo `Subwords.split`."""
     return JOINT.sub("", subwords)
 
 
 def unescape(line: str) -> str:
-    """A line of an SGML file without its entities."""
+    """Replace the entities in a line of an SGML file by their characters."""
     return html.unescape(line)

@@ -1,4 +1,4 @@
-"""A trained model that translates: from a run folder or a checkpoint to lines of text."""
+"""Translating with a trained model, loaded from a run folder or a checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,10 @@ State = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Translator:
-    """A model in evaluation mode on a device, its corpus, how to search, and tokens in a batch."""
+    """A model in evaluation mode on `device`, with everything needed to translate.
+
+    batch_size: source tokens in a batch
+    """
 
     model: Transformer
     corpus: Corpus
@@ -50,7 +53,7 @@ class Translator:
         return translated
 
     def split(self, text: ParallelText) -> list[tuple[int, ...]]:
-        """The tokens of the best translation of every source of a split, in its order."""
+        """Return the tokens of the best translation of every source sentence of a split, in its order."""
         best: list[tuple[int, ...]] = [()] * len(text)
         for batch in evaluation_batches(text, 0, 1, self.batch_size, self.device):
             for sentence, (first, *_) in zip(batch.sentences, self._search(batch.source), strict=True):
@@ -62,7 +65,7 @@ class Translator:
 
 
 def read_config(run: Path) -> TrainedConfig:
-    """The configuration of a run folder; ConfigError if it holds none of this task."""
+    """Read the configuration of a run folder. Raises ConfigError unless it is one of this task."""
     file = run / "config.yaml"
     try:
         values = OmegaConf.to_container(OmegaConf.load(file))
@@ -76,10 +79,10 @@ def read_config(run: Path) -> TrainedConfig:
 
 
 def read_state(file: Path) -> State:
-    """A bare state dict, such as a run's checkpoints/best.pt; ConfigError if it is none."""
+    """Read a bare state dict, such as a run's checkpoints/best.pt. Raises ConfigError if the file is not one."""
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # the unpickler fails in any way on a file that is none of its own
+    except Exception as error:  # the unpickler may fail in any way on a foreign file
         raise ConfigError(f"{file}: cannot be read as a model ({error})") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ConfigError(f"{file}: expected a bare state dict, such as checkpoints/best.pt of a run")
@@ -87,7 +90,7 @@ def read_state(file: Path) -> State:
 
 
 def mean_of(states: Sequence[State]) -> State:
-    """The mean of several models' weights, added up in float64."""
+    """Return the mean of several models' weights, summed in float64."""
     return {
         name: torch.stack([state[name].double() for state in states]).mean(0).to(tensor.dtype)
         for name, tensor in states[0].items()
@@ -95,7 +98,10 @@ def mean_of(states: Sequence[State]) -> State:
 
 
 def load_model(config: TrainedConfig, corpus: Corpus, state: State, name: str, device: torch.device) -> Transformer:
-    """The configured model with these weights, ready to translate; ConfigError (naming `name`) if they do not fit."""
+    """Build the configured model with these weights, in evaluation mode.
+
+    Raises ConfigError naming `name` if the weights do not match the model.
+    """
     model = build_model(config, corpus.vocabulary)
     try:
         model.load_state_dict(state)
@@ -107,12 +113,12 @@ def load_model(config: TrainedConfig, corpus: Corpus, state: State, name: str, d
 
 
 def with_data(config: TrainedConfig, path: str | None) -> TrainedConfig:
-    """The configuration with its data in another folder."""
+    """Return the configuration with its data in another folder, or unchanged if `path` is None."""
     return config if path is None else config.model_copy(update={"data": config.data.model_copy(update={"path": path})})
 
 
 def pick_device(name: str) -> torch.device:
-    """auto, cpu or cuda; ConfigError for a GPU that is not there."""
+    """Return the device called auto, cpu or cuda. Raises ConfigError if a GPU is asked for and none is available."""
     if name == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device=cuda: no GPU is available, expected cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

@@ -1,1 +1,1 @@
-"""Images in files: ImageNet and any folder of images by class, read by FFCV or by torchvision."""
+"""Images in files: ImageNet, or any folder of images by class, read by FFCV or by torchvision."""

@@ -1,7 +1,7 @@
-"""Which part of an image is seen: one definition for both loaders, in Python and inside FFCV's compiled code.
+"""Random crops and flips, defined once for both loaders: plain Python that FFCV's compiled code can call.
 
-Random numbers come from a counter, not from a generator with a state: they are a pure function of the seed, the
-epoch and the image's number. So every loader, thread, process and resumed run draws the same crops.
+Random numbers come from a counter, not from a stateful generator: they are a pure function of the seed, the epoch and
+the image's number. Every loader, thread, process and resumed run therefore draws the same crops.
 """
 
 import math
@@ -13,11 +13,11 @@ try:
 except ImportError:  # numba comes with FFCV; without it these are plain Python functions
 
     def register_jitable(function):  # noqa: ANN001, ANN201
-        """Nothing to compile."""
+        """Return the function unchanged."""
         return function
 
 
-# A ticket names what to draw: the epoch above, the image's number in the lower bits.
+# A ticket identifies one draw: the image's number in the lower bits, the epoch above them.
 INDEX_BITS = 32
 INDEX_MASK = np.uint64(2**INDEX_BITS - 1)
 
@@ -33,7 +33,7 @@ LOG_RATIO = (math.log(RATIO[0]), math.log(RATIO[1]))
 
 @register_jitable
 def mix(x: np.uint64) -> np.uint64:
-    """splitmix64's finalizer. In Python numpy warns of the overflow that is meant (`np.errstate(over="ignore")`)."""
+    """Apply splitmix64's finalizer; in Python, silence the intended overflow with `np.errstate(over="ignore")`."""
     x = (x ^ (x >> SHIFT_1)) * FACTOR_1
     x = (x ^ (x >> SHIFT_2)) * FACTOR_2
     return x ^ (x >> SHIFT_3)
@@ -41,28 +41,28 @@ def mix(x: np.uint64) -> np.uint64:
 
 @register_jitable
 def sample_key(seed: np.uint64, ticket: np.uint64) -> np.uint64:
-    """The start of one image's random numbers in one epoch."""
+    """Return the key of one image's random numbers in one epoch."""
     return mix(mix(seed + GOLDEN_GAMMA) + ticket)
 
 
 @register_jitable
 def uniform(key: np.uint64, number: int) -> float:
-    """Random number `number` of this key, uniform in [0, 1)."""
+    """Return random number `number` of this key, uniform in [0, 1)."""
     return (mix(key + np.uint64(number + 1) * GOLDEN_GAMMA) >> SHIFT_TO_53_BITS) * 2.0**-53
 
 
 @register_jitable
 def flipped(key: np.uint64) -> bool:
-    """Whether the image is mirrored: half of them are."""
+    """Decide whether the image is mirrored, with probability 1/2."""
     return uniform(key, 4 * TRIES) < 0.5
 
 
 @register_jitable
 def random_resized_crop(key: np.uint64, height: int, width: int, low: float, high: float) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of a random part, as torchvision's RandomResizedCrop draws it (Inception's crop).
+    """Draw (top, left, height, width) as torchvision's RandomResizedCrop does (Inception's crop).
 
-    Its area is uniform in [low, high] of the image's, its aspect ratio log-uniform in RATIO; if that does not fit
-    ten times over, the largest central part of an allowed ratio.
+    The area is uniform in [low, high] times the image's, the aspect ratio log-uniform in RATIO. If ten draws do not
+    fit into the image, the result is the largest central part with an allowed ratio.
     """
     area = height * width
     for attempt in range(TRIES):
@@ -84,10 +84,10 @@ def random_resized_crop(key: np.uint64, height: int, width: int, low: float, hig
 
 @register_jitable
 def central_crop(height: int, width: int, fraction: float) -> tuple[int, int, int, int]:
-    """(top, left, height, width) of the central square whose side is this fraction of the shorter side.
+    """Return (top, left, height, width) of the central square whose side is `fraction` of the shorter side.
 
-    Enlarged or reduced to `crop` pixels it is what "resize the shorter side to `resize`, cut out the centre" shows,
-    with fraction = crop / resize.
+    With fraction = crop / resize, scaling this square to `crop` pixels is the same as resizing the shorter side to
+    `resize` and cutting out the central `crop` pixels.
     """
     side = max(1, round(fraction * min(height, width)))
     return (height - side) // 2, (width - side) // 2, side, side

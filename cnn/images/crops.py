@@ -1,4 +1,4 @@
-"""The part of an image that training and validation see."""
+"""Crops: which part of an image training and validation see."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,17 +12,21 @@ Rectangle = tuple[int, int, int, int, bool]  # top, left, height, width, mirrore
 
 
 class Crop(Protocol):
-    """Cuts images to squares of so many pixels."""
+    """How images are cut to squares with a side of `pixels`."""
 
     pixels: int
 
     def function(self) -> Callable[[np.uint64, int, int], Rectangle]:
-        """From ticket, height and width of the image to the part that is resized; numba can compile it."""
+        """Return a function, which numba can compile, from (ticket, height, width) to the rectangle that is resized."""
 
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """A random part, by the ticket, of `scale` times the image's area; mirrored or not if `flip`."""
+    """A random part of the image, drawn by ticket.
+
+    scale: smallest and largest area, as a fraction of the image's area
+    flip:  whether half of the images are mirrored
+    """
 
     pixels: int
     scale: tuple[float, float]
@@ -30,7 +34,7 @@ class RandomCrop:
     seed: int
 
     def function(self) -> Callable[[np.uint64, int, int], Rectangle]:
-        """See Crop."""
+        """Return a function from (ticket, height, width) to a random rectangle."""
         low, high, flip, seed = *self.scale, self.flip, np.uint64(self.seed)
 
         def rectangle(ticket: np.uint64, height: int, width: int) -> Rectangle:
@@ -43,13 +47,13 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class CentralCrop:
-    """The centre, as after resizing the shorter side to `resize` pixels."""
+    """The central square of `pixels` after resizing the shorter side to `resize`."""
 
     pixels: int
     resize: int
 
     def function(self) -> Callable[[np.uint64, int, int], Rectangle]:
-        """See Crop."""
+        """Return a function from (ticket, height, width) to the central rectangle."""
         fraction = self.pixels / self.resize
 
         def rectangle(ticket: np.uint64, height: int, width: int) -> Rectangle:

@@ -1,4 +1,4 @@
-"""Images in files as an ImageData."""
+"""A data set of images in files, for any loader."""
 
 import os
 from collections.abc import Iterator
@@ -23,27 +23,27 @@ from common.training.task import Batch
 
 
 class Reader(Protocol):
-    """Decodes what tickets ask for."""
+    """A loader: decodes the images that tickets ask for."""
 
     def batches(self, tickets: Tickets, batch_size: int, device: torch.device) -> Iterator[Batch]:
-        """(images [B, 3, H, W] float32, labels [B] int64) on `device`, valid until the next batch is drawn."""
+        """Yield (images [B, 3, H, W] float32, labels [B] int64) on `device`, each valid until the next is drawn."""
 
 
 class FileTrainData:
-    """One rank's training images. Opens nothing before its first batch is drawn."""
+    """One rank's training images; nothing is opened before the first batch is drawn."""
 
     def __init__(self, reader: Reader, order: EpochOrder, batch_size: int, device: torch.device) -> None:
         self._reader, self._order, self._batch_size, self._device = reader, order, batch_size, device
         self.steps_per_epoch = order.steps
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Batches from number `start` on; each is valid until the next one is drawn."""
+        """Yield batches from number `start` on; each is valid until the next one is drawn."""
         return self._reader.batches(self._order.tickets(epoch, start), self._batch_size, self._device)
 
 
 @dataclass(frozen=True)
 class Split:
-    """The training or the validation images."""
+    """The training or the validation images: their reader, number and classes."""
 
     reader: Reader
     images: int
@@ -51,7 +51,10 @@ class Split:
 
 
 class ImageFolderData:
-    """Training and validation images in files; ConfigError if they are missing or not what is configured."""
+    """Image files as an `ImageData`.
+
+    Raises ConfigError if files are missing or do not match the configuration.
+    """
 
     channels = CHANNELS
 
@@ -67,18 +70,18 @@ class ImageFolderData:
             raise ConfigError(f"data.classes={config.classes}: data.folder={config.folder} has {self.classes} classes")
 
     def train(self, rank: int, ranks: int, batch_size: int, device: torch.device) -> FileTrainData:
-        """This rank's share of every epoch's permutation."""
+        """Return this rank's share of every epoch's permutation."""
         order = EpochOrder(self.train_size, rank, ranks, batch_size, self._seed)
         return FileTrainData(self._train.reader, order, batch_size, device)
 
     def evaluation(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Batch]:
-        """Every `shards`-th validation image, beginning with number `shard`; the last batch may be smaller."""
+        """Yield batches of every `shards`-th validation image, starting with image `shard`; the last may be smaller."""
         tickets = make_tickets(np.arange(shard, self._validation.images, shards), epoch=0)
         return self._validation.reader.batches(tickets, batch_size, device) if len(tickets) else iter(())
 
 
 def open_ffcv(config: ImageFolder, seed: int) -> list[Split]:
-    """Training and validation images of .beton files, copied to this host first if that is configured."""
+    """Open the training and validation .beton files, after copying them to this host if so configured."""
     files = [Path(config.folder) / f"{name}.beton" for name in (config.train, config.validation)]
     indices = [read_index(file) for file in files]
     try:
@@ -96,7 +99,7 @@ def open_ffcv(config: ImageFolder, seed: int) -> list[Split]:
 
 
 def open_trees(config: ImageFolder, seed: int) -> list[Split]:
-    """Training and validation images of two folders."""
+    """Open the training and validation folders."""
     from cnn.images.torchvision_loader import TorchvisionReader  # takes a second or two to import
 
     try:
@@ -110,7 +113,7 @@ def open_trees(config: ImageFolder, seed: int) -> list[Split]:
 
 
 def crops(config: ImageFolder, seed: int) -> tuple[Crop, Crop]:
-    """What training and validation see of an image."""
+    """Return the crops of training and of validation images."""
     return (
         RandomCrop(config.train_crop, config.scale, config.flip, seed),
         CentralCrop(config.validation_crop, config.resize),
@@ -118,5 +121,5 @@ def crops(config: ImageFolder, seed: int) -> tuple[Crop, Crop]:
 
 
 def threads(config: ImageFolder) -> int:
-    """CPU threads that decode images in this process."""
+    """Return the number of CPU threads that decode images in this process."""
     return config.workers or threads_per_process("RANK" in os.environ)

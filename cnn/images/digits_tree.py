@@ -1,4 +1,4 @@
-"""scikit-learn's digits as image files: a small data set of the same kind as ImageNet, without a download."""
+"""scikit-learn's digits as image files: a small data set in ImageNet's form, without a download."""
 
 import shutil
 from pathlib import Path
@@ -13,16 +13,16 @@ VALIDATION_FRACTION = 0.2  # the split of configs/data/digits.yaml
 
 
 def write_digits(train: Path, validation: Path) -> None:
-    """Write FOLDER/<digit>/<number>.png, enlarged from 8 x 8 to 32 x 32 pixels, RGB.
+    """Write FOLDER/<digit>/<number>.png in RGB, enlarged from 8 x 8 to 32 x 32 pixels.
 
-    A folder appears once it is complete, and replaces what is there.
+    A folder appears only when it is complete, and replaces an older one.
     """
     for folder, (images, labels) in zip((train, validation), load_digits(VALIDATION_FRACTION), strict=True):
         part = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         for label in labels.unique().tolist():
             (part / str(label)).mkdir(parents=True)
-        levels = ((images.squeeze(1) * STD + MEAN) * 255 / 16).round().byte()  # they run from 0 to 16
+        levels = ((images.squeeze(1) * STD + MEAN) * 255 / 16).round().byte()  # levels run from 0 to 16
         for number, (pixels, label) in enumerate(zip(tqdm(levels, folder.name, unit="image"), labels, strict=True)):
             image = Image.fromarray(pixels.numpy()).resize((PIXELS, PIXELS), Image.Resampling.BICUBIC)
             image.convert("RGB").save(part / str(label.item()) / f"{number:04d}.png")

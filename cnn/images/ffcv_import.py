@@ -1,4 +1,4 @@
-"""FFCV, if it is installed."""
+"""Importing FFCV, which is optional."""
 
 import importlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ WHAT_TO_DO = (
 
 
 def import_ffcv() -> None:
-    """Import FFCV, which takes seconds. Its ImportError says what to do."""
+    """Import FFCV, which takes seconds. Raises ImportError saying how to install it."""
     with torch_threads_kept():
         try:
             importlib.import_module("ffcv")
@@ -23,7 +23,7 @@ def import_ffcv() -> None:
 
 @contextmanager
 def torch_threads_kept() -> Iterator[None]:
-    """Undo what FFCV does inside the block: it sets the number of PyTorch's threads to that of its own."""
+    """Restore PyTorch's number of threads after the block; FFCV sets it to its own."""
     threads = torch.get_num_threads()
     try:
         yield

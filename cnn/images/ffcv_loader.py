@@ -1,8 +1,8 @@
 """Reads .beton files with FFCV.
 
-Two things differ from FFCV's own loader. What is drawn is given from outside: the order of an epoch holds tickets
-(cnn.images.order) instead of plain numbers, and the decoders take the image's number and its crop from the ticket.
-And an epoch may be left or fail at any point, while many of them are open in one process.
+Two things differ from FFCV's own loader. The order of an epoch comes from outside and holds tickets
+(cnn.images.order) instead of plain indices; the decoders take the image's number and its crop from the ticket. And an
+epoch may be abandoned or fail at any point, with several epochs open in one process.
 """
 
 import queue
@@ -33,8 +33,8 @@ from common.training.task import Batch
 
 BATCHES_AHEAD = 1  # waiting in the queue; one more is being made
 
-# FFCV decodes a batch with all its threads: one batch at a time in a process uses the CPU once, and not all of
-# numba's threading layers stand two callers.
+# FFCV decodes a batch with all its threads, so decoding two at once would oversubscribe the CPU; and not all of numba's
+# threading layers allow two callers.
 decoding = threading.Lock()
 
 compiled_imdecode, compiled_resize_crop = Compiler.compile(imdecode), Compiler.compile(resize_crop)
@@ -42,7 +42,7 @@ compiled_imdecode, compiled_resize_crop = Compiler.compile(imdecode), Compiler.c
 
 @numba.njit(nogil=True)
 def mirror(image: np.ndarray) -> None:
-    """Swap left and right of an image [H, W, 3] in place."""
+    """Mirror an image [H, W, 3] in place."""
     height, width, channels = image.shape
     for row in range(height):
         for column in range(width // 2):
@@ -53,21 +53,21 @@ def mirror(image: np.ndarray) -> None:
 
 
 class CropDecoder(ResizedCropRGBImageDecoder):
-    """Decodes an image and cuts out, resizes and mirrors what `crop` says of its ticket."""
+    """Decoder of images that cuts out, resizes and mirrors the rectangle that `crop` draws for the ticket."""
 
-    get_crop_generator = None  # FFCV's has no access to the image's number
+    get_crop_generator = None  # FFCV's generator does not see the image's number
 
     def __init__(self, crop: Crop) -> None:
         super().__init__((crop.pixels, crop.pixels))
         self._crop = crop
 
     def declare_state_and_memory(self, previous_state: State) -> tuple[State, AllocationQuery]:
-        """uint8 images [B, H, W, 3]; decoded images live only as long as their turn in the loop."""
+        """Ask for the output alone, uint8 [B, H, W, 3]: each decoded image lives for one iteration of the loop."""
         shape, dtype = (*self.output_size, 3), np.dtype("u1")
         return replace(previous_state, jit_mode=True, shape=shape, dtype=dtype), AllocationQuery(shape, dtype)
 
     def generate_code(self) -> Callable:
-        """FFCV's resized crop with our rectangle."""
+        """Return FFCV's resized crop, with the rectangle drawn by ticket."""
         jpeg = IMAGE_MODES["jpg"]
         parallel_range, read = Compiler.get_iterator(), self.memory_read
         rectangle = numba.njit(self._crop.function())
@@ -93,10 +93,10 @@ class CropDecoder(ResizedCropRGBImageDecoder):
 
 
 class LabelDecoder(IntDecoder):
-    """Labels [B, 1] int64."""
+    """Decoder of labels, [B, 1] int64."""
 
     def generate_code(self) -> Callable:
-        """FFCV's, but for the ticket."""
+        """Return FFCV's decoder, with the image's number taken from the ticket."""
 
         def decode(tickets, destination, metadata, storage_state):  # noqa: ANN001, ANN202
             for i in range(len(tickets)):
@@ -107,10 +107,10 @@ class LabelDecoder(IntDecoder):
 
 
 class Epoch(EpochIterator):
-    """The batches of some tickets, decoded by a thread of its own.
+    """The batches of some tickets, decoded in a background thread.
 
-    On the CPU a batch is a view of a buffer: it is valid until the next one is drawn. FFCV's own would leave its
-    reader waiting for ever if the thread fails, and change how many threads PyTorch uses.
+    On the CPU a batch is a view of a buffer and valid until the next one is drawn. Unlike in FFCV's own iterator, an
+    error in the thread reaches the reader, and PyTorch's number of threads stays as it is.
     """
 
     def __init__(self, loader: Loader, tickets: Tickets, device: torch.device) -> None:
@@ -119,7 +119,7 @@ class Epoch(EpochIterator):
         super().__init__(loader, tickets)
 
     def run(self) -> None:
-        """Make batches until there are no more or nobody wants them."""
+        """Make batches until there are no more or the epoch is closed."""
         slots = self.loader.batches_ahead + 2
         try:
             numba.set_num_threads(self.loader.num_workers)
@@ -133,13 +133,13 @@ class Epoch(EpochIterator):
             self._hand_over(error)
 
     def _on_device(self, images: torch.Tensor, labels: torch.Tensor) -> Batch:
-        """Copied and, on a GPU, normalised there: a quarter of the bytes travel."""
+        """Move a batch to the GPU as bytes, a quarter of the traffic, and normalise it there."""
         if self._target is None:
             return images, labels
         with torch.cuda.stream(self._target):
             moved, labels = (tensor.to(self._device, non_blocking=True) for tensor in (images, labels))
             batch = normalise_tensor(moved), labels
-        self._target.synchronize()  # only this thread waits; then the buffers are free again
+        self._target.synchronize()  # only this thread waits; afterwards the buffers may be reused
         return batch
 
     def _hand_over(self, item: Batch | Exception | None) -> bool:
@@ -152,7 +152,7 @@ class Epoch(EpochIterator):
         return False
 
     def __next__(self) -> Batch:
-        """The next batch, or what went wrong."""
+        """Return the next batch, or raise the error of the thread."""
         item = self.output_queue.get()
         if item is None:
             raise StopIteration
@@ -165,7 +165,7 @@ class Epoch(EpochIterator):
 
 
 class FfcvReader:
-    """Batches of one .beton file. What is compiled and opened is shared by all epochs drawn from it."""
+    """Reader of one .beton file; compiled code and open files are shared by all its epochs."""
 
     def __init__(self, file: Path, crop: Crop, threads: int) -> None:
         self._file, self._crop = file, crop
@@ -173,9 +173,9 @@ class FfcvReader:
         self._loaders: dict[str, Loader] = {}  # by type of device
 
     def batches(self, tickets: Tickets, batch_size: int, device: torch.device) -> Iterator[Batch]:
-        """The tickets' images in batches; the last one may be smaller. Nothing is opened before the first."""
+        """Yield the tickets' images in batches; the last may be smaller. Nothing is opened before the first."""
         loader = self._loader(device)
-        loader.batch_size = batch_size  # read when an epoch is made; what is compiled does not depend on it
+        loader.batch_size = batch_size  # read when an epoch starts; the compiled code does not depend on it
         epoch = Epoch(loader, tickets, device)
         try:
             yield from epoch
@@ -188,7 +188,7 @@ class FfcvReader:
         return self._loaders[device.type]
 
     def _open(self, device: torch.device) -> Loader:
-        # On the CPU NormalizeImage must come before ToTensor: after it FFCV looks for its stages for ever.
+        # On the CPU NormalizeImage must come before ToTensor; after it, FFCV's search for stages never ends.
         mean, std = (255 * np.array(value) for value in (MEAN, STD))
         normalised = [NormalizeImage(mean, std, np.float32)] if device.type == "cpu" else []
         images = [CropDecoder(self._crop), *normalised, ToTensor(), ToTorchImage()]
@@ -203,7 +203,7 @@ class FfcvReader:
                 drop_last=False,
                 pipelines={"image": images, "label": [LabelDecoder(), ToTensor()]},
             )
-        # Hundreds of MB for ImageNet, which only FFCV's other cache needs.
+        # Only FFCV's other cache needs these tables; they take hundreds of MB for ImageNet.
         manager = loader.memory_manager
         manager.ptr_to_size, manager.sample_to_pages, manager.page_to_samples = {}, {}, {}
         return loader

@@ -1,4 +1,4 @@
-"""What is known of a .beton file beside it: FILE.beton.json."""
+"""FILE.beton.json, the description kept beside each .beton file."""
 
 from pathlib import Path
 
@@ -9,13 +9,16 @@ from common.training.config import ConfigError, Strict
 
 
 class BetonIndex(Strict):
-    """A complete .beton file: classes in the order of their labels, how it was made, its length.
+    """Description of a complete .beton file: its classes in the order of their labels, how it was made, its size.
 
-    converted: how many images were not RGB, by their mode; skipped: files that could not be decoded
+    counts:    images of each class
+    converted: number of images converted to RGB, by original mode
+    skipped:   files that could not be decoded
+    bytes:     size of the .beton file
     """
 
     classes: list[str]
-    counts: list[int]  # images of each class
+    counts: list[int]
     source: str
     resolution: int | None
     quality: int
@@ -27,22 +30,25 @@ class BetonIndex(Strict):
 
     @property
     def images(self) -> int:
-        """Images in the file."""
+        """Number of images in the file."""
         return sum(self.counts)
 
 
 def index_file(beton: Path) -> Path:
-    """Where the index of a .beton file lies."""
+    """Return the path of a .beton file's index."""
     return beton.with_name(f"{beton.name}.json")
 
 
 def write_index(beton: Path, index: BetonIndex) -> None:
-    """Atomically; it is written last, so it says that the .beton file is complete."""
+    """Write the index atomically; it is written last, so its presence means that the .beton file is complete."""
     write_atomically(index_file(beton), (index.model_dump_json(indent=2) + "\n").encode())
 
 
 def read_index(beton: Path) -> BetonIndex:
-    """The index of a complete .beton file; ConfigError if the file is missing or not what the index describes."""
+    """Read the index of a .beton file.
+
+    Raises ConfigError if one of the two files is missing or the .beton file does not have the recorded size.
+    """
     command = f"`python -m cnn.prepare source=IMAGES output={beton.parent}` makes it"
     missing = [str(file) for file in (beton, index_file(beton)) if not file.is_file()]
     if missing:

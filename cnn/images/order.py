@@ -1,4 +1,4 @@
-"""Which images a rank draws in an epoch, in which order: the same for both loaders."""
+"""The images that a rank draws in an epoch and their order, the same for both loaders."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,16 +9,16 @@ Tickets = npt.NDArray[np.uint64]
 
 
 def make_tickets(indices: npt.ArrayLike, epoch: int) -> Tickets:
-    """What a loader is asked for: image `indices` as augmented in `epoch`, each pair in one number."""
+    """Pack each image index and the epoch, which decides its augmentation, into one number."""
     return np.asarray(indices, dtype=np.uint64) | np.uint64(epoch << INDEX_BITS)
 
 
 class EpochOrder:
     """One rank's share of every epoch.
 
-    In every epoch one permutation of all images, drawn from (seed, epoch), is dealt out to the ranks in local
-    batches, so the global batches are the same whatever the number of ranks, and all ranks take the same number of
-    steps; images that do not fill a batch on every rank wait for another epoch.
+    In every epoch one permutation of all images, drawn from (seed, epoch), is dealt to the ranks in local batches. So
+    the global batches are the same for any number of ranks, and all ranks take the same number of steps. Images that
+    do not fill a batch on every rank are left out of that epoch.
 
     Raises ValueError if there are fewer images than one global batch.
     """
@@ -31,7 +31,7 @@ class EpochOrder:
             raise ValueError(f"a global batch of {ranks} x {batch_size} images, but there are {images}")
 
     def tickets(self, epoch: int, start: int = 0) -> Tickets:
-        """The images of this epoch's batches from number `start` on; [(steps - start) * batch_size]."""
+        """Return the tickets of this epoch's batches from number `start` on, [(steps - start) * batch_size]."""
         order = np.random.default_rng([self._seed, epoch]).permutation(self._images)
         used = order[: self.steps * self._ranks * self._batch_size].reshape(self.steps, self._ranks, -1)
         return make_tickets(used[start:, self._rank].reshape(-1), epoch)

@@ -1,11 +1,11 @@
-"""From bytes to what a network sees."""
+"""Normalising image bytes to network inputs."""
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# Of ImageNet's training images, red, green, blue, in [0, 1].
+# Red, green and blue of ImageNet's training images, in [0, 1].
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CHANNELS = 3
 
@@ -13,13 +13,13 @@ MEAN_LEVEL, STD_LEVEL = (255 * np.array(value, dtype=np.float32) for value in (M
 
 
 def normalise(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """uint8 [..., 3] -> float32, in the calling thread alone."""
+    """Normalise uint8 [..., 3] to float32, in the calling thread only."""
     levels = image - MEAN_LEVEL
     levels /= STD_LEVEL
     return levels
 
 
 def normalise_tensor(images: Tensor) -> Tensor:
-    """uint8 [B, 3, H, W] -> float32, on its device and in its memory format."""
+    """Normalise uint8 [B, 3, H, W] to float32, keeping device and memory format."""
     mean, std = (torch.from_numpy(value).to(images.device)[:, None, None] for value in (MEAN_LEVEL, STD_LEVEL))
     return images.float().sub_(mean).div_(std)

@@ -1,4 +1,4 @@
-"""Copies of data files on this host's own disk."""
+"""Copying data files to this host's local disk."""
 
 import fcntl
 import hashlib
@@ -13,14 +13,14 @@ from common.training.config import ConfigError
 
 
 def stage(files: Sequence[Path], target: Path) -> list[Path]:
-    """Copy the files below `target` unless complete copies are there, and return the copies.
+    """Copy the files below `target`, unless complete copies exist, and return the paths of the copies.
 
-    Every process of a host calls it: one copies while the others wait for its lock, which the system releases if it
-    dies. A copy gets its name, and the source's time, once it is complete. Raises ConfigError if it does not fit or
-    cannot be written.
+    Every process of a host calls it: one copies while the others wait for its lock, which the system releases if that
+    process dies. A copy gets its final name and the source's modification time only when it is complete. Raises
+    ConfigError if the copies do not fit or cannot be written.
     """
     source = files[0].resolve().parent
-    # Data sets have files of the same names: each has a folder of its own.
+    # Files of different data sets share names, so each data set has its own folder.
     folder = target / f"{source.name}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
     copies = [folder / file.name for file in files]
     try:
@@ -43,7 +43,7 @@ def _locked(file: Path) -> Iterator[None]:
 
 
 def _is_copy(file: Path, copy: Path) -> bool:
-    """As rsync sees it: the same size and time of change (which some file systems round)."""
+    """Compare size and modification time as rsync does; some file systems round the time."""
     if not copy.exists():
         return False
     original, present = file.stat(), copy.stat()
@@ -51,7 +51,7 @@ def _is_copy(file: Path, copy: Path) -> bool:
 
 
 def _check_space(todo: Sequence[tuple[Path, Path]], target: Path) -> None:
-    # What a copy replaces is only removed once it is complete.
+    # An old copy is removed only when its replacement is complete, so both need space.
     needed, free = sum(file.stat().st_size for file, _ in todo), shutil.disk_usage(target).free
     if needed > free:
         raise ConfigError(f"data.copy_to={target}: {needed / 1e9:.3g} GB needed, but {free / 1e9:.3g} GB are free")

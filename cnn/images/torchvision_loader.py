@@ -1,4 +1,4 @@
-"""Reads folders of images with torchvision and Pillow: for where FFCV cannot be built."""
+"""Reads folders of images with torchvision and Pillow, where FFCV cannot be built."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -22,10 +22,10 @@ functional = torchvision.transforms.functional
 
 
 class TorchvisionReader:
-    """Batches of one tree of images.
+    """Reader of one tree of images.
 
-    Images are decoded by threads, which all epochs drawn from this reader share: a simulation with many ranks in one
-    process needs no more of them. Pillow does its work outside Python's lock.
+    Images are decoded by threads that all epochs of this reader share, so a simulation with many ranks in one process
+    needs no more of them. Pillow releases Python's global lock while it decodes.
     """
 
     def __init__(self, tree: ImageTree, crop: Crop, threads: int) -> None:
@@ -34,7 +34,10 @@ class TorchvisionReader:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="images")
 
     def batches(self, tickets: Tickets, batch_size: int, device: torch.device) -> Iterator[Batch]:
-        """The tickets' images in batches; the last one may be smaller. RuntimeError names a file that is unreadable."""
+        """Yield the tickets' images in batches; the last may be smaller.
+
+        Raises RuntimeError naming a file that cannot be read.
+        """
         make = self._normalised if device.type == "cpu" else self._levels
         pending: deque[tuple[Tickets, list[Future[np.ndarray]]]] = deque()
         try:
@@ -51,7 +54,7 @@ class TorchvisionReader:
                     image.cancel()
 
     def _levels(self, ticket: np.uint64) -> npt.NDArray[np.uint8]:
-        """[pixels, pixels, 3]."""
+        """Decode and crop one image, [pixels, pixels, 3]."""
         file = self._files[ticket & INDEX_MASK]
         try:
             image, _ = read_rgb(file)
@@ -63,15 +66,15 @@ class TorchvisionReader:
         return np.asarray(functional.hflip(image) if flip else image)
 
     def _normalised(self, ticket: np.uint64) -> npt.NDArray[np.float32]:
-        # Here and not for the whole batch: several of PyTorch's threads would wait for each other and for ours.
+        # Per image, not for the whole batch: PyTorch's threads would compete with these.
         return normalise(self._levels(ticket))
 
     def _collate(self, tickets: Tickets, futures: list[Future[np.ndarray]], device: torch.device) -> Batch:
-        # [B, H, W, 3] seen as [B, 3, H, W] is in channels_last order, as FFCV's.
+        # [B, H, W, 3] viewed as [B, 3, H, W] is channels_last, like FFCV's batches.
         images = torch.from_numpy(np.stack([future.result() for future in futures])).permute(0, 3, 1, 2)
         labels = self._labels[torch.from_numpy((tickets & INDEX_MASK).astype(np.int64))]
         if device.type == "cpu":
             return images, labels
-        # On a GPU images are normalised there: a quarter of the bytes travel.
+        # Normalised on the GPU, so that a quarter of the bytes are copied.
         moved, labels = (tensor.pin_memory().to(device, non_blocking=True) for tensor in (images, labels))
         return normalise_tensor(moved), labels

@@ -1,4 +1,4 @@
-"""Folders of images by class: reading the tree, and reading one image."""
+"""Reading folders of images by class, and single images."""
 
 import os
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-# What Pillow raises for files that are no images, cut off, or absurdly large.
+# What Pillow raises for files that are not images, truncated, or absurdly large.
 BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
@@ -21,7 +21,7 @@ class ImageTree:
 
 
 def read_tree(folder: Path) -> ImageTree:
-    """The images below folder/<class>/; ValueError if there are none or a class has none."""
+    """List the images in folder/<class>/. Raises ValueError if there are none or a class has none."""
     from cnn.torchvision_shim import torchvision  # takes a second or two to import
 
     if not folder.is_dir():
@@ -37,7 +37,7 @@ def read_tree(folder: Path) -> ImageTree:
 
 
 def check_same_classes(train: Sequence[str], validation: Sequence[str]) -> None:
-    """ValueError if training and validation images do not have the same classes."""
+    """Raise ValueError if training and validation images do not have the same classes."""
     differences = [
         f"{', '.join(sorted(missing)[:5])}{', ...' if len(missing) > 5 else ''} only in the {where} images"
         for where, missing in (("training", set(train) - set(validation)), ("validation", set(validation) - set(train)))
@@ -48,7 +48,7 @@ def check_same_classes(train: Sequence[str], validation: Sequence[str]) -> None:
 
 
 def read_rgb(file: str | Path) -> tuple[Image.Image, str]:
-    """An image as RGB, and the mode that it has in the file (RGB, L, P, CMYK, ...).
+    """Read an image as RGB, and return it with its mode in the file (RGB, L, P, CMYK, ...).
 
     Raises one of BROKEN if it cannot be decoded.
     """
@@ -56,5 +56,5 @@ def read_rgb(file: str | Path) -> tuple[Image.Image, str]:
         mode = image.mode
         image.load()
     if mode == "P":
-        image = image.convert("RGBA")  # as Pillow wants it for palettes with transparency
+        image = image.convert("RGBA")  # Pillow's way to convert palettes with transparency
     return image if mode == "RGB" else image.convert("RGB"), mode

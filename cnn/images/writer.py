@@ -19,17 +19,19 @@ from tqdm import tqdm
 
 from cnn.images.tree import BROKEN, ImageTree, read_rgb
 
-CHUNK = 64  # images that a process takes at a time
+CHUNK = 64  # images per job of a worker process
 SMALLEST_PAGE, LARGEST_PAGE = 2**21, 2**31  # bytes; FFCV's limits
-LARGEST_IMAGE = 2**27  # bytes of pixels, where nothing limits its resolution
+LARGEST_IMAGE = 2**27  # bytes of pixels, where the resolution is not limited
 
 
 @dataclass(frozen=True)
 class Encoding:
     """How images are stored.
 
-    resolution:           of the longest side in pixels; larger images are reduced, None keeps them
-    write_mode:           jpg | raw (pixels) | proportion (jpg with compress_probability, else raw)
+    resolution:           longest side in pixels; larger images are reduced, None keeps them as they are
+    quality:              of JPEGs, 1 to 100
+    write_mode:           jpg, raw (pixels) or proportion (jpg with probability compress_probability, else raw)
+    compress_probability: for write_mode=proportion
     """
 
     resolution: int | None
@@ -38,7 +40,7 @@ class Encoding:
     compress_probability: float
 
     def field(self) -> RGBImageField:
-        """FFCV's field of such images."""
+        """Return FFCV's field for images stored this way."""
         return RGBImageField(
             write_mode=self.write_mode,
             max_resolution=self.resolution,
@@ -47,23 +49,28 @@ class Encoding:
         )
 
     def page_size(self) -> int:
-        """Bytes of FFCV's pages, a power of two. An image lies within one; what is left of a page is wasted."""
+        """Return the size of FFCV's pages in bytes, a power of two; no image spans two pages, the rest is wasted."""
         wanted = LARGEST_IMAGE if self.resolution is None else 8 * 3 * self.resolution**2
         return min(LARGEST_PAGE, max(SMALLEST_PAGE, 2 ** (wanted - 1).bit_length()))
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a pass over the images found: files that cannot be decoded, with the reason, and modes but RGB."""
+    """What a pass over the images found.
+
+    broken:    reason for each file that cannot be decoded
+    converted: number of images converted to RGB, by original mode
+    """
 
     broken: dict[str, str]
     converted: dict[str, int]
 
 
 class RgbImages:
-    """The images of a tree as (RGB image, label), as FFCV's worker processes ask for them.
+    """The images of a tree as (RGB image, label), in the form that FFCV's worker processes ask for.
 
-    What is noteworthy goes to a journal, a line each: appending short lines is atomic, whoever does it.
+    Broken files and conversions are noted in a journal, one line each: appending a short line is atomic, so that all
+    processes can share the file.
     """
 
     def __init__(self, tree: ImageTree, journal: Path) -> None:
@@ -78,7 +85,7 @@ class RgbImages:
             image, mode = read_rgb(file)
         except BROKEN as error:
             self._note({"file": file, "error": " ".join(str(error).split())})
-            image, mode = Image.new("RGB", (1, 1)), "RGB"  # FFCV wants something in its place
+            image, mode = Image.new("RGB", (1, 1)), "RGB"  # FFCV needs an image in its place
         if mode != "RGB":
             self._note({"mode": mode})
         return image, self._tree.labels[index]
@@ -89,10 +96,10 @@ class RgbImages:
 
 
 class Writer(DatasetWriter):
-    """FFCV's writer, except that it ends with an error when one of its processes does."""
+    """FFCV's writer, except that it fails when one of its processes fails."""
 
     def write(self, images: RgbImages, description: str) -> None:
-        """Write all images; RuntimeError if it is not possible (no space, say)."""
+        """Write all images. Raises RuntimeError if that fails, for example for lack of space."""
         self.num_samples = len(images)
         self.prepare()  # the header, and shared memory for the images' metadata
         chunks, done, allocations = multiprocessing.Queue(), multiprocessing.Value(c_uint64, 0), multiprocessing.Queue()
@@ -109,7 +116,7 @@ class Writer(DatasetWriter):
                 chunks.put(numbered[first : first + CHUNK])
             for _ in processes:
                 chunks.put(None)
-            # In a file a line now and then.
+            # Fewer lines where the output goes to a file.
             interval = 0.5 if sys.stderr.isatty() else 20
             with tqdm(total=len(images), desc=description, unit="image", mininterval=interval) as progress:
                 while done.value < len(images):
@@ -126,9 +133,9 @@ class Writer(DatasetWriter):
 
 
 def write_beton(tree: ImageTree, target: Path, encoding: Encoding, workers: int, description: str) -> Written:
-    """Write the images of a tree to `target`; those that are broken leave a black pixel in their place.
+    """Write the images of a tree to `target`, with a black pixel in place of each broken one.
 
-    Images and labels keep the tree's order. Raises RuntimeError if it is not possible (no space, say).
+    Images and labels keep the tree's order. Raises RuntimeError if writing fails, for example for lack of space.
     """
     journal = target.with_name(f"{target.name}.journal")
     journal.unlink(missing_ok=True)
@@ -156,7 +163,7 @@ def _work(*arguments: Any) -> None:
 
 
 def _gather(processes: list[multiprocessing.Process], allocations: multiprocessing.Queue) -> list[Any]:
-    """What every process allocated, once it has written all of it."""
+    """Collect the allocations of all processes, each of which reports when it has written everything."""
     gathered = []
     while len(gathered) < len(processes):
         try:

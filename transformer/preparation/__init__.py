@@ -1,1 +1,1 @@
-"""From raw parallel text to fairseq's binarized format."""
+"""Preparation of parallel text: from raw lines to fairseq's binarized format."""

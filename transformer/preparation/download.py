@@ -1,4 +1,4 @@
-"""Files from the web: resumed where they stopped, and checked."""
+"""Downloads that resume where they stopped and are checked against the manifest."""
 
 import http.client
 import urllib.error
@@ -16,10 +16,10 @@ TIMEOUT_S = 60
 
 
 def fetch(archive: Archive, folder: Path) -> dict[str, Any]:
-    """See that the archive lies in the folder, whole; returns its name and checksum as seen.
+    """Make sure that the complete archive is in the folder, and return its name and checksum.
 
-    What is there already is only checked. Raises ConfigError, which says where to put the file by hand, if it can
-    neither be found nor downloaded, or if it is not the one that the manifest describes.
+    An existing file is only checked. Raises ConfigError, saying where to put the file by hand, if it can be neither
+    found nor downloaded, or if it is not the one that the manifest describes.
     """
     file = folder / archive.file
     if not file.exists():
@@ -37,14 +37,14 @@ def fetch(archive: Archive, folder: Path) -> dict[str, Any]:
 
 
 def download(url: str, partial: Path) -> None:
-    """Download to `partial`, beginning where an earlier call stopped if the server can do that."""
+    """Download to `partial`, resuming where an earlier call stopped if the server supports it."""
     have = partial.stat().st_size if partial.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # it was whole already
+            return  # it was complete already
         raise
     with response:
         continued = response.status == http.HTTPStatus.PARTIAL_CONTENT
@@ -61,7 +61,10 @@ def download(url: str, partial: Path) -> None:
 
 
 def check(archive: Archive, file: Path) -> dict[str, Any]:
-    """Compare size and checksums with the manifest; returns what is seen and whether it was known beforehand."""
+    """Compare size and checksums with the manifest, and return them with a note whether a checksum was known.
+
+    Raises ConfigError if they differ.
+    """
     seen = {"bytes": file.stat().st_size, "sha256": digest(file), "md5": None}
     if archive.md5 is not None:
         seen["md5"] = digest(file, "md5")

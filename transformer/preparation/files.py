@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and work that is done once."""
+"""Writing files atomically, reading them, and locks between processes."""
 
 import contextlib
 import fcntl
@@ -14,7 +14,7 @@ BLOCK = 1 << 20
 
 @contextlib.contextmanager
 def whole(file: Path) -> Iterator[Path]:
-    """A path to write to; it becomes `file` when the block ends without an error."""
+    """Give a path to write to, which becomes `file` when the block ends without an error."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
     try:
@@ -26,7 +26,7 @@ def whole(file: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def exclusive(file: Path) -> Iterator[None]:
-    """Only one process of this machine at a time is inside the block for this lock file."""
+    """Hold the lock file, so that only one process of this machine at a time is inside the block."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -34,26 +34,26 @@ def exclusive(file: Path) -> Iterator[None]:
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> None:
-    """A text file of these lines, whole or not at all."""
+    """Write a text file atomically."""
     with whole(file) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
         stream.writelines(f"{line}\n" for line in lines)
 
 
 def read_lines(file: Path) -> Iterator[str]:
-    """The lines of a text file, cut at line feeds only: text holds other separators that Python would cut at."""
+    """Yield the lines of a text file, split at line feeds only: text may hold other separators."""
     with file.open(encoding="utf-8", newline="\n") as stream:
         for line in stream:
             yield line.rstrip("\n")
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
-    """A JSON file, whole or not at all."""
+    """Write a JSON file atomically."""
     with whole(file) as partial:
         partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """The content of a JSON file, None if it is not there or broken."""
+    """Read a JSON file; return None if it is missing or broken."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -61,6 +61,6 @@ def read_json(file: Path) -> dict[str, Any] | None:
 
 
 def digest(file: Path, algorithm: str = "sha256") -> str:
-    """The checksum of a file in hexadecimal."""
+    """Return the checksum of a file in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, algorithm).hexdigest()

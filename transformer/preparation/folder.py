@@ -1,4 +1,4 @@
-"""Builds a data folder from raw pairs; it appears when it is whole, with prepared.json to say how it was made."""
+"""Building a data folder from raw pairs; it appears only when complete, with prepared.json saying how it was made."""
 
 import shutil
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ PACKAGES = ("sacremoses", "subword-nmt", "fairseq", "num2words")
 
 
 def describe(folder: Path) -> dict[str, Any] | None:
-    """How a folder was made, None if it was not made here."""
+    """Return the description from which a folder was made, or None if it was not made by transformer.prepare."""
     content = read_json(folder / RECORD)
     return None if content is None else content["recipe"]
 
@@ -24,12 +24,12 @@ def describe(folder: Path) -> dict[str, Any] | None:
 def build(
     output: Path, recipe: Recipe, description: dict[str, Any], pairs: Mapping[str, Iterable[Pair]], jobs: int
 ) -> dict[str, int]:
-    """Make the data folder `output` from the raw pairs of each split; returns the number of pairs kept.
+    """Make the data folder `output` from the raw pairs of each split, and return the number of pairs kept.
 
-    description: what makes this folder different from others; kept in prepared.json. Work that an interrupted call
-    has finished is taken up from <output>.work, which is removed at the end.
+    description: what distinguishes this folder from others; kept in prepared.json
 
-    Raises ConfigError if that folder belongs to another description.
+    Finished work of an interrupted call is reused from <output>.work, which is removed at the end. Raises ConfigError
+    if that folder belongs to another description.
     """
     from transformer.fairseq_compat import binarize
 
@@ -58,7 +58,7 @@ def build(
 
 
 def versions() -> dict[str, str | None]:
-    """Of the packages that decide what the tokens are."""
+    """Return the versions of the packages that determine the tokens."""
     found: dict[str, str | None] = {}
     for package in PACKAGES:
         try:

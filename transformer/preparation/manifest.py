@@ -1,4 +1,4 @@
-"""wmt14.yaml: which files WMT14 is made of."""
+"""The manifest wmt14.yaml, which lists the files that make up WMT14."""
 
 from functools import cache
 from pathlib import Path
@@ -14,7 +14,7 @@ Hex = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]
 
 
 class Archive(Strict):
-    """A file to download. Sizes and checksums are null where they are not known."""
+    """A file to download; sizes and checksums are null where they are not known."""
 
     url: str
     bytes: PositiveInt | None
@@ -23,12 +23,12 @@ class Archive(Strict):
 
     @property
     def file(self) -> str:
-        """Its name in the folder of archives."""
+        """The file's name in the folder of archives."""
         return self.url.rpartition("/")[2]
 
 
 class Corpus(Strict):
-    """Two members of an archive: source and target lines."""
+    """Two members of an archive, the source and the target lines."""
 
     archive: str
     source: str
@@ -43,7 +43,7 @@ Named = Annotated[Corpus, BeforeValidator(_named)]
 
 
 class LanguagePair(Strict):
-    """A data set: training corpora, newstest2013 and newstest2014."""
+    """The data set of a language pair: training corpora, newstest2013 and newstest2014."""
 
     source: str
     target: str
@@ -71,5 +71,5 @@ class Manifest(Strict):
 
 @cache
 def read_manifest(file: Path = MANIFEST) -> Manifest:
-    """The checked manifest."""
+    """Read and check the manifest."""
     return Manifest.model_validate(OmegaConf.to_container(OmegaConf.load(file)))

@@ -1,8 +1,8 @@
 """The embedded corpus: names of numbers in two languages, by num2words.
 
-A line holds a few numbers ("twelve; three hundred and five"). Real language, unlimited, and its right translation is
-known: word order differs ("vierundzwanzig" is "four and twenty"), so attention is needed, and a model that has
-learned it scores close to 100 BLEU.
+A line holds a few numbers ("twelve; three hundred and five"). This is real language in any amount, with known
+translations. Word order differs ("vierundzwanzig" is "four and twenty"), so attention is needed, and a model that has
+learned the task scores close to 100 BLEU.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ Pair = tuple[str, str]
 
 
 def number_name_pairs(data: NumberNames) -> dict[str, Iterator[Pair]]:
-    """Raw line pairs of each split. Every number below data.numbers belongs to one split only."""
+    """Return the raw line pairs of each split; every number below data.numbers belongs to only one split."""
     numbers = np.random.default_rng(data.seed).permutation(data.numbers)
     held_out = data.held_out
     shares = {"valid": numbers[:held_out], "test": numbers[held_out : 2 * held_out], "train": numbers[2 * held_out :]}
@@ -26,7 +26,7 @@ def number_name_pairs(data: NumberNames) -> dict[str, Iterator[Pair]]:
 
 
 def name_line(numbers: list[int], language: str) -> str:
-    """A line of number names; ConfigError if num2words does not know the language."""
+    """Write numbers as a line of names. Raises ConfigError if num2words does not know the language."""
     try:
         from num2words import num2words
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Many small jobs on a few processes, with a progress bar, never more of them in memory than are being worked on."""
+"""Running many small jobs on a few processes with a progress bar, in bounded memory."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -13,9 +13,9 @@ Result = TypeVar("Result")
 def results(
     function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]], jobs: int, title: str
 ) -> Iterator[Result]:
-    """function(*a) for each a of `arguments`, in order; in this process if jobs is 1.
+    """Yield function(*a) for each a of `arguments`, in order; in this process if jobs is 1.
 
-    The first error is raised, after which nothing new is begun.
+    The first error is raised, and no further job is started.
     """
     with tqdm(desc=title, unit="chunk", disable=None) as progress:
         if jobs == 1:
@@ -36,6 +36,6 @@ def results(
 
 
 def run(function: Callable[..., None], arguments: Iterable[tuple[Any, ...]], jobs: int, title: str) -> None:
-    """`results` of a function that returns nothing."""
+    """Do the same for a function that returns nothing."""
     for _ in results(function, arguments, jobs, title):
         pass

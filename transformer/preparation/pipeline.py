@@ -1,10 +1,11 @@
-"""The stages from raw lines to subwords. Each works on chunks of lines in parallel, and is done once: what lies
-finished in the work folder is not made again.
+"""The stages from raw lines to subwords.
 
-    tokenized/<split>.<chunk>.tsv   source and target words (Moses); raw lines behind them but for training
+Each stage works on chunks of lines in parallel, and reuses what is already finished in the work folder:
+
+    tokenized/<split>.<chunk>.tsv   source and target words (Moses), followed by the raw lines except in training
     bpe.codes                       learned on both sides of the training text together
     encoded/<split>.<chunk>.tsv     the same in subwords, cleaned by length and ratio
-    texts/<split>.<language>        all chunks together, what fairseq binarizes
+    texts/<split>.<language>        all chunks together, for fairseq to binarize
 """
 
 from collections import Counter
@@ -29,9 +30,11 @@ Pair = tuple[str, str]
 class Recipe:
     """How raw lines become subwords.
 
-    merges: of the joint byte pair encoding. longest: subwords on the longer side of a pair; max_ratio: of the longer
-    to the shorter side. cleaned: the splits that lose pairs which are longer or more uneven than that, or empty.
-    chunk: lines in a chunk.
+    merges:    of the joint byte pair encoding
+    longest:   most subwords on the longer side of a pair
+    max_ratio: largest ratio of the longer to the shorter side
+    cleaned:   splits from which empty pairs and pairs beyond these limits are dropped
+    chunk:     lines in a chunk
     """
 
     source: str
@@ -43,21 +46,21 @@ class Recipe:
     chunk: int = 20_000
 
     def keeps(self, source: str, target: str) -> bool:
-        """Whether cleaning keeps a pair of subword lines."""
+        """Decide whether cleaning keeps a pair of subword lines."""
         shorter, longer = sorted((len(source.split()), len(target.split())))
         return shorter > 0 and longer <= min(self.longest, self.max_ratio * shorter)
 
 
 @dataclass(frozen=True)
 class Stages:
-    """A recipe at work in a folder, with so many processes."""
+    """The stages of a recipe in the folder `work`, with `jobs` processes."""
 
     recipe: Recipe
     work: Path
     jobs: int
 
     def tokenize(self, split: str, pairs: Iterable[Pair]) -> None:
-        """Stage 1: raw pairs to words."""
+        """Convert raw pairs to words (stage 1)."""
         done = self.work / "tokenized" / f"{split}.done"
         if done.exists():
             return
@@ -73,7 +76,7 @@ class Stages:
         write_lines(done, [])
 
     def learn(self) -> Path:
-        """Stage 2: the joint byte pair encoding; returns its file."""
+        """Learn the joint byte pair encoding (stage 2) and return its file."""
         codes = self.work / CODES
         if not codes.exists():
             words: Counter[str] = Counter()
@@ -84,7 +87,7 @@ class Stages:
         return codes
 
     def encode(self) -> None:
-        """Stage 3: words to subwords, and cleaning."""
+        """Convert words to subwords and clean them (stage 3)."""
         todo = [
             (self.recipe, self.work / CODES, split in self.recipe.cleaned, file, self._folder("encoded") / file.name)
             for split in SPLITS
@@ -93,7 +96,7 @@ class Stages:
         run(encode_chunk, [each for each in todo if not each[-1].exists()], self.jobs, "encode")
 
     def join(self, raw: Path) -> dict[str, int]:
-        """Stage 4: texts/, and the raw lines of the held-out splits into `raw`; returns the pairs of each split."""
+        """Join chunks to texts/ and raw held-out lines to `raw` (stage 4); return the number of pairs of each split."""
         counts = {}
         for split in SPLITS:
             files = self._files("encoded", split)
@@ -114,14 +117,14 @@ class Stages:
 
 
 def chunks(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
-    """Lists of `size` pairs; the last may be shorter."""
+    """Yield lists of `size` pairs; the last may be shorter."""
     iterator = iter(pairs)
     while chunk := list(islice(iterator, size)):
         yield chunk
 
 
 def tokenize_chunk(recipe: Recipe, keep_raw: bool, pairs: list[Pair], file: Path) -> None:
-    """Write a chunk of words, with the raw lines behind them if they are kept."""
+    """Write a chunk of words, followed by the raw lines if they are kept."""
     source, target = MosesText(recipe.source), MosesText(recipe.target)
     words = [(source.tokenize(s), target.tokenize(t)) for s, t in pairs]
     rows = [(*w, *p) for w, p in zip(words, pairs, strict=True)] if keep_raw else words
@@ -129,7 +132,7 @@ def tokenize_chunk(recipe: Recipe, keep_raw: bool, pairs: list[Pair], file: Path
 
 
 def count_words(file: Path) -> Counter[str]:
-    """How often each word of either side occurs in a chunk."""
+    """Count the words of both sides of a chunk."""
     counts: Counter[str] = Counter()
     for row in read_rows(file):
         for words in row[:2]:
@@ -138,12 +141,12 @@ def count_words(file: Path) -> Counter[str]:
 
 
 def learn_codes(words: Counter[str], merges: int, codes: Path) -> None:
-    """Learn a byte pair encoding from counted words with subword-nmt."""
+    """Learn a byte pair encoding from word counts with subword-nmt."""
     try:
         from subword_nmt.learn_bpe import learn_bpe
     except ImportError as error:
         raise ConfigError(f"subword-nmt cannot be imported ({error}); pip install '.[transformer]'") from error
-    # Sorted, so that ties are broken alike whatever the order of the chunks.
+    # Sorted, so that ties do not depend on the order of the chunks.
     lines = [f"{word} {count}" for word, count in sorted(words.items())]
     with whole(codes) as partial, partial.open("w", encoding="utf-8") as stream, redirect_stderr(StringIO()):
         learn_bpe(lines, stream, merges, is_dict=True)
@@ -158,15 +161,15 @@ def encode_chunk(recipe: Recipe, codes: Path, clean: bool, words: Path, file: Pa
 
 @cache
 def subwords_of(codes: Path) -> Subwords:
-    """The codes, read once in each process; they remember the words that they have split."""
+    """Return the codes, read once in each process; they cache the words that they have split."""
     return Subwords(codes)
 
 
 def read_rows(file: Path) -> Iterator[list[str]]:
-    """The cells of each line."""
+    """Yield the cells of each line."""
     return (line.split("\t") for line in read_lines(file))
 
 
 def column_of(files: Iterable[Path], column: int) -> Iterator[str]:
-    """One cell of each line of these files, one after another."""
+    """Yield one column of these files, line by line."""
     return (row[column] for file in files for row in read_rows(file))

@@ -1,4 +1,4 @@
-"""WMT14: raw line pairs out of its archives."""
+"""Reading WMT14's raw line pairs from its archives."""
 
 import gzip
 import itertools
@@ -20,7 +20,7 @@ SEGMENT = re.compile(r"<seg[^>]*>\s*(.*?)\s*</seg>")
 def wmt14_pairs(
     manifest: Manifest, pair: LanguagePair, folder: Path, validation: Literal["newstest2013", "held_out"]
 ) -> dict[str, Iterator[Pair]]:
-    """Raw line pairs of each split; the archives lie in `folder`."""
+    """Return the raw line pairs of each split, read from the archives in `folder`."""
 
     def train() -> Iterator[Pair]:
         return itertools.chain.from_iterable(corpus_pairs(manifest, corpus, folder) for corpus in pair.train)
@@ -33,15 +33,15 @@ def wmt14_pairs(
 
 
 def slice_out(pairs: Iterable[Pair], every: int, held_out: bool) -> Iterator[Pair]:
-    """Every `every`-th pair if held_out, else all others."""
+    """Return every `every`-th pair if held_out, else all others."""
     return (pair for number, pair in enumerate(pairs, start=1) if (number % every == 0) == held_out)
 
 
 def corpus_pairs(manifest: Manifest, corpus: Corpus, folder: Path) -> Iterator[Pair]:
-    """The line pairs of a corpus; ConfigError if its sides differ in length or a member is missing."""
+    """Yield the line pairs of a corpus. Raises ConfigError if a member is missing or its sides differ in length."""
     file = folder / manifest.archives[corpus.archive].file
     with ExitStack() as stack:
-        # Each side reads the archive by itself: its members can only be read one after another.
+        # Each side opens the archive separately, since members of one open archive cannot be read in parallel.
         sides = [member_lines(stack, file, member) for member in (corpus.source, corpus.target)]
         for source, target in itertools.zip_longest(*sides):
             if source is None or target is None:
@@ -50,7 +50,7 @@ def corpus_pairs(manifest: Manifest, corpus: Corpus, folder: Path) -> Iterator[P
 
 
 def member_lines(stack: ExitStack, file: Path, member: str) -> Iterator[str]:
-    """The lines of a text, .gz or .sgm member of a tar archive."""
+    """Read the lines of a text, .gz or .sgm member of a tar archive."""
     try:
         archive = stack.enter_context(tarfile.open(file))  # noqa: SIM115 - the stack closes it
         stream = archive.extractfile(member)
@@ -61,7 +61,7 @@ def member_lines(stack: ExitStack, file: Path, member: str) -> Iterator[str]:
     if stream is None:
         raise ConfigError(f"{file}: {member} is no file")
     content: IO[bytes] = stack.enter_context(gzip.GzipFile(fileobj=stream) if member.endswith(".gz") else stream)
-    # A binary stream is cut at line feeds only; some texts hold other separators, which are part of a line.
+    # A binary stream is split at line feeds only; some texts hold other separators, which are part of a line.
     lines = (line.decode("utf-8", errors="replace").strip("\r\n") for line in content)
     if not member.endswith(".sgm"):
         return lines
