@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from common.topology import Topology, build, push_sum
-from common.topology.checks import did_you_mean
+from common.spelling import did_you_mean
 
 
 def check_order(order: str) -> None:
