@@ -62,7 +62,7 @@ def test_table_of_aer(capsys):
         (["complete", "--world-size", "6"], "all 6"),
         (["base_k", "--world-size", "7", "--option", "k=1"], "weighted pairs, 1 idle"),
         (["static_exponential", "--world-size", "6"], "directed, 3 peers"),
-        (["ring", "--world-size", "100"], "more than 10000"),
+        (["ring", "--world-size", "16", "--option", "idle_rounds=30"], "more than 10000"),
     ],
 )
 def test_tables_of_others(capsys, arguments, expected):
