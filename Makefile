@@ -1,10 +1,10 @@
 # Every target sets up what it needs: .venv is made once and again only when the pinned versions change.
-.PHONY: help env quickstart test lint format clean
+.PHONY: help env quickstart test test-slow lint format clean
 
 PYTHON_ENV := .venv/bin/python
 
 help:  ## show this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 env:  ## make the virtual environment .venv
 	@scripts/make_env.sh
@@ -14,8 +14,11 @@ quickstart: env  ## train on digits by all-reduce and gossip; writes results/tab
 	$(PYTHON_ENV) -m scripts.tables table=quickstart
 	$(PYTHON_ENV) -m scripts.figures figure=quickstart
 
-test: env  ## run the tests, two files at a time
-	$(PYTHON_ENV) -m pytest -n 2
+test: env  ## run the fast tests: every behaviour once, real processes included
+	$(PYTHON_ENV) -m pytest -n 2 -m "not slow"
+
+test-slow: env  ## run the other tests: repetitions, many processes, Slurm, benchmarks' programs
+	$(PYTHON_ENV) -m pytest -n 2 -m slow
 
 lint: env  ## check style
 	$(PYTHON_ENV) -m ruff check

@@ -1,24 +1,25 @@
-"""How tests are shared out among processes (pytest -n 2): file by file, so that fixtures are made once."""
+"""How tests are shared out among the processes of `pytest -n 2`: file by file, so that fixtures are made once."""
 
 import signal
 
 import pytest
 
-SLURM = "tests/slurm/"  # there is one Slurm on the machine
-LONGEST = (SLURM, "tests/training/test_resume.py")  # begin first: at the end one process would be left with them
+SLURM = "tests/slurm/"  # in one process, as there is one Slurm on the machine
+# Begin first: at the end one process would be left with them.
+LONGEST = (SLURM, "tests/training/test_resume.py", "tests/distributed/test_engine_equals_simulator.py")
 
 
 @pytest.fixture(autouse=True)
 def signal_handlers() -> None:
-    """Python's own: pytest -n ignores SIGINT, as would all that tests start, and torchrun leaves handlers behind where
-    it ran in this process."""
+    """Restore Python's own: `pytest -n` ignores SIGINT, as would all programs that tests start, and torchrun leaves its
+    handlers behind where it ran in this process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
-    """So are fixtures that are made before a test's own."""
+    """Let fixtures of a session or module be interrupted too: they are made before those of a test."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

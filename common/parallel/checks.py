@@ -7,8 +7,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from common.topology import Topology, build, push_sum
 from common.spelling import did_you_mean
+from common.topology import Topology, build, push_sum
 
 
 def check_order(order: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.distributed.processes import run_processes
 from tests.distributed.scenarios import Scenario, in_process, in_simulation
+from tests.naming import case
 
 RTOL, ATOL = 2e-5, 2e-6  # float32 sums taken in another order, over some 20 steps
 
@@ -31,11 +32,11 @@ def assert_equal_to_simulator(
     for index, scenario in enumerate(scenarios):
         for rank, expected in enumerate(in_simulation(n, scenario)):
             got = real[rank][index]
-            for kind in ("state", "mean"):
-                what = f"{scenario.optimizer} {scenario.topology} rank {rank} {kind}"
-                assert_same(got[kind], expected[kind], what, rtol, atol)
-            assert got["distance"] == pytest.approx(expected["distance"], rel=1e-3, abs=1e-5)
-            assert got["counters"].rounds == scenario.steps
-            if not scenario.options:  # a forced transport has other costs
-                assert got["counters"].bytes_sent == pytest.approx(expected["counters"].bytes_sent)
+            with case("rank", rank, scenario):
+                for kind in ("state", "mean"):
+                    assert_same(got[kind], expected[kind], kind, rtol, atol)
+                assert got["distance"] == pytest.approx(expected["distance"], rel=1e-3, abs=1e-5)
+                assert got["counters"].rounds == scenario.steps
+                if not scenario.options:  # a forced transport has other costs
+                    assert got["counters"].bytes_sent == pytest.approx(expected["counters"].bytes_sent)
     return real

@@ -15,8 +15,8 @@ from typing import Any
 from cnn.task import TASK
 
 # One server for the whole test session, whoever starts it: what any of its processes will import.
-PRELOAD = ["torch", "torch._dynamo", "pytest", "common.parallel", "common.optim", "common.simulate"]
-PRELOAD += ["common.training.launch", "cnn.task", *TASK.late_imports]
+PRELOAD = ["torch", "torch._dynamo", "tests.distributed.warm", "pytest", "common.parallel", "common.optim"]
+PRELOAD += ["common.simulate", "common.training.launch", "cnn.task", *TASK.late_imports]
 
 
 def run_processes(

@@ -60,7 +60,7 @@ def test_dmsgd_with_features(optimizer: str) -> None:
     assert_equal_to_simulator(3, [base, two, unused, replace(base, topology="complete"), replace(CONV, order="atc")])
 
 
-@pytest.mark.parametrize("n", [4, 8])
+@pytest.mark.parametrize("n", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_hosts_of_two_ranks(n: int) -> None:
     """Every host averages inside, shards travel between hosts: by send and receive, or by all-reduce ("complete")."""
     aer = replace(BASE, topology="aer", workers_per_host=2)
@@ -111,7 +111,7 @@ def test_steps_bucket_by_bucket() -> None:
     assert_equal_to_simulator(4, variants)
 
 
-@pytest.mark.parametrize(("n", "workers_per_host"), [(4, 1), (4, 2), (8, 2)])
+@pytest.mark.parametrize(("n", "workers_per_host"), [(4, 1), (4, 2), pytest.param(8, 2, marks=pytest.mark.slow)])
 def test_staggered_phases(n: int, workers_per_host: int) -> None:
     """Odd buckets run the rounds of AER in another order, here and in the simulator; every host sends evenly."""
     aer = replace(BASE, topology="aer", workers_per_host=workers_per_host, phases="staggered")
@@ -163,7 +163,7 @@ def test_bucket_size_changes_no_bit(topology: str) -> None:
         assert_same(medium["state"], large["state"])
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_allreduce(n: int) -> None:
     base = replace(BASE, method="allreduce")
     features = [

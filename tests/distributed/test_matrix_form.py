@@ -133,14 +133,14 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize(("order", "optimizer"), METHODS)
-@pytest.mark.parametrize("n", [5, 8])
-def test_processes_compute_the_matrix_form(n: int, order: str, optimizer: str, tmp_path: Path) -> None:
-    cases = [Case(topology, order, optimizer) for topology in topologies(n, tmp_path)]
+@pytest.mark.parametrize("n", [5, pytest.param(8, marks=pytest.mark.slow)])
+def test_processes_compute_the_matrix_form(n: int, tmp_path: Path) -> None:
+    cases = [Case(topology, *method) for topology in topologies(n, tmp_path) for method in METHODS]
     results = run_processes(on_rank, n, cases)
     for index, case in enumerate(cases):
         got = np.array([result[index] for result in results])
-        np.testing.assert_allclose(got, in_numpy(n, case), rtol=1e-11, atol=1e-13, err_msg=case.topology.name)
+        name = f"{case.topology.name} {case.order} {case.optimizer}"
+        np.testing.assert_allclose(got, in_numpy(n, case), rtol=1e-11, atol=1e-13, err_msg=name)
 
 
 def directed(n: int, period: int) -> Topology:
@@ -183,7 +183,7 @@ def pushing(rank: int, n: int, cases: list[Case]) -> list[tuple[np.ndarray, np.n
     return results
 
 
-@pytest.mark.parametrize("n", [3, 5])
+@pytest.mark.parametrize("n", [3, pytest.param(5, marks=pytest.mark.slow)])
 def test_push_sum_computes_the_matrix_form(n: int) -> None:
     graphs = [directed(n, 1), directed(n, 3)]
     methods = [("awc", "sgd"), ("awc", "momentum"), ("atc", "momentum"), ("atc", "dmsgd_local")]

@@ -20,7 +20,13 @@ HOSTS = replace(BASE, topology="aer", workers_per_host=2)  # two workers of two 
 
 
 @pytest.mark.parametrize(
-    ("n", "scenarios"), [(2, SCENARIOS), (4, SCENARIOS), (6, SCENARIOS[:3]), (8, [*SCENARIOS[:3], HOSTS])]
+    ("n", "scenarios"),
+    [
+        (2, SCENARIOS),
+        (4, SCENARIOS),
+        pytest.param(6, SCENARIOS[:3], marks=pytest.mark.slow),
+        pytest.param(8, [*SCENARIOS[:3], HOSTS], marks=pytest.mark.slow),
+    ],
 )
 def test_equals_a_simulation_of_half_as_many_workers(n: int, scenarios: list[Scenario]) -> None:
     real = assert_equal_to_simulator(n, scenarios)

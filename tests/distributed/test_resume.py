@@ -4,6 +4,7 @@ import copy
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from tests.distributed import models
 from tests.distributed.comparison import assert_same
 from tests.distributed.processes import run_processes
 from tests.distributed.scenarios import Scenario, in_process, real, snapshot
+from tests.naming import case
 
 HALF = 10  # not a multiple of AccumAdamW's window of 4, nor of the topologies' periods
 BASE = Scenario(optimizer="accumadamw", steps=2 * HALF)
@@ -43,54 +45,51 @@ def saved(rank: int, scenario: Scenario) -> dict[str, Any]:
     return checkpoint
 
 
-def resumed(rank: int, n: int, scenarios: list[Scenario]) -> list[dict]:
-    results = []
-    for scenario in scenarios:
-        checkpoint = saved(rank, scenario)
-        training = real(rank, scenario)
-        training.model.load_state_dict(checkpoint["model"])
-        for optimizer, state in zip(training.optimizers[0], checkpoint["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        training.model.load_clock(checkpoint["clock"])
-        training.model.load_communication_state(checkpoint["communication"])
-        training.run(range(HALF, 2 * HALF))
-        bytes_sent = checkpoint["bytes_sent"] + training.model.counters.bytes_sent
-        results.append({"state": snapshot(training.model), "clock": training.model.clock, "bytes_sent": bytes_sent})
-        training.model.close()
-    return results
+def resumed(rank: int, scenario: Scenario) -> dict[str, Any]:
+    """What a training in new objects comes to that starts from a checkpoint of the middle."""
+    checkpoint = saved(rank, scenario)
+    training = real(rank, scenario)
+    training.model.load_state_dict(checkpoint["model"])
+    for optimizer, state in zip(training.optimizers[0], checkpoint["optimizers"], strict=True):
+        optimizer.load_state_dict(state)
+    training.model.load_clock(checkpoint["clock"])
+    training.model.load_communication_state(checkpoint["communication"])
+    training.run(range(HALF, 2 * HALF))
+    bytes_sent = checkpoint["bytes_sent"] + training.model.counters.bytes_sent
+    result = {"state": snapshot(training.model), "clock": training.model.clock, "bytes_sent": bytes_sent}
+    training.model.close()
+    return result
 
 
-def rewound(rank: int, n: int, scenarios: list[Scenario]) -> list[dict]:
-    """Back to the middle with the same objects, and on from there."""
-    results = []
-    for scenario in scenarios:
-        training = real(rank, scenario).run(range(HALF))
-        model = copy.deepcopy(training.model.state_dict())
-        communication = copy.deepcopy(training.model.communication_state())
-        states = copy.deepcopy([optimizer.state_dict() for optimizer in training.optimizers[0]])
-        training.run(range(50, 53))
-        training.model.load_state_dict(model)
-        for optimizer, state in zip(training.optimizers[0], states, strict=True):
-            optimizer.load_state_dict(state)
-        training.model.load_clock(HALF)
-        training.model.load_communication_state(communication)
-        results.append(snapshot(training.run(range(HALF, 2 * HALF)).model))
-        training.model.close()
-    return results
+def rewound(rank: int, scenario: Scenario) -> dict[str, np.ndarray]:
+    """The parameters after going back to the middle with the same objects, and on from there."""
+    training = real(rank, scenario).run(range(HALF))
+    model = copy.deepcopy(training.model.state_dict())
+    communication = copy.deepcopy(training.model.communication_state())
+    states = copy.deepcopy([optimizer.state_dict() for optimizer in training.optimizers[0]])
+    training.run(range(50, 53))
+    training.model.load_state_dict(model)
+    for optimizer, state in zip(training.optimizers[0], states, strict=True):
+        optimizer.load_state_dict(state)
+    training.model.load_clock(HALF)
+    training.model.load_communication_state(communication)
+    state = snapshot(training.run(range(HALF, 2 * HALF)).model)
+    training.model.close()
+    return state
 
 
-def test_rewinding_is_exact() -> None:
-    uninterrupted = run_processes(in_process, 4, SCENARIOS)
-    for rank, states in enumerate(run_processes(rewound, 4, SCENARIOS)):
-        for scenario, state, expected in zip(SCENARIOS, states, uninterrupted[rank], strict=True):
-            assert_same(state, expected["state"], str(scenario))
+def all_ways(rank: int, n: int, scenarios: list[Scenario]) -> list[tuple[dict, dict, dict]]:
+    """Each scenario uninterrupted, resumed and rewound, in one process: what is compiled once serves all three."""
+    uninterrupted = in_process(rank, n, scenarios)
+    return [(uninterrupted[i], resumed(rank, s), rewound(rank, s)) for i, s in enumerate(scenarios)]
 
 
-@pytest.mark.parametrize(("n", "scenarios"), [(4, SCENARIOS), (2, [ALLREDUCE])])
-def test_resume_is_exact(n: int, scenarios: list[Scenario]) -> None:
-    uninterrupted = run_processes(in_process, n, scenarios)
-    for rank, results in enumerate(run_processes(resumed, n, scenarios)):
-        for scenario, result, expected in zip(scenarios, results, uninterrupted[rank], strict=True):
-            assert_same(result["state"], expected["state"], str(scenario))
-            assert result["clock"] == 2 * HALF
-            assert result["bytes_sent"] == expected["counters"].bytes_sent
+@pytest.mark.parametrize(("n", "scenarios"), [(4, SCENARIOS), (2, [ALLREDUCE])], ids=["gossip", "allreduce"])
+def test_resuming_and_rewinding_are_exact(n: int, scenarios: list[Scenario]) -> None:
+    for rank, results in enumerate(run_processes(all_ways, n, scenarios)):
+        for scenario, (whole, resumed, rewound) in zip(scenarios, results, strict=True):
+            with case("rank", rank, scenario):
+                assert_same(resumed["state"], whole["state"], "resumed")
+                assert resumed["clock"] == 2 * HALF
+                assert resumed["bytes_sent"] == whole["counters"].bytes_sent
+                assert_same(rewound, whole["state"], "rewound")

@@ -16,11 +16,12 @@ TINY = Shape(layers=2, heads=4, width=32, vocabulary=61, context=16)
 @pytest.fixture
 def transformers(monkeypatch):
     """Hugging Face's package without torchvision, whose import fails beside a CPU build of torch."""
-    package = pytest.importorskip("transformers")
-    import_utils = pytest.importorskip("transformers.utils.import_utils")
-    for module in (import_utils, package.utils):
+    import transformers
+    from transformers.utils import import_utils
+
+    for module in (import_utils, transformers.utils):
         monkeypatch.setattr(module, "is_torchvision_available", lambda: False)
-    return package
+    return transformers
 
 
 @pytest.mark.parametrize("bias", [True, False])

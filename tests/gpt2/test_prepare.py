@@ -64,7 +64,8 @@ def test_every_document_is_in_one_split_and_ends_with_end_of_text(source, proces
 
 @pytest.mark.parametrize(("documents_", "fraction"), [(7, 0.2), (1000, 0.0005), (12345, 0.0005), (50, 0.5)])
 def test_the_split_is_that_of_hugging_face_datasets(documents_, fraction):
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     whole = datasets.Dataset.from_dict({"number": range(documents_)})
     parts = whole.train_test_split(test_size=fraction, seed=2357, shuffle=True)
     assert validation_documents(documents_, fraction, 2357) == sorted(parts["test"]["number"])

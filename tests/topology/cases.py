@@ -1,4 +1,4 @@
-"""Every topology at every small world size where it exists."""
+"""Every topology with every small number of workers for which it exists."""
 
 from functools import cache
 
@@ -18,12 +18,12 @@ def cached(name, n, workers_per_host=1, **options) -> Topology:
     return build(name, n, workers_per_host, **options)
 
 
-CASES = [
-    (name, n)
-    for name in NAMES
-    for n in SIZES
-    if name != "file" and (name not in ("hypercube", "aer") or is_power_of_two(n))
-]
+FAMILIES = [name for name in NAMES if name != "file"]
+
+
+def sizes_of(name) -> list[int]:
+    """The numbers of workers, of SIZES, for which the family exists."""
+    return [n for n in SIZES if name not in ("hypercube", "aer") or is_power_of_two(n)]
 
 
 def product(topology, start, count):

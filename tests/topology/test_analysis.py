@@ -14,36 +14,40 @@ from common.topology import (
     period_contraction,
     rounds_to_consensus,
 )
-from tests.topology.cases import CASES, SIZES, cached, product
+from tests.naming import case
+from tests.topology.cases import FAMILIES, SIZES, cached, product, sizes_of
 
 EXACT = 1e-9  # |lambda_2| of a period below this counts as an exact average
 
 
-@pytest.mark.parametrize(("name", "n"), [case for case in CASES if case[0] != "random_matching"])
-def test_gap_is_that_of_the_second_largest_eigenvalue(name, n):
-    topology = cached(name, n)
-    p = topology.period
-    moduli = np.sort(np.abs(np.linalg.eigvals(product(topology, 0, p))))[::-1]
-    second = moduli[1] if n > 1 else 0.0
-    expected = 1.0 if second < EXACT else 1 - second ** (1 / p)
-    assert topology.spectral_gap() == pytest.approx(expected, abs=1e-9)
-    assert 0 < topology.spectral_gap() <= 1
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "random_matching"])
+def test_gap_is_that_of_the_second_largest_eigenvalue(name):
+    for n in sizes_of(name):
+        with case(name, n):
+            topology = cached(name, n)
+            p = topology.period
+            moduli = np.sort(np.abs(np.linalg.eigvals(product(topology, 0, p))))[::-1]
+            second = moduli[1] if n > 1 else 0.0
+            expected = 1.0 if second < EXACT else 1 - second ** (1 / p)
+            assert topology.spectral_gap() == pytest.approx(expected, abs=1e-9)
+            assert 0 < topology.spectral_gap() <= 1
 
 
-@pytest.mark.parametrize("n", [n for n in SIZES if n > 1])
-def test_gaps_in_closed_form(n):
-    hops = math.ceil(math.log2(n))
-    assert cached("complete", n).spectral_gap() == 1
-    assert cached("star", n).spectral_gap() == pytest.approx(1 / n if n > 2 else 1)
-    if n > 3:
-        rho = max(abs(1 / 3 + 2 / 3 * math.cos(2 * math.pi * k / n)) for k in range(1, n))
-        assert cached("ring", n).spectral_gap() == pytest.approx(1 - rho)
-        assert rho == pytest.approx(1 / 3 + 2 / 3 * math.cos(2 * math.pi / n))
-    static = cached("static_exponential", n).spectral_gap()
-    if n % 2 == 0:
-        assert static == pytest.approx(2 / (1 + hops), abs=1e-12)
-    else:
-        assert static > 2 / (1 + hops) + 1e-6
+def test_gaps_in_closed_form():
+    for n in SIZES[1:]:
+        with case(n):
+            hops = math.ceil(math.log2(n))
+            assert cached("complete", n).spectral_gap() == 1
+            assert cached("star", n).spectral_gap() == pytest.approx(1 / n if n > 2 else 1)
+            if n > 3:
+                rho = max(abs(1 / 3 + 2 / 3 * math.cos(2 * math.pi * k / n)) for k in range(1, n))
+                assert cached("ring", n).spectral_gap() == pytest.approx(1 - rho)
+                assert rho == pytest.approx(1 / 3 + 2 / 3 * math.cos(2 * math.pi / n))
+            static = cached("static_exponential", n).spectral_gap()
+            if n % 2 == 0:
+                assert static == pytest.approx(2 / (1 + hops), abs=1e-12)
+            else:
+                assert static > 2 / (1 + hops) + 1e-6
 
 
 def test_static_exponential_of_nine():
@@ -73,13 +77,15 @@ def test_no_gap_without_consensus(W):
     assert rounds_to_consensus(topology, limit=50) is None
 
 
-@pytest.mark.parametrize(("name", "n"), [case for case in CASES if case[1] in (4, 7, 16)])
-def test_contraction_is_the_second_singular_value(name, n):
-    topology = cached(name, n)
-    for round_ in topology.sample[:6]:
-        assert contraction(round_.matrix()) == pytest.approx(np.linalg.svd(round_.matrix())[1][1], abs=1e-12)
-    P = product(topology, 0, len(topology.sample))
-    assert period_contraction(topology) == pytest.approx(np.linalg.svd(P)[1][1], abs=1e-12)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_contraction_is_the_second_singular_value(name):
+    for n in {4, 7, 16} & set(sizes_of(name)):
+        with case(name, n):
+            topology = cached(name, n)
+            for round_ in topology.sample[:6]:
+                assert contraction(round_.matrix()) == pytest.approx(np.linalg.svd(round_.matrix())[1][1], abs=1e-12)
+            P = product(topology, 0, len(topology.sample))
+            assert period_contraction(topology) == pytest.approx(np.linalg.svd(P)[1][1], abs=1e-12)
 
 
 def test_contraction_of_push_sum_is_that_of_the_debiased_values():

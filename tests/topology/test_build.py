@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from common.topology import NAMES, Round, Topology, build
-from tests.topology.cases import CASES, cached
+from tests.naming import case
+from tests.topology.cases import FAMILIES, cached
 
 
 def test_names_in_order():
@@ -69,18 +70,20 @@ def test_rounds_count_from_zero(t):
         cached("ring", 4).round(t)
 
 
-@pytest.mark.parametrize(("name", "n"), [case for case in CASES if case[1] in (1, 2, 8)])
-def test_topologies_are_values(name, n):
-    topology, again = build(name, n), build(name, n)
-    for twin in (again, copy.deepcopy(topology), pickle.loads(pickle.dumps(topology))):
-        assert twin == topology
-        assert hash(twin) == hash(topology)
-        assert twin.fingerprint() == topology.fingerprint()
-        assert all(twin.round(t) == topology.round(t) for t in range(5))
-    with pytest.raises(AttributeError):
-        topology.name = "other"
-    with pytest.raises(TypeError):
-        topology.round(0).weights[0][0] = 2.0
+@pytest.mark.parametrize("name", FAMILIES)
+def test_topologies_are_values(name):
+    for n in (1, 2, 8):
+        with case(name, n):
+            topology, again = build(name, n), build(name, n)
+            for twin in (again, copy.deepcopy(topology), pickle.loads(pickle.dumps(topology))):
+                assert twin == topology
+                assert hash(twin) == hash(topology)
+                assert twin.fingerprint() == topology.fingerprint()
+                assert all(twin.round(t) == topology.round(t) for t in range(5))
+            with pytest.raises(AttributeError):
+                topology.name = "other"
+            with pytest.raises(TypeError):
+                topology.round(0).weights[0][0] = 2.0
 
 
 def test_fingerprints_differ_between_schedules():

@@ -62,7 +62,7 @@ def test_table_of_aer(capsys):
         (["complete", "world_size=6"], "all 6"),
         (["base_k", "world_size=7", "option.k=1"], "weighted pairs, 1 idle"),
         (["static_exponential", "world_size=6"], "directed, 3 peers"),
-        (["ring", "world_size=100"], "more than 10000"),
+        (["ring", "world_size=16", "option.idle_rounds=30"], "more than 10000"),
     ],
 )
 def test_tables_of_others(capsys, arguments, expected):
@@ -88,7 +88,7 @@ def test_file_options_from_the_command_line(capsys, tmp_path):
         (["ring", "aer", "world_size=4"], "aer: unknown key"),
         (["ring", "--world-size"], "world_size: expected world_size=VALUE"),
         (["aer", "world_size=4", "ranks_per_host=2"], "did you mean 'workers_per_host'?"),
-        (["aer", "--world-size=4", "--workers-per-host", "2"], "did you mean 'workers_per_host'?"),
+        (["aer", "--world-size=4", "--ranks-per-host", "2"], "did you mean 'workers_per_host'?"),
         (["ring", "world_size=4", "rounds=0"], "rounds=0: expected greater than 0"),
         (["ring", "world_size=4", "option=k"], "option='k': expected a valid dictionary"),
         (["ring", "world_size=4", "option.k=1"], "expected names among idle_rounds, between_hosts; got 'k'"),

@@ -12,39 +12,44 @@ from common.topology import (
     messages_sent,
     transport_of,
 )
-from tests.topology.cases import CASES, cached
+from tests.naming import case
+from tests.topology.cases import FAMILIES, cached, sizes_of
 
 S = 1000.0
 
 
-@pytest.mark.parametrize(("name", "n"), CASES)
-def test_transport_follows_the_structure(name, n):
-    for round_ in cached(name, n).sample[:4]:
-        W = round_.matrix()
-        projection = np.allclose(W, W.T) and np.allclose(W @ W, W)  # averaging in groups, and nothing else
-        largest = (W > 0).sum(axis=1).max()
-        if largest == 1:
-            assert transport_of(round_) is Transport.IDLE
-        elif projection and largest > 2:
-            assert transport_of(round_) is Transport.SUBGROUP
-        else:
-            assert transport_of(round_) is Transport.SEND_RECV
+@pytest.mark.parametrize("name", FAMILIES)
+def test_transport_follows_the_structure(name):
+    for n in sizes_of(name):
+        with case(name, n):
+            for round_ in cached(name, n).sample[:4]:
+                W = round_.matrix()
+                projection = np.allclose(W, W.T) and np.allclose(W @ W, W)  # averaging in groups, and nothing else
+                largest = (W > 0).sum(axis=1).max()
+                if largest == 1:
+                    assert transport_of(round_) is Transport.IDLE
+                elif projection and largest > 2:
+                    assert transport_of(round_) is Transport.SUBGROUP
+                else:
+                    assert transport_of(round_) is Transport.SEND_RECV
 
 
-@pytest.mark.parametrize(("name", "n"), CASES)
-def test_total_bytes_by_counting_entries(name, n):
-    for round_ in cached(name, n).sample[:4]:
-        edges = np.count_nonzero(round_.matrix() - np.diag(np.diag(round_.matrix())))
-        by_messages = [bytes_sent(round_, i, S, "send_recv") for i in range(n)]
-        assert sum(by_messages) == edges * S
-        assert sum(messages_sent(round_, i, "send_recv") for i in range(n)) == edges
-        if transport_of(round_) is Transport.SUBGROUP:
-            sizes = (round_.matrix() > 0).sum(axis=1)
-            total = sum(bytes_sent(round_, i, S) for i in range(n))
-            assert total == pytest.approx((2 * (sizes - 1) / sizes).sum() * S)
-            assert [messages_sent(round_, i) for i in range(n)] == [2 * (g - 1) for g in sizes]
-        else:
-            assert [bytes_sent(round_, i, S) for i in range(n)] == by_messages
+@pytest.mark.parametrize("name", FAMILIES)
+def test_total_bytes_by_counting_entries(name):
+    for n in sizes_of(name):
+        with case(name, n):
+            for round_ in cached(name, n).sample[:4]:
+                edges = np.count_nonzero(round_.matrix() - np.diag(np.diag(round_.matrix())))
+                by_messages = [bytes_sent(round_, i, S, "send_recv") for i in range(n)]
+                assert sum(by_messages) == edges * S
+                assert sum(messages_sent(round_, i, "send_recv") for i in range(n)) == edges
+                if transport_of(round_) is Transport.SUBGROUP:
+                    sizes = (round_.matrix() > 0).sum(axis=1)
+                    total = sum(bytes_sent(round_, i, S) for i in range(n))
+                    assert total == pytest.approx((2 * (sizes - 1) / sizes).sum() * S)
+                    assert [messages_sent(round_, i) for i in range(n)] == [2 * (g - 1) for g in sizes]
+                else:
+                    assert [bytes_sent(round_, i, S) for i in range(n)] == by_messages
 
 
 @pytest.mark.parametrize("workers_per_host", [1, 2, 3, 4])
