@@ -36,7 +36,7 @@ def average_buffers_(buffers: Sequence[Tensor], n: int, group: dist.ProcessGroup
 def consensus_distance(
     vectors: Sequence[Tensor], n: int, group: dist.ProcessGroup | None, weight: float = 1.0
 ) -> float:
-    """sqrt(mean_i ||x_i - x_bar||^2) with x_i the concatenation of this rank's vectors. Collective.
+    """Return sqrt(mean_i ||x_i - x_bar||^2), with x_i the concatenation of this rank's vectors. Collective.
 
     weight: of this rank's x_i in the mean x_bar; all weights sum to n
     """

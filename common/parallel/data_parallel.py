@@ -26,16 +26,16 @@ _KEEP_BUFFERS = {"forward_sync_buffers" if "forward_sync_buffers" in _SIGNATURE 
 
 
 class DataParallel(nn.Module, ABC):
-    """A replica of `module` that one worker trains.
+    """A replica of `module` that worker number `worker` of `world_size` workers trains.
 
     Names are the bare module's everywhere: `state_dict()`, `parameters()`, `named_parameters()` carry no prefix.
     One *update* is one `step()` of every attached optimizer; `clock` counts the updates committed.
     """
 
-    def __init__(self, module: nn.Module, rank: int, world_size: int) -> None:
+    def __init__(self, module: nn.Module, worker: int, world_size: int) -> None:
         super().__init__()
         self.module = module
-        self.rank = rank
+        self.worker = worker
         self.world_size = world_size
         self.clock = 0
         self.counters = CommunicationCounters()

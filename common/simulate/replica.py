@@ -61,10 +61,10 @@ def simulate(
 
 
 class SimulatedReplica(DataParallel):
-    """Worker `rank` of a cohort. Collective operations act on the cohort when any one replica is asked."""
+    """Worker number `worker` of a cohort. Collective operations act on the cohort when any one replica is asked."""
 
-    def __init__(self, module: nn.Module, rank: int, cohort: "Cohort") -> None:
-        super().__init__(module, rank, cohort.world_size)
+    def __init__(self, module: nn.Module, worker: int, cohort: "Cohort") -> None:
+        super().__init__(module, worker, cohort.world_size)
         self._cohort = cohort
         self.topology, self.order = cohort.topology, cohort.order
 
@@ -73,20 +73,20 @@ class SimulatedReplica(DataParallel):
         mixes = self._cohort.gossips and mixes_momentum(optimizer, self.order, self.topology)
         super().attach(optimizer)
         if mixes:
-            self._cohort.add_momentum(self.rank, optimizer)
+            self._cohort.add_momentum(self.worker, optimizer)
         if is_bucketwise(optimizer):
-            optimizer.flatten_state(self._cohort.vectors[self.rank], place_gradients=True)
+            optimizer.flatten_state(self._cohort.vectors[self.worker], place_gradients=True)
         return optimizer
 
     def close(self) -> None:
         """Detach from the optimizers; the bare module and they stay usable."""
         super().close()
-        self._cohort.remove_momentum(self.rank)
+        self._cohort.remove_momentum(self.worker)
 
     def _before_forward(self) -> None:
         if self._cohort.updating:
             raise RuntimeError(
-                f"simulated worker {self.rank} ran a training forward while others had stepped already: in each "
+                f"simulated worker {self.worker} ran a training forward while others had stepped already: in each "
                 "step run forward and backward on every replica first, then step every optimizer"
             )
 
@@ -95,16 +95,16 @@ class SimulatedReplica(DataParallel):
         self._cohort.synchronize_gradients()
 
     def _before_update(self) -> None:
-        self._cohort.before_update(self.rank)
+        self._cohort.before_update(self.worker)
 
     def _after_update(self) -> None:
-        self._cohort.after_update(self.rank)
+        self._cohort.after_update(self.worker)
 
     def _mean_state(self) -> list[Tensor]:
-        return self._cohort.state_of(self.rank)
+        return self._cohort.state_of(self.worker)
 
     def _write_mean(self) -> None:
-        self._cohort.write_mean(self.rank)
+        self._cohort.write_mean(self.worker)
 
     def average_(self) -> None:
         """Replace every worker's parameters and buffers by the mean, for good."""
@@ -144,7 +144,7 @@ class Cohort:
         self.updating: set[int] = set()  # workers that began the current update
         self.updated: set[int] = set()  # workers that finished it
         self.synchronized = False
-        self.replicas = [SimulatedReplica(module, rank, self) for rank, module in enumerate(modules)]
+        self.replicas = [SimulatedReplica(module, worker, self) for worker, module in enumerate(modules)]
 
     def synchronize_gradients(self) -> None:
         """Average the gradients where the method is all-reduce; on the first call of each step."""
@@ -193,27 +193,27 @@ class Cohort:
         for momentum in self.momentum.pop(worker, ()):
             momentum.close()
 
-    def state_of(self, rank: int) -> list[Tensor]:
-        """Return worker `rank`'s flat vectors and averaged buffers."""
-        return [vector.data for vector in self.vectors[rank]] + self.buffers[rank]
+    def state_of(self, worker: int) -> list[Tensor]:
+        """Return a worker's flat vectors and averaged buffers."""
+        return [vector.data for vector in self.vectors[worker]] + self.buffers[worker]
 
-    def write_mean(self, rank: int) -> None:
-        """Write the mean of all workers into worker `rank`; under all-reduce parameters are equal already."""
+    def write_mean(self, worker: int) -> None:
+        """Write the mean of all workers into this one; under all-reduce parameters are equal already."""
         if self.world_size == 1:
             return
         if self.gossips:
             for matrix in self.stacked:
-                matrix[rank].copy_(mean(self._weighted(matrix)))
+                matrix[worker].copy_(mean(self._weighted(matrix)))
         for tensors in zip(*self.buffers, strict=True):
-            tensors[rank].copy_(mean(torch.stack(tensors)))
+            tensors[worker].copy_(mean(torch.stack(tensors)))
 
     def average_(self) -> None:
         """Write the mean of all workers into every worker."""
         if self.world_size == 1:
             return
         self.write_mean(0)
-        for rank in range(1, self.world_size):
-            for tensor, first in zip(self.state_of(rank), self.state_of(0), strict=True):
+        for worker in range(1, self.world_size):
+            for tensor, first in zip(self.state_of(worker), self.state_of(0), strict=True):
                 tensor.copy_(first)
 
     def consensus_distance(self) -> float:
@@ -269,15 +269,15 @@ def stack(modules: Sequence[nn.Module]) -> tuple[list[Tensor], list[list[FlatVec
     """Return matrices [N, P], one for each (dtype, device), whose row i holds module i's parameters as views."""
     matrices: list[Tensor] = []
     vectors: list[list[FlatVector]] = []
-    for rank, module in enumerate(modules):
+    for worker, module in enumerate(modules):
         flat = flatten(module)
-        if rank == 0:
+        if worker == 0:
             for vector in flat:
                 step = max(1, ALIGNMENT_BYTES // vector.data.element_size())
                 width = -(-vector.numel // step) * step
                 matrices.append(vector.data.new_zeros(len(modules), width))
         vectors.append(
-            [vector.move_to(matrix[rank, : vector.numel]) for vector, matrix in zip(flat, matrices, strict=True)]
+            [vector.move_to(matrix[worker, : vector.numel]) for vector, matrix in zip(flat, matrices, strict=True)]
         )
     return matrices, vectors
 

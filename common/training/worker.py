@@ -86,13 +86,13 @@ def build_workers(
         if config.training.compile:
             model.module.compile()  # not earlier: a simulation's copies would not be
         optimizer = model.attach(build_optimizer(config.optimizer, config.lr, model.module))
-        first = model.rank * config.ranks_per_worker
+        first = model.worker * config.ranks_per_worker
         ranks = [rank] if config.workers.kind == "processes" else range(first, first + config.ranks_per_worker)
         buffers = RankBuffers(model.module, len(ranks)) if len(ranks) > 1 else None
         data = [task.train_data(r, config.ranks, local_batch, device) for r in ranks]
         streams = [Stream(d, config.seed, r, device) for d, r in zip(data, ranks, strict=True)]
         schedule = build_schedule(config.schedule, optimizer, total_steps, steps_per_epoch)
-        workers.append(Worker(model.rank, model, optimizer, schedule, streams, buffers))
+        workers.append(Worker(model.worker, model, optimizer, schedule, streams, buffers))
     return workers
 
 

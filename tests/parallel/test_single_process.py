@@ -87,7 +87,7 @@ def test_names_are_those_of_the_bare_module() -> None:
     assert model.state_dict().keys() == keys
     assert model.load_state_dict(module.state_dict()).missing_keys == []
     assert model.module is module
-    assert (model.rank, model.world_size, model.clock) == (0, 1, 0)
+    assert (model.worker, model.world_size, model.clock) == (0, 1, 0)
 
 
 def test_dmsgd_alone_is_not_deferred() -> None:
