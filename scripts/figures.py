@@ -13,11 +13,11 @@ from pydantic import Field
 
 from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, main_function, parse
 from common.report.bars import draw_bars
+from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
 from common.report.collect import collect
 from common.report.drawing import save
 from common.report.figure_files import Bars, figure_names, load_figure
 from common.report.figures import write_figures
-from common.report.measured import build_benchmark, load_benchmark, missing_records
 from common.report.registry import full_name, load_table
 from common.report.tables import missing_lines
 from common.report.time_curves import draw_time_curves, of_figure

@@ -12,9 +12,15 @@ from pathlib import Path
 from pydantic import Field
 
 from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, command_of, main_function, parse
+from common.report.benchmark_tables import (
+    benchmark_names,
+    load_benchmark,
+    missing_records,
+    show_benchmark,
+    write_benchmark,
+)
 from common.report.collect import collect
 from common.report.formats import format_table
-from common.report.measured import benchmark_names, load_benchmark, missing_records, show_benchmark, write_benchmark
 from common.report.registry import full_name, load_table
 from common.report.tables import build_table, missing_lines, write_table
 

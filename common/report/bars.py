@@ -16,7 +16,7 @@ HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
 
 
 def draw_bars(figure_file: Bars, frame: pd.DataFrame) -> Figure:
-    """frame: source, cluster, workers, method and the value, as common.report.measured builds it."""
+    """frame: source, cluster, workers, method and the value, as common.report.benchmark_tables builds it."""
     frame = frame.dropna(subset=[figure_file.value]).astype({figure_file.value: float, "workers": int})
     bars = list(dict.fromkeys(frame["method"]))
     panels = list(frame.groupby(["source", "cluster"], sort=False))

@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from common.report.collect import Collection
-from common.report.columns import QUANTITIES
 from common.report.drawing import COLOURS, MARKERS_PER_CURVE, STYLES, draw_legends, label_of, recorded_as, save
 from common.report.prediction import predicted_step_ms
+from common.report.quantities import QUANTITIES
 from common.report.registry import Row, Table
-from common.report.runs import Run, RunError
+from common.report.runs import FinishedRun, RunError
 
 DODGE = 0.06  # between lines over numbers of workers, in powers of two
 
@@ -137,17 +137,17 @@ def curves(collection: Collection, metric: str, rows: tuple[str, ...] = ()) -> p
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 
-def time_label(runs: list[Run], unit: str) -> str:
+def time_label(runs: list[FinishedRun], unit: str) -> str:
     """The name of the time axis: wall-clock time of processes, the runtime model's of simulated workers."""
     kinds = {"predicted" if _is_simulated(run) else "measured" for run in runs}
     return f"time ({unit}), {' or '.join(sorted(kinds))}"
 
 
-def _is_simulated(run: Run) -> bool:
+def _is_simulated(run: FinishedRun) -> bool:
     return run.config["workers"]["kind"] == "simulated"
 
 
-def _curve(run: Run, metric: str) -> pd.DataFrame | None:
+def _curve(run: FinishedRun, metric: str) -> pd.DataFrame | None:
     """One run's curve, None if it cannot be drawn; bytes and time are read off the training rows, which count them."""
     split, name = recorded_as(metric)
     try:
@@ -167,7 +167,7 @@ def _curve(run: Run, metric: str) -> pd.DataFrame | None:
     return frame
 
 
-def _seconds(run: Run, steps: pd.Series) -> np.ndarray:
+def _seconds(run: FinishedRun, steps: pd.Series) -> np.ndarray:
     """Time until these steps, without evaluation."""
     if _is_simulated(run):
         return steps.to_numpy() * predicted_step_ms(run) / 1000

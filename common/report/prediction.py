@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from common.report.runs import Run, RunError
+from common.report.runs import FinishedRun, RunError
 from common.runtime.cluster import Cluster
 from common.runtime.steps import simulate_allreduce, simulate_gossip
 from common.topology import build
@@ -16,7 +16,7 @@ ASSUMED = (
 )
 
 
-def predicted_step_ms(run: Run) -> float:
+def predicted_step_ms(run: FinishedRun) -> float:
     """Mean ms of a step; all-reduce in the run's buckets, gossip in its order. RunError if it lacks them."""
     try:
         workers, parallel, topology = (run.config[key] for key in ("workers", "parallel", "topology"))

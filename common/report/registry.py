@@ -10,18 +10,13 @@ from typing import Annotated, Any, Literal
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from pydantic import (
-    AfterValidator,
-    Field,
-    PositiveInt,
-    StrictInt,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PlainValidator, PositiveInt, StrictInt, ValidationInfo, model_validator
 
 from common.cli import nearest
-from common.report.columns import DEFAULT_COLUMNS, QUANTITIES, check_column, quantities_of, split_variant
+from common.report.columns import DEFAULT_COLUMNS, Column, Label, parse_column
 from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
 from common.report.published import Published, published_names, published_values
+from common.report.quantities import QUANTITIES, Quantity
 
 TABLES = ROOT / "results" / "definitions" / "tables"
 
@@ -82,6 +77,16 @@ class Row(Definition):
         return dict(map(parse_override, self.overrides)).get("workers.count")
 
 
+def _parse_column(written: Any, info: ValidationInfo) -> Column | Label:
+    """Return the column of a name, with the keys that are validated before `columns`."""
+    if isinstance(written, Column | Label):
+        return written  # of a file that has been validated
+    if not isinstance(written, str):
+        raise ValueError("expected a column's name")
+    context = {key: info.data.get(key) for key in ("baseline", "proxy_of")}
+    return parse_column(written, info.data.get("labels", {}), info.data.get("variants", {}), **context)
+
+
 class TableFile(Definition):
     """The content of results/definitions/tables/<name>.yaml."""
 
@@ -93,7 +98,6 @@ class TableFile(Definition):
     cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
     metric: str = Field("accuracy", description="the validation metric that figures and progress lines show")
     labels: dict[Name, str] = Field({}, description="columns of labels besides the usual ones, and their definitions")
-    columns: tuple[str, ...] = DEFAULT_COLUMNS
     overrides: tuple[Override, ...] = Field((), description="overrides that all rows share")
     workers: tuple[PositiveInt, ...] = Field((), description="numbers of workers: each row is made with every one")
     variants: dict[Name, tuple[Override, ...]] = Field(
@@ -102,6 +106,9 @@ class TableFile(Definition):
     published: tuple[str, ...] = Field((), description="files of results/paper whose rows have the same names")
     proxy_of: Name | None = Field(None, description="the table that this one is a small version of")
     baseline: Name | None = Field(None, description="the row that p-values compare with, for each number of workers")
+    columns: tuple[Annotated[Column | Label, PlainValidator(_parse_column)], ...] = Field(
+        DEFAULT_COLUMNS, validate_default=True, description="a list of columns' names"
+    )
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows")
 
     @model_validator(mode="after")
@@ -111,19 +118,12 @@ class TableFile(Definition):
         for row in self.rows:
             if row.labels.keys() != self.labels.keys():
                 raise ValueError(f"row {row.name!r}: expected labels {', '.join(self.labels) or '(none)'}")
-        for column in self.numbers:
-            try:
-                check_column(split_variant(column, self.variants)[1])
-            except ValueError as error:
-                raise ValueError(f"columns: {column!r}: {error}") from None
         for name in self.published:
             if name not in published_names():
                 raise ValueError(f"published={name!r}: {nearest(name, published_names())}")
         names = [row.name.removesuffix(f"_{row.workers}") for row in self.rows]
         if self.baseline is not None and self.baseline not in names:
             raise ValueError(f"baseline={self.baseline!r}: {nearest(self.baseline, names)}")
-        if self.baseline is None and any(column.endswith("_p_value") for column in self.columns):
-            raise ValueError("baseline: missing; columns with p-values need a row to compare with")
         _expect_unique("seeds", self.seeds)
         _expect_unique("the rows' names", [row.name for row in self.rows])
         labels = [(row.method, row.topology, row.workers) for row in self.rows]
@@ -135,9 +135,9 @@ class TableFile(Definition):
         return self
 
     @property
-    def numbers(self) -> list[str]:
-        """The columns that are no labels of the table's own."""
-        return [column for column in self.columns if column not in self.labels]
+    def numbers(self) -> list[Column]:
+        """The columns of numbers."""
+        return [column for column in self.columns if isinstance(column, Column)]
 
 
 class Table(TableFile):
@@ -179,9 +179,9 @@ class Table(TableFile):
         return None if name == row.name else name
 
     @property
-    def quantities(self) -> set[str]:
-        """Names of the quantities that the table needs of every run."""
-        return {self.metric, *quantities_of([split_variant(column, self.variants)[1] for column in self.numbers])}
+    def quantities(self) -> set[Quantity]:
+        """What the table needs of every run."""
+        return {QUANTITIES[self.metric], *(column.quantity for column in self.numbers if column.statistic.of_runs)}
 
 
 @dataclass(frozen=True)
@@ -209,11 +209,6 @@ class Cell:
     def command(self) -> str:
         """The shell command that makes this run."""
         return shlex.join(["python", "-m", f"{self.task}.train", *self.overrides])
-
-    @property
-    def experiment(self) -> str | None:
-        """The override that names the recipe."""
-        return next((text for text in self.settings if text.startswith("experiment=")), None)
 
     @cached_property
     def _expected(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class RunError(ValueError):
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished run.
 
     config: the whole configuration. environment: versions, hardware, commit, overrides, start and end.
@@ -55,7 +55,7 @@ class Run:
         return float(value)
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> FinishedRun:
     """Reads a finished run; RunError (folder and reason) if it is missing, unfinished or broken."""
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder")
@@ -65,7 +65,7 @@ def read_run(folder: Path) -> Run:
     if summary.get("status") != "finished":
         status, steps = summary.get("status"), summary.get("steps")
         raise RunError(f"{folder}: not finished: status {status!r} at step {steps}")
-    return Run(
+    return FinishedRun(
         folder=folder,
         config=_read_config(folder / "config.yaml"),
         environment=read_json(folder / "environment.json"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from common.report.collect import Collection, reproduce_command, score_arguments
-from common.report.columns import LABELS, compare, define, split_column, split_variant
+from common.report.columns import Column, Label, RowData
 from common.report.formats import format_table, latex, write_files
 from common.report.origin import describe_origin
 from common.report.published import load_published
@@ -22,7 +22,7 @@ def build_table(collection: Collection) -> pd.DataFrame:
     table = collection.table
     rows = [_build_row(collection, row) for row in table.rows]
     # Plain objects: pandas would turn None (no number) into NaN (a run that diverged).
-    return pd.DataFrame(rows, columns=list(table.columns), dtype=object)
+    return pd.DataFrame(rows, columns=[column.name for column in table.columns], dtype=object)
 
 
 def write_table(collection: Collection, folder: Path, command: str) -> list[Path]:
@@ -46,7 +46,7 @@ def _missing(collection: Collection) -> list[tuple[str, str]]:
 
 def definitions(table: Table) -> list[str]:
     """Every column in words."""
-    return [f"`{column}`: {_definition(table, column)}" for column in table.columns]
+    return [f"`{column.name}`: {column.definition}" for column in table.columns]
 
 
 def published_lines(names: Sequence[str]) -> list[str]:
@@ -77,7 +77,10 @@ def _build_row(collection: Collection, row: Row) -> dict[str, object]:
         "seeds": _seeds([len(collection.of(row.name, variant)) for variant in table.variants or [None]]),
         **row.labels,
     }
-    return {c: labels[c] if c in labels else _value(collection, row, c) for c in table.columns}
+    return {
+        column.name: labels[column.name] if isinstance(column, Label) else _number(collection, row, column)
+        for column in table.columns
+    }
 
 
 def _seeds(counts: Sequence[int]) -> int | str:
@@ -85,33 +88,16 @@ def _seeds(counts: Sequence[int]) -> int | str:
     return counts[0] if len(set(counts)) == 1 else "/".join(map(str, counts))
 
 
-def _value(collection: Collection, row: Row, column: str) -> float | None:
+def _number(collection: Collection, row: Row, column: Column) -> float | None:
     table = collection.table
-    variant, plain = split_variant(column, table.variants)
     baseline = table.baseline_of(row)
-    quantity = split_column(plain)[0]
-    return compare(
-        plain,
-        collection.of(row.name, variant),
-        collection.of(baseline, variant) if baseline else [],
-        table.published_values.get(row.name, {}),
-        quantity if variant is None else f"{variant}_{quantity}",
+    return column.of(
+        RowData(
+            runs=collection.of(row.name, column.variant),
+            baseline=collection.of(baseline, column.variant) if baseline else [],
+            published=table.published_values.get(row.name, {}),
+        )
     )
-
-
-def _definition(table: Table, column: str) -> str:
-    if column in table.labels:
-        return table.labels[column]
-    variant, plain = split_variant(column, table.variants)
-    text = define(plain) if variant is None else f"{variant}: {define(plain)}"
-    if plain in LABELS:
-        return text
-    kind = split_column(plain)[1]
-    if kind == "p_value":
-        text += f"; baseline: {table.baseline}"
-    if kind == "published" and table.proxy_of:
-        text += f", of {table.proxy_of}, at the paper's scale: only the order of rows can be compared with the proxy"
-    return text
 
 
 def _render(collection: Collection, frame: pd.DataFrame, command: str) -> str:

@@ -6,7 +6,6 @@ import pytest
 from omegaconf import OmegaConf
 
 from common.cli import UsageError
-from common.report.columns import DEFAULT_COLUMNS
 from common.report.registry import load_table, parse_override, table_names
 from tests.report.conftest import CONTENT
 
@@ -59,7 +58,10 @@ BAD = {
     "row 'allreduce': expected each once, got parallel": lambda c: c.update(overrides=["parallel=sgp"]),
     "workers.1=0: expected greater than 0": lambda c: c.update(workers=[4, 0]),
     "the rows' names: expected each once, got accumadam_aer_4, allreduce_4": lambda c: c.update(workers=[4, 4]),
-    "did you mean 'accuracy_mean'?": lambda c: c.update(columns=["acuracy_mean"]),
+    "columns.1='acuracy_mean': did you mean 'accuracy_mean'?": lambda c: c.update(columns=["method", "acuracy_mean"]),
+    "columns.0=7: expected a column's name": lambda c: c.update(columns=[7]),
+    "columns.0='top1_p_value': columns with p-values need a baseline": lambda c: c.update(columns=["top1_p_value"]),
+    "baseline='allreduse': did you mean 'allreduce'?": lambda c: c.update(baseline="allreduse"),
     "metric='acc'": lambda c: c.update(metric="acc"),
 }
 
@@ -125,10 +127,3 @@ def test_bookkeeping_that_a_table_sets_counts(table):
 def test_any_folder_becomes_a_valid_override(table, folder):
     cell = next(table.cells(Path(folder)))
     assert parse_override(cell.overrides[-1]) == ("run_dir", f"{folder}/small/allreduce/seed_1")
-
-
-def test_columns_of_the_default_table():
-    assert ",".join(DEFAULT_COLUMNS) == (
-        "method,topology,workers,seeds,accuracy_mean,accuracy_2sigma,train_loss_mean,consensus_distance_mean,"
-        "bytes_per_step,time_step_ms"
-    )

@@ -15,10 +15,11 @@ from common.report.published import load_published
 from common.report.tables import published_lines
 
 BENCHMARKS = ROOT / "results" / "definitions" / "benchmarks"
+LEFT = ("source", "cluster", "method", "topology")  # the columns that are aligned to the left
 SOURCES = {"published": "as published, not measured here", "ours": "measured by the benchmark"}
 
 
-class Column(Definition):
+class BenchmarkColumn(Definition):
     """A column of numbers: what it means, and its format for reading."""
 
     definition: str
@@ -46,7 +47,7 @@ class BenchmarkTable(Definition):
     command: str = Field(description="what writes it")
     cluster: str
     labels: dict[str, str] = Field(description="columns that tell rows apart, and their definitions")
-    values: dict[str, Column]
+    values: dict[str, BenchmarkColumn]
     ratio: Ratio
     undefined: dict[str, dict[str, int]] = Field(default_factory=dict)
     name: str
@@ -96,14 +97,14 @@ def missing_records(table: BenchmarkTable, records: Path) -> list[str]:
 
 def show_benchmark(table: BenchmarkTable, records: Path, style: str = "simple") -> str:
     """The table as text."""
-    return format_texts(readable_benchmark(table, build_benchmark(table, records)), style)
+    return format_texts(readable_benchmark(table, build_benchmark(table, records)), style, LEFT)
 
 
 def write_benchmark(table: BenchmarkTable, records: Path, folder: Path, command: str) -> list[Path]:
     """Writes <folder>/<table>.csv, .md and .tex and returns them; `command` is what the user typed."""
     frame = build_benchmark(table, records)
     texts = readable_benchmark(table, frame)
-    lines = [f"# {table.title}", "", table.note, "", format_texts(texts, "pipe"), "", "## Columns", ""]
+    lines = [f"# {table.title}", "", table.note, "", format_texts(texts, "pipe", LEFT), "", "## Columns", ""]
     lines += [f"- {line}" for line in benchmark_definitions(table)]
     lines += ["", "## Published", "", *(f"- {line}" for line in published_lines([table.published]))]
     lines += ["", "## Where the numbers come from", ""]
@@ -111,7 +112,7 @@ def write_benchmark(table: BenchmarkTable, records: Path, folder: Path, command:
     missing = missing_records(table, records)
     if missing:
         lines += ["", "## Missing", "", *(f"- {line}" for line in missing)]
-    tex = latex(format_texts(texts, "latex_booktabs"), table.title, f"Made by {command}")
+    tex = latex(format_texts(texts, "latex_booktabs", LEFT), table.title, f"Made by {command}")
     return write_files(folder / table.name, frame, "\n".join(lines) + "\n", tex)
 
 

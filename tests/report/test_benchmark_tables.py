@@ -7,7 +7,7 @@ import pytest
 from matplotlib.image import imread
 
 from common.cli import UsageError
-from common.report.measured import benchmark_names, build_benchmark, load_benchmark, missing_records
+from common.report.benchmark_tables import benchmark_names, build_benchmark, load_benchmark, missing_records
 from scripts.figures import main as figures
 from scripts.tables import main as tables
 
