@@ -1,4 +1,4 @@
-"""Makes a table from finished runs, or from a benchmark's records, with the published numbers beside ours.
+"""Make a table from finished runs or from a benchmark's record, with the published numbers beside ours.
 
 python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=results/tables]
 python -m scripts.tables readme=results/README.md
@@ -44,7 +44,7 @@ class TablesArguments(Arguments):
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Write the table and print it; exit code 2 if there is nothing to make it from."""
-    arguments = parse(TablesArguments, argv, MODULE, "Makes a table from finished runs.")
+    arguments = parse(TablesArguments, argv, MODULE, "Make a table from finished runs.")
     if arguments.readme:
         if arguments != TablesArguments(readme=arguments.readme):
             raise UsageError(f"readme={arguments.readme}: expected no other key: it shows kept runs and records")

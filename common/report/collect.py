@@ -23,7 +23,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Collection:
-    """A table's runs below the folders `roots`: those that can be used, row by row, and the missing ones."""
+    """A table's usable runs below the folders `roots`, row by row, and the cells without one."""
 
     table: Table
     roots: tuple[Path, ...]
@@ -33,7 +33,7 @@ class Collection:
 
     @property
     def root(self) -> Path:
-        """Where missing runs would be made: the first folder."""
+        """The folder in which missing runs would be made: the first."""
         return self.roots[0]
 
     @property
@@ -42,11 +42,11 @@ class Collection:
         return [run for runs in self.runs.values() for run in runs]
 
     def of(self, row: str, variant: str | None = None) -> list[FinishedRun]:
-        """The usable runs of a row, of one variant or of all."""
+        """Return the usable runs of a row, of one variant or of all."""
         return [run for run in self.runs[row] if variant in (None, self.variant_of[run.folder])]
 
     def by_variant(self) -> list["Collection"]:
-        """One collection for each variant, named after it; only this one if the table has none."""
+        """Return a collection for each variant, named after it; only this one if the table has none."""
         if not self.table.variants:
             return [self]
         return [self._only(variant) for variant in self.table.variants]
@@ -99,15 +99,15 @@ def _first_usable(table: Table, cells: Sequence[Cell]) -> tuple[FinishedRun | No
 
 
 def reproduce_command(table: Table, root: Path) -> str:
-    """The shell command that makes all missing runs."""
+    """Return the shell command that makes all missing runs."""
     runs = [] if root == Path("runs") else [f"runs={root}"]
     return shlex.join(["python", "-m", "scripts.reproduce", f"table={table.name}", *runs])
 
 
 def score_arguments(table: Table, run: Path) -> list[str]:
-    """What Python is called with to score the test set by a run's last model; empty if the table needs no such scores.
+    """Return Python's arguments for scoring the test set with a run's last model.
 
-    Empty, too, if the run has them.
+    The list is empty if the table needs no such scores or the run has them.
     """
     needed = any(quantity.of_test_set for quantity in table.quantities)
     if not needed or (run / "evaluation" / "test.csv").exists():
@@ -116,7 +116,7 @@ def score_arguments(table: Table, run: Path) -> list[str]:
 
 
 def read_cell(table: Table, cell: Cell) -> FinishedRun:
-    """The finished run of a cell, with all numbers that the table needs; RunError if there is none."""
+    """Return the finished run of a cell with all numbers that the table needs; raises RunError if there is none."""
     run = read_run(cell.run_dir)
     check_overrides(cell, run.environment)
     run.total("workers")
@@ -126,7 +126,7 @@ def read_cell(table: Table, cell: Cell) -> FinishedRun:
 
 
 def check_overrides(cell: Cell, environment: Mapping[str, object]) -> None:
-    """RunError unless the overrides that the run in the cell's folder recorded are those of the cell."""
+    """Raise RunError unless the overrides that the run in the cell's folder recorded are those of the cell."""
     recorded = environment.get("overrides")
     if not isinstance(recorded, list):
         raise RunError(f"{cell.run_dir}: environment.json: overrides={recorded!r}: expected a list")

@@ -10,7 +10,7 @@ from common.report.registry import Table
 
 
 def exact(value: object) -> str:
-    """A value as CSV files hold it: ten digits, nothing where there is no number."""
+    """Return a value as CSV files hold it: ten digits, empty where there is no number."""
     if value is None:
         return ""
     return f"{value:.10g}" if isinstance(value, float) else str(value)
@@ -53,7 +53,7 @@ def format_texts(shown: pd.DataFrame, style: str, left: Collection[str]) -> str:
 
 
 def latex(table: str, title: str, origin: str) -> str:
-    """A table in tabulate's style latex_booktabs, as a float with its title."""
+    """Return a table in tabulate's style latex_booktabs as a float with its title."""
     body = table.replace("±", r"$\pm$")
     caption = title.replace("%", r"\%").replace("&", r"\&").replace("_", r"\_")
     lines = [f"% {origin}; needs \\usepackage{{booktabs}}", r"\begin{table}", r"\centering", rf"\caption{{{caption}}}"]
@@ -61,7 +61,7 @@ def latex(table: str, title: str, origin: str) -> str:
 
 
 def write_files(path: Path, frame: pd.DataFrame, markdown: str, tex: str) -> list[Path]:
-    """Writes <path>.csv, .md and .tex and returns them."""
+    """Write <path>.csv, .md and .tex and return their paths."""
     path.parent.mkdir(parents=True, exist_ok=True)
     files = [path.with_name(f"{path.name}.{suffix}") for suffix in ("csv", "md", "tex")]
     frame.map(exact).to_csv(files[0], index=False, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Where a table's numbers come from, in words; everything is read from the runs' own files."""
+"""The origin of a table's numbers, read from the runs' own files."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from common.report.runs import FinishedRun
 
 
 def describe_origin(collection: Collection) -> list[str]:
-    """Lines on hardware, software, dates, commits, where the workers lived and how runs were evaluated.
+    """Return lines on folders, hardware, software, dates, commits, workers and evaluation.
 
     Where runs differ, each value is given with the number of runs that have it.
     """
@@ -43,7 +43,7 @@ def _root(run: FinishedRun, collection: Collection) -> str:
 
 
 def describe_hardware(run: FinishedRun) -> str:
-    """The machine in words."""
+    """Return processor, cores and GPUs as text."""
     hardware = run.environment.get("hardware") or {}
     gpus = ", ".join(_names(hardware.get("gpus") or [])) or "no GPU"
     return f"{hardware.get('cpu', 'unknown CPU')}, {hardware.get('cores', '?')} cores, {gpus}"
@@ -59,7 +59,7 @@ def _software(run: FinishedRun) -> str:
 
 
 def describe_commit(run: FinishedRun) -> str:
-    """The commit, and whether there were changes besides."""
+    """Return the commit, and whether there were uncommitted changes."""
     commit = run.environment.get("git_commit") or "unknown"
     return f"{commit} with uncommitted changes" if run.environment.get("git_dirty") else str(commit)
 

@@ -1,4 +1,4 @@
-"""One HTML page of all tables and figures that opens from disk: pictures and configurations inside."""
+"""One HTML page with all tables, figures and configurations, which opens from disk."""
 
 import base64
 import os
@@ -71,12 +71,12 @@ class Section:
 
     @property
     def badge_text(self) -> str:
-        """The badge in words."""
+        """The badge's text."""
         return BADGES[self.badge]
 
 
 def sections_of(roots: Sequence[Path], benchmarks: Path, page: Path) -> list[Section]:
-    """Every table of runs, benchmark, figure, and what is published without a recipe here."""
+    """Return sections for tables of runs, benchmarks, figures, and published numbers that nothing here reproduces."""
     tables = {name: collect(load_table(name), *roots, allow_empty=True) for name in table_names()}
     sections = [_table(collection, page) for collection in tables.values()]
     compared = [load_benchmark(name) for name in benchmark_names()]
@@ -93,7 +93,7 @@ def sections_of(roots: Sequence[Path], benchmarks: Path, page: Path) -> list[Sec
 
 
 def render(sections: Sequence[Section], **about: str) -> str:
-    """The page; about: date, commit and command that it shows."""
+    """Return the page; `about` holds the date, commit and command that it shows."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -144,7 +144,7 @@ def _benchmark(table: BenchmarkTable, records: Path) -> Section:
 
 
 def _record(path: Path) -> Section:
-    """A benchmark that has nothing published beside it: <path>.csv and .md."""
+    """Return the section of a benchmark without published numbers: <path>.csv and .md."""
     record, frame = read_record(path.with_suffix(".md")), pd.read_csv(path.with_suffix(".csv"))
     texts = [name for name in frame if not is_numeric_dtype(frame[name])]
     numbers = {name: frame[name].map(_short) for name in frame if name not in texts}
@@ -192,7 +192,7 @@ def _published(name: str) -> Section:
 
 
 def _runs(collection: Collection, page: Path) -> list[dict[str, Any]]:
-    """What the page says of every run; the configuration only of each row's first one."""
+    """Return what the page shows of every run; the configuration only of each row's first run."""
     rows = []
     for name, runs in collection.runs.items():
         seen = set()
@@ -219,7 +219,7 @@ def _run(run: FinishedRun, label: str, page: Path, with_config: bool) -> dict[st
 
 
 def _pictures(write: Any) -> list[str]:
-    """Data URIs of the pictures that `write(folder)` makes: SVG where there is one, else PNG."""
+    """Return data URIs of the pictures that `write(folder)` makes: SVG where there is one, else PNG."""
     with tempfile.TemporaryDirectory() as folder:
         files = {file.stem: file for file in sorted(write(Path(folder)))}  # .svg comes after .png
         return [

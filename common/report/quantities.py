@@ -1,4 +1,4 @@
-"""What a finished run yields: each quantity is defined once, in words and in code."""
+"""The quantities that tables show of finished runs, each with its definition and how it is computed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

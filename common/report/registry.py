@@ -1,4 +1,4 @@
-"""The registry: results/definitions/tables/<name>.yaml says which runs a table is made of."""
+"""Tables and the runs that they are made of: results/definitions/tables/<name>.yaml."""
 
 import re
 import shlex
@@ -22,7 +22,7 @@ TABLES = ROOT / "results" / "definitions" / "tables"
 
 # Keys that reproduce sets for each run when it is made.
 OF_EACH_RUN = ("seed", "run_dir", "resume")
-# Keys that say on what a run is made, where it reads and writes and what it prints, not what it computes.
+# Keys that do not change what a run computes, only where it computes, reads and writes, and what it prints.
 BOOKKEEPING = re.compile(
     r"run_dir|resume|name|profile|peak_tflops|logging(\..*)?"
     r"|training\.(threads|device|checkpoint_every|checkpoints_kept)|data\.(folder|path|copy_to|workers)"
@@ -31,7 +31,7 @@ BOOKKEEPING = re.compile(
 
 @cache  # the parser is slow, and the runs of a table share most of their overrides
 def parse_override(text: str) -> tuple[str, Any]:
-    """(key, value) of one Hydra override, so that 1e-3 equals 0.001; ValueError if it is none or a sweep."""
+    """Return (key, value) of a Hydra override, so that 1e-3 equals 0.001; ValueError if it is none or a sweep."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
@@ -55,25 +55,25 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case let
 
 
 class Row(Definition):
-    """One row: a method on a topology, and the overrides that make it."""
+    """A row: a method on a topology, and the overrides that select it."""
 
     name: Name
     method: str = Field(description="the label in the column 'method'")
     topology: str = Field(description="the label in the column 'topology'")
-    labels: dict[Name, str] = Field({}, description="labels in columns of the table's own")
+    labels: dict[Name, str] = Field({}, description="labels in the columns that the table defines")
     overrides: tuple[Override, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.name, self.overrides))  # labels are a dict
 
     def with_workers(self, count: int) -> "Row":
-        """The same row with so many workers."""
+        """Return the same row with this number of workers."""
         overrides = (*self.overrides, f"workers.count={count}")
         return self.model_copy(update={"name": f"{self.name}_{count}", "overrides": overrides})
 
     @property
     def workers(self) -> int | None:
-        """The number of workers, where the row sets it."""
+        """The number of workers, if the row sets it."""
         return dict(map(parse_override, self.overrides)).get("workers.count")
 
 
@@ -141,25 +141,25 @@ class TableFile(Definition):
 
 
 class Table(TableFile):
-    """A table: its file's name and content, with a row for each number of workers."""
+    """A table: the name and content of its file, with a row for each number of workers."""
 
     name: str
 
     @classmethod
     def of(cls, name: str, file: TableFile) -> "Table":
-        """The table of a file."""
+        """Return the table of a file."""
         rows = [row.with_workers(count) for row in file.rows for count in file.workers] or file.rows
         return cls(name=name, **dict(file) | {"workers": (), "rows": tuple(rows)})
 
     def cells(self, runs: Path) -> Iterator["Cell"]:
-        """Every run of the table, row by row and seed by seed, in <runs>/<table>/<row>[/<variant>]/seed_<k>."""
+        """Yield every run of the table, row by row and seed by seed, in <runs>/<table>/<row>[/<variant>]/seed_<k>."""
         for row in self.rows:
             for variant in self.variants or [None]:
                 for seed in self.seeds:
                     yield self.cell(row, seed, runs, variant)
 
     def cell(self, row: Row, seed: int | str, runs: Path, variant: str | None = None) -> "Cell":
-        """The run of one row and seed (a text such as K stands for any seed in commands that are shown)."""
+        """Return the run of a row and seed; the seed may be a text such as K in commands that stand for all seeds."""
         more = () if variant is None else self.variants[variant]
         settings = (*self.overrides, *more, *row.overrides, f"seed={seed}")
         folder = runs / self.runs / row.name / (variant or "")
@@ -171,7 +171,7 @@ class Table(TableFile):
         return published_values(self.published)
 
     def baseline_of(self, row: Row) -> str | None:
-        """The name of the row that this one is compared with; None if there is none or it is this one."""
+        """Return the name of the row that this one is compared with; None if there is none or it is this one."""
         if self.baseline is None:
             return None
         alike = [other.name for other in self.rows if other.name == f"{self.baseline}_{row.workers}"]
@@ -180,13 +180,13 @@ class Table(TableFile):
 
     @property
     def quantities(self) -> set[Quantity]:
-        """What the table needs of every run."""
+        """The quantities that the table needs of every run."""
         return {QUANTITIES[self.metric], *(column.quantity for column in self.numbers if column.statistic.of_runs)}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a table: what is trained, and the folder that holds it."""
+    """One run of a table: its settings and its folder."""
 
     task: str
     row: Row
@@ -197,7 +197,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Row and seed in words."""
+        """Row, variant and seed as text."""
         return " ".join([self.row.name, *([self.variant] if self.variant else []), f"seed {self.seed}"])
 
     @property
@@ -215,9 +215,9 @@ class Cell:
         return _meaning(self.settings)
 
     def disagreement(self, recorded: Sequence[str]) -> str | None:
-        """How the overrides recorded by a run differ from this cell's; None if they mean the same.
+        """Return how the overrides that a run recorded differ from this cell's; None if they mean the same.
 
-        Bookkeeping counts only where the cell sets it.
+        Keys that do not change what a run computes count only if the cell sets them.
         """
         try:
             found = _meaning(recorded)
@@ -235,10 +235,12 @@ class Cell:
 
 
 def load_table(name: str, key: str = "table", folder: Path = TABLES, also: Sequence[str] = ()) -> Table:
-    """Reads and validates a table's file.
+    """Read and validate a table's file; the name 3 means table3.
 
-    `key` is what the user typed the name for; table=3 means table3. `also`: other names that would do. Raises
-    UsageError: unknown name (with the nearest one), or what is wrong in the file (file, key, value and expectation).
+    key:   what the user typed before the name, for messages
+    also:  other names that would have been accepted
+
+    Raises UsageError for an unknown name (with the nearest one), and for a wrong file (with key and expectation).
     """
     name = full_name(name, key)
     content = read_definition(folder, name, key, also)
@@ -247,12 +249,12 @@ def load_table(name: str, key: str = "table", folder: Path = TABLES, also: Seque
 
 
 def full_name(name: str, key: str) -> str:
-    """A number alone is that table or figure of the first paper: 3 -> table3."""
+    """Return a table's or figure's whole name: a number alone is that of the first paper, 3 -> table3."""
     return f"{key}{name}" if name.isdecimal() else name
 
 
 def table_names(folder: Path = TABLES) -> list[str]:
-    """The tables that can be asked for."""
+    """Return the names of all tables of runs."""
     return names_in(folder)
 
 
@@ -265,7 +267,7 @@ def _show(settings: dict[str, Any], key: str) -> str:
 
 
 def _quote(value: str) -> str:
-    """A path as a value of Hydra's override grammar."""
+    """Return a path as a value of Hydra's override grammar."""
     if re.fullmatch(r"[A-Za-z0-9_./-]+", value):
         return value
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
@@ -279,5 +281,5 @@ def _expect_unique(what: str, values: Sequence[Any]) -> None:
 
 
 def _words(value: Any) -> str:
-    """A value, or a tuple of them without what is not there, in words."""
+    """Return a value as text; of a tuple, those that are not None."""
     return " ".join(str(part) for part in value if part is not None) if isinstance(value, tuple) else str(value)

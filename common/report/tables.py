@@ -1,4 +1,4 @@
-"""Builds a table from its runs, with the published numbers beside them, definitions, origin and what is missing."""
+"""A table of runs with the published numbers beside them, definitions, origin and missing runs."""
 
 import shlex
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from common.report.registry import Row, Table
 
 
 def build_table(collection: Collection) -> pd.DataFrame:
-    """One row for each row of the table, columns as the table's file says; None where there is no number.
+    """Return a frame with the table's rows and columns, None where there is no number.
 
     Rows without a finished run stay, with seeds = 0.
     """
@@ -26,31 +26,31 @@ def build_table(collection: Collection) -> pd.DataFrame:
 
 
 def write_table(collection: Collection, folder: Path, command: str) -> list[Path]:
-    """Writes <folder>/<table>.csv, .md and .tex and returns their paths; `command` is what the user typed."""
+    """Write <folder>/<table>.csv, .md and .tex and return their paths; `command` is what the user typed."""
     table, frame = collection.table, build_table(collection)
     tex = latex(format_table(frame, "latex_booktabs", table), table.title, f"Made by {command}")
     return write_files(folder / table.name, frame, _render(collection, frame, command), tex)
 
 
 def missing_lines(collection: Collection) -> list[str]:
-    """One line for each missing run and for each run whose test set is not scored: which, why, and the command."""
+    """Return a line for each missing run and each run without scores of the test set: which, why, and the command."""
     return [f"{what}: {command}" for what, command in _missing(collection)]
 
 
 def _missing(collection: Collection) -> list[tuple[str, str]]:
-    """What is missing and why, and the shell command that makes it."""
+    """Return pairs: what is missing and why, and the shell command that makes it."""
     runs = [(f"{m.cell.label}: {m.reason}", m.cell.command) for m in collection.missing]
     scores = [(run.folder, score_arguments(collection.table, run.folder)) for run in collection.all_runs]
     return runs + [(f"{run}: no scores of the test set", shlex.join(["python", *call])) for run, call in scores if call]
 
 
 def definitions(table: Table) -> list[str]:
-    """Every column in words."""
+    """Return a line for each column: its name and definition."""
     return [f"`{column.name}`: {column.definition}" for column in table.columns]
 
 
 def published_lines(names: Sequence[str]) -> list[str]:
-    """Where published numbers are from, and which are unknown and why."""
+    """Return lines on the sources of published numbers, and on unknown ones and the reasons."""
     lines = []
     for name in names:
         published = load_published(name)
@@ -84,7 +84,7 @@ def _build_row(collection: Collection, row: Row) -> dict[str, object]:
 
 
 def _seeds(counts: Sequence[int]) -> int | str:
-    """The number of seeds; that of each variant (3/0) where they differ."""
+    """Return the number of seeds; that of each variant (3/0) where they differ."""
     return counts[0] if len(set(counts)) == 1 else "/".join(map(str, counts))
 
 
