@@ -1,4 +1,4 @@
-"""Draws the papers' figures, and the learning curves of any table.
+"""Draw the papers' figures, and the learning curves of any table.
 
 python -m scripts.figures figure=7 [runs=[runs,results/runs]] [output=results/figures]
 
@@ -13,11 +13,11 @@ from pydantic import Field
 
 from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, main_function, parse
 from common.report.bars import draw_bars
+from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
 from common.report.collect import collect
 from common.report.drawing import save
 from common.report.figure_files import Bars, figure_names, load_figure
 from common.report.figures import write_figures
-from common.report.measured import build_benchmark, load_benchmark, missing_records
 from common.report.registry import full_name, load_table
 from common.report.tables import missing_lines
 from common.report.time_curves import draw_time_curves, of_figure
@@ -34,8 +34,8 @@ class FiguresArguments(Arguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Writes the figure; exit code 2 if there is nothing to draw."""
-    arguments = parse(FiguresArguments, argv, "scripts.figures", "Draws finished runs.")
+    """Write the figure; exit code 2 if there is nothing to draw."""
+    arguments = parse(FiguresArguments, argv, "scripts.figures", "Draw finished runs.")
     output, roots = Path(arguments.output), [Path(folder) for folder in arguments.runs]
     name = full_name(arguments.figure, "figure")
     if name not in figure_names():
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def write_registered(name: str, roots: Sequence[Path], benchmarks: Path, output: Path) -> tuple[list[Path], list[str]]:
-    """Draws a figure of results/definitions/figures; returns the files written and what is missing."""
+    """Draw a figure of results/definitions/figures; return the files written and lines on what is missing."""
     figure = load_figure(name)
     if isinstance(figure, Bars):
         table = load_benchmark(figure.table)

@@ -1,4 +1,4 @@
-"""Keeps the records of a table's finished runs in results/runs, without checkpoints, small enough for git.
+"""Copy the records of a table's finished runs to results/runs, without checkpoints, small enough for git.
 
 python -m scripts.keep table=quickstart [runs=runs] [output=results/runs]
 """
@@ -28,8 +28,8 @@ class KeepArguments(Arguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Copies the records of every usable run; exit code 2 if there is none."""
-    arguments = parse(KeepArguments, argv, "scripts.keep", "Keeps the records of finished runs.")
+    """Copy the records of every usable run; exit code 2 if there is none."""
+    arguments = parse(KeepArguments, argv, "scripts.keep", "Copy the records of finished runs.")
     collection = collect(load_table(arguments.table), Path(arguments.runs))
     for run in collection.all_runs:
         target = Path(arguments.output) / run.folder.relative_to(collection.root)

@@ -1,4 +1,4 @@
-"""Draws a trace of `profile=true`: what a worker computes, and what travels meanwhile.
+"""Draw a trace of `profile=true`: what a worker computes, and which messages travel meanwhile.
 
 python -m scripts.plot_trace trace=RUN_DIR/trace/rank_0.json [output=results/figures/overlap.png] [steps=2]
 """
@@ -40,8 +40,8 @@ class PlotTraceArguments(Arguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Reads the trace, draws its last steps."""
-    arguments = parse(PlotTraceArguments, argv, MODULE, "Draws a trace of profile=true.")
+    """Read the trace and draw its last steps."""
+    arguments = parse(PlotTraceArguments, argv, MODULE, "Draw a trace of profile=true.")
     spans = read_spans(Path(arguments.trace))
     begins = [begin for begin, _ in spans.pop("step")][-arguments.steps :]
     figure, axes = plt.subplots(figsize=(9, 2.2), layout="constrained")
@@ -62,9 +62,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_spans(file: Path) -> dict[str, list[tuple[float, float]]]:
-    """(begin, length) in microseconds of every range by its name; "step" are whole steps.
+    """Return (begin, length) in microseconds of every range by its name; "step" are whole steps.
 
-    Raises UsageError if the file is no trace of a training run.
+    Raises UsageError if the file is not a trace of a training run.
     """
     try:
         events: list[dict[str, Any]] = json.loads(file.read_text())["traceEvents"]

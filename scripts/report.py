@@ -1,4 +1,4 @@
-"""Writes one self-contained HTML page of all tables and figures, which opens from disk without a server.
+"""Write one self-contained HTML page with all tables and figures, which opens from disk.
 
 python -m scripts.report output=results/report.html [runs=[runs,results/runs]]
 """
@@ -26,8 +26,8 @@ class ReportArguments(Arguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Writes the page; exit code 2 if something in the configuration is wrong."""
-    arguments = parse(ReportArguments, argv, MODULE, "Writes an HTML page of all tables and figures.")
+    """Write the page; exit code 2 if a definition is wrong."""
+    arguments = parse(ReportArguments, argv, MODULE, "Write an HTML page with all tables and figures.")
     page = Path(arguments.output)
     sections = sections_of([Path(folder) for folder in arguments.runs], Path(arguments.benchmarks), page)
     environment = describe_environment("", [])

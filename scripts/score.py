@@ -1,8 +1,8 @@
-"""Scores the test set by the last model of a table's runs, where the table shows such scores and a run has none yet.
+"""Score the test set with the last models of a table's runs, where the table shows scores that a run lacks.
 
 python -m scripts.score table=table2 [runs=runs]
 
-scripts.reproduce does it after training, slurm/report.sbatch before it builds the table.
+scripts.reproduce does this after training, slurm/report.sbatch before it makes the table.
 """
 
 import subprocess
@@ -26,15 +26,15 @@ class ScoreArguments(Arguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Scores every finished run that has no scores; exit code 1 if some failed, 2 if there is no run."""
-    arguments = parse(ScoreArguments, argv, "scripts.score", "Scores the test set by finished runs.")
+    """Score every finished run without scores; exit code 1 if some failed, 2 if there is no run."""
+    arguments = parse(ScoreArguments, argv, "scripts.score", "Score the test set with finished runs.")
     table = load_table(arguments.table)
     runs = collect(table, Path(arguments.runs)).all_runs
     return 1 if score(table, [run.folder for run in runs]) else 0
 
 
 def score(table: Table, runs: Sequence[Path]) -> list[Path]:
-    """Scores these runs where it is missing, one after the other; returns those where it failed."""
+    """Score those of these runs that lack scores, one after the other; return those where it failed."""
     failed = []
     for run in runs:
         call = score_arguments(table, run)

@@ -1,8 +1,11 @@
-"""Makes a table from finished runs, or from a benchmark's records, with the published numbers beside ours.
+"""Make a table from finished runs or from a benchmark's record, with the published numbers beside ours.
 
 python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=results/tables]
+python -m scripts.tables readme=results/README.md
 
 table=3 is table3; also figure6, table3_proxy, ...: every file of results/definitions/tables and /benchmarks.
+With readme=... the tables between its markers `<!-- table: NAME -->` and `<!-- end -->` are made anew, from kept runs
+and records; NAME is a file of results/definitions/excerpts.
 """
 
 import sys
@@ -11,10 +14,17 @@ from pathlib import Path
 
 from pydantic import Field
 
-from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, command_of, main_function, parse
+from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, UsageError, command_of, main_function, parse
+from common.report.benchmark_tables import (
+    benchmark_names,
+    load_benchmark,
+    missing_records,
+    show_benchmark,
+    write_benchmark,
+)
 from common.report.collect import collect
+from common.report.excerpts import fill_tables
 from common.report.formats import format_table
-from common.report.measured import benchmark_names, load_benchmark, missing_records, show_benchmark, write_benchmark
 from common.report.registry import full_name, load_table
 from common.report.tables import build_table, missing_lines, write_table
 
@@ -24,7 +34,8 @@ MODULE = "scripts.tables"
 class TablesArguments(Arguments):
     """Command line of scripts.tables."""
 
-    table: Text = Field(description="a file of results/definitions/tables or /benchmarks; 3 is table3")
+    table: Text | None = Field(None, description="a file of results/definitions/tables or /benchmarks; 3 is table3")
+    readme: Text | None = Field(None, description="a Markdown file whose tables are made anew, instead of table=...")
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
     output: Text = Field("results/tables", description="where NAME.csv, NAME.md and NAME.tex are written")
@@ -32,8 +43,14 @@ class TablesArguments(Arguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Writes the table and prints it; exit code 2 if there is nothing to make it from."""
-    arguments = parse(TablesArguments, argv, MODULE, "Makes a table from finished runs.")
+    """Write the table and print it; exit code 2 if there is nothing to make it from."""
+    arguments = parse(TablesArguments, argv, MODULE, "Make a table from finished runs.")
+    if arguments.readme:
+        if arguments != TablesArguments(readme=arguments.readme):
+            raise UsageError(f"readme={arguments.readme}: expected no other key: it shows kept runs and records")
+        return _fill(Path(arguments.readme))
+    if not arguments.table:
+        raise UsageError("table=...: missing; expected a file of results/definitions/tables or /benchmarks")
     command, output = command_of(MODULE, arguments), Path(arguments.output)
     if full_name(arguments.table, "table") in benchmark_names():
         benchmark = load_benchmark(full_name(arguments.table, "table"))
@@ -51,6 +68,14 @@ def main(argv: Sequence[str]) -> int:
     for line in missing:
         print(f"missing: {line}")
     print("written:", *files)
+    return 0
+
+
+def _fill(readme: Path) -> int:
+    if not readme.is_file():
+        raise UsageError(f"readme={readme}: no such file")
+    readme.write_text(fill_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"written: {readme}")
     return 0
 
 

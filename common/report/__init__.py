@@ -1,4 +1,4 @@
-"""Tables and figures from run folders; results/definitions/tables/<name>.yaml says what each table needs.
+"""Tables, figures and the HTML report, made from run folders, benchmark records and published numbers.
 
-Nothing is imported here: programs that need the command lines alone start without pandas and scipy.
+Nothing is imported here, so that programs which need little of it start without pandas and scipy.
 """

@@ -1,4 +1,4 @@
-"""Bars as in the paper's Figure 6: a panel for each cluster, published ones and ours, a bar for each method."""
+"""Bar charts as in the paper's Figure 6: a panel for each cluster, published and ours, and a bar for each method."""
 
 from math import ceil
 
@@ -16,7 +16,7 @@ HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
 
 
 def draw_bars(figure_file: Bars, frame: pd.DataFrame) -> Figure:
-    """frame: source, cluster, workers, method and the value, as common.report.measured builds it."""
+    """Draw the bars of a frame with source, cluster, workers, method and the value, as `build_benchmark` returns it."""
     frame = frame.dropna(subset=[figure_file.value]).astype({figure_file.value: float, "workers": int})
     bars = list(dict.fromkeys(frame["method"]))
     panels = list(frame.groupby(["source", "cluster"], sort=False))

@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: its table, the definitions of the columns, and where the numbers come from."""
+"""Records of benchmarks: a table, the definitions of its columns, and the origin of the numbers."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,9 +15,10 @@ COLUMNS, ORIGIN = "Columns", "Where the numbers come from"
 
 
 class Benchmark:
-    """One benchmark's record. Make it before the first measurement: it notes how busy the machine is.
+    """The record of one benchmark. Create it before the first measurement, because it notes the machine's load.
 
-    columns: each column's definition, in the order of the table; formats: of numbers, others get two decimals
+    columns:  the definition of each column, in the order of the table
+    formats:  how numbers are shown; others get two decimals
     """
 
     def __init__(self, name: str, title: str, columns: Mapping[str, str], formats: Mapping[str, str]) -> None:
@@ -27,13 +28,13 @@ class Benchmark:
 
     @property
     def machine(self) -> str:
-        """Its processor and cores."""
+        """The processor and its number of cores."""
         hardware = self._environment["hardware"]
         return f"{hardware['cpu']}, {hardware['cores']} cores"
 
     @property
     def commit(self) -> str:
-        """The short one, as it was when the record was made."""
+        """The short commit hash at the time when this object was created."""
         return f"{str(self._environment['git_commit'])[:12]}{self._changes}"
 
     @property
@@ -49,10 +50,11 @@ class Benchmark:
         used: str,
         packages: Sequence[str] = (),
     ) -> None:
-        """Write <output>/<name>.csv and .md, and say so.
+        """Write <output>/<name>.csv and .md, and print the table and their names.
 
-        conclude: paragraphs above the table; used: what part of the hardware, for instance "1 used"; packages:
-        distributions whose versions matter, beside the usual ones
+        conclude:  paragraphs above the table
+        used:      the part of the hardware that was used, for instance "1 used"
+        packages:  distributions whose versions matter, besides the usual ones
         """
         folder = Path(output)
         frame = self.save(rows, output)
@@ -67,7 +69,7 @@ class Benchmark:
         print(f"written: {folder / self._name}.csv and .md")
 
     def save(self, rows: Sequence[Mapping[str, object]], output: str) -> pd.DataFrame:
-        """Write <output>/<name>.csv alone, as long measurements do after each of their parts. Returns the table."""
+        """Write only <output>/<name>.csv, as long measurements do after each part, and return the table."""
         folder = Path(output)
         folder.mkdir(parents=True, exist_ok=True)
         frame = pd.DataFrame(rows, columns=list(self._columns))
@@ -95,7 +97,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Record:
-    """What a benchmark's .md says besides its table. findings: the paragraphs and points above it."""
+    """The text of a benchmark's .md without its table; `findings` are the paragraphs and points above that."""
 
     title: str
     findings: Sequence[str]
@@ -104,7 +106,7 @@ class Record:
 
 
 def read_record(path: Path) -> Record:
-    """Read what `Benchmark.write` wrote as <path>.md."""
+    """Read <path>.md as `Benchmark.write` wrote it."""
     head, *rest = path.read_text(encoding="utf-8").split("\n## ")
     title, *above = head.split("\n", 1)
     parts = dict(part.split("\n", 1) for part in rest)

@@ -3,14 +3,12 @@
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.cli import UsageError
-from common.report.columns import QUANTITIES
 from common.report.registry import Cell, Table
-from common.report.runs import Run, RunError, read_json, read_run
+from common.report.runs import FinishedRun, RunError, read_run
 
 logger = logging.getLogger(__name__)
 
@@ -25,30 +23,30 @@ class Missing:
 
 @dataclass(frozen=True)
 class Collection:
-    """A table's runs below the folders `roots`: those that can be used, row by row, and the missing ones."""
+    """A table's usable runs below the folders `roots`, row by row, and the cells without one."""
 
     table: Table
     roots: tuple[Path, ...]
-    runs: Mapping[str, Sequence[Run]]
+    runs: Mapping[str, Sequence[FinishedRun]]
     missing: Sequence[Missing]
     variant_of: Mapping[Path, str | None]
 
     @property
     def root(self) -> Path:
-        """Where missing runs would be made: the first folder."""
+        """The folder in which missing runs would be made: the first."""
         return self.roots[0]
 
     @property
-    def all_runs(self) -> list[Run]:
+    def all_runs(self) -> list[FinishedRun]:
         """Every usable run, in the table's order."""
         return [run for runs in self.runs.values() for run in runs]
 
-    def of(self, row: str, variant: str | None = None) -> list[Run]:
-        """The usable runs of a row, of one variant or of all."""
+    def of(self, row: str, variant: str | None = None) -> list[FinishedRun]:
+        """Return the usable runs of a row, of one variant or of all."""
         return [run for run in self.runs[row] if variant in (None, self.variant_of[run.folder])]
 
     def by_variant(self) -> list["Collection"]:
-        """One collection for each variant, named after it; only this one if the table has none."""
+        """Return a collection for each variant, named after it; only this one if the table has none."""
         if not self.table.variants:
             return [self]
         return [self._only(variant) for variant in self.table.variants]
@@ -63,31 +61,22 @@ class Collection:
 
 
 def collect(table: Table, *roots: Path, allow_empty: bool = False) -> Collection:
-    """Reads the run of every cell, from the first of these folders that has a usable one.
+    """Read the run of every cell from the first of these folders that has a usable one.
 
-    A run is looked for where `scripts.reproduce` puts it, then anywhere below the folders by the overrides that it
-    records, so that folders of other people need no certain layout. Runs that are unfinished, broken, without a number
-    that the table needs, or made with other overrides than the table says are named in a warning and counted as
-    missing. UsageError if no usable run is left, unless allow_empty.
+    Runs that are unfinished, broken, without a number that the table needs, or made with other overrides than the
+    table's are named in a warning and counted as missing. Raises UsageError if no usable run is left, unless
+    allow_empty.
     """
-    runs: dict[str, list[Run]] = {row.name: [] for row in table.rows}
+    runs: dict[str, list[FinishedRun]] = {row.name: [] for row in table.rows}
     variant_of: dict[Path, str | None] = {}
     missing = []
-    elsewhere = Elsewhere(table, roots)
     for cells in zip(*(table.cells(root) for root in roots), strict=True):
-        reasons: list[str] = []
-        here = [cell for cell in cells if cell.run_dir.exists()]
-        run = _first_usable(table, here, reasons)
-        if run is None:
-            others = [cell for cell in elsewhere.cells_like(cells[0]) if cell not in here]
-            run = _first_usable(table, others, reasons)
+        run, reasons = _first_usable(table, [cell for cell in cells if cell.run_dir.exists()])
         if run is None:
             missing.append(Missing(cells[0], "; ".join(reasons) or "not run yet"))
         else:
             runs[cells[0].row.name].append(run)
             variant_of[run.folder] = cells[0].variant
-    if missing:
-        elsewhere.name_others()
     if not any(runs.values()) and not allow_empty:
         where = " or ".join(str(root / table.runs) for root in roots)
         raise UsageError(
@@ -97,82 +86,47 @@ def collect(table: Table, *roots: Path, allow_empty: bool = False) -> Collection
     return Collection(table, roots, runs, missing, variant_of)
 
 
-def _first_usable(table: Table, cells: Sequence[Cell], reasons: list[str]) -> Run | None:
-    """The first run that can be read; why others cannot goes into a warning and into `reasons`."""
+def _first_usable(table: Table, cells: Sequence[Cell]) -> tuple[FinishedRun | None, list[str]]:
+    """Return the first run that can be read and why those before it cannot; each of these gets a warning."""
+    reasons: list[str] = []
     for cell in cells:
         try:
-            return read_cell(table, cell)
+            return read_cell(table, cell), reasons
         except RunError as error:
             logger.warning("skipped %s", error)
             reasons.append(str(error).removeprefix(f"{cell.run_dir}: "))
-    return None
-
-
-class Elsewhere:
-    """Run folders anywhere below `roots`, found by what they record; read once, when first asked for."""
-
-    def __init__(self, table: Table, roots: Sequence[Path]) -> None:
-        self._table, self._roots = table, roots
-
-    def cells_like(self, cell: Cell) -> list[Cell]:
-        """The cell in every folder whose run has its task and its overrides."""
-        return [replace(cell, run_dir=folder) for folder, recorded in self._recorded if not cell.disagreement(recorded)]
-
-    def name_others(self) -> None:
-        """Warns of every run of the table's experiments that is no cell of it, with the nearest one's difference."""
-        cells = [cell for root in self._roots for cell in self._table.cells(root)]
-        places = {cell.run_dir for cell in cells}  # what is wrong with runs there has been said
-        for folder, recorded in self._recorded:
-            alike = [cell for cell in cells if folder not in places and cell.experiment in recorded]
-            differences = [cell.disagreement(recorded) for cell in alike]
-            if differences and all(differences):
-                logger.warning("skipped %s: no run of %s: %s", folder, self._table.name, min(differences, key=len))
-
-    @cached_property
-    def _recorded(self) -> list[tuple[Path, list[str]]]:
-        """Folders of the table's task, with their overrides."""
-        found = []
-        for path in sorted({path for root in self._roots for path in root.rglob("environment.json")}):
-            try:
-                environment = read_json(path)
-            except RunError as error:
-                logger.warning("skipped %s", error)
-                continue
-            overrides, command = environment.get("overrides"), str(environment.get("command"))
-            if isinstance(overrides, list) and f"{self._table.task}.train" in command:
-                found.append((path.parent, overrides))
-        return found
+    return None, reasons
 
 
 def reproduce_command(table: Table, root: Path) -> str:
-    """The shell command that makes all missing runs."""
+    """Return the shell command that makes all missing runs."""
     runs = [] if root == Path("runs") else [f"runs={root}"]
     return shlex.join(["python", "-m", "scripts.reproduce", f"table={table.name}", *runs])
 
 
 def score_arguments(table: Table, run: Path) -> list[str]:
-    """What Python is called with to score the test set by a run's last model; empty if the table needs no such scores.
+    """Return Python's arguments for scoring the test set with a run's last model.
 
-    Empty, too, if the run has them.
+    The list is empty if the table needs no such scores or the run has them.
     """
-    needed = any(name.startswith("test_") for name in table.quantities)
+    needed = any(quantity.of_test_set for quantity in table.quantities)
     if not needed or (run / "evaluation" / "test.csv").exists():
         return []
     return ["-m", f"{table.task}.evaluate", f"run={run}", "models=last"]
 
 
-def read_cell(table: Table, cell: Cell) -> Run:
-    """The finished run of a cell, with all numbers that the table needs; RunError if there is none."""
+def read_cell(table: Table, cell: Cell) -> FinishedRun:
+    """Return the finished run of a cell with all numbers that the table needs; raises RunError if there is none."""
     run = read_run(cell.run_dir)
     check_overrides(cell, run.environment)
     run.total("workers")
-    for name in table.quantities:
-        QUANTITIES[name].of(run)
+    for quantity in table.quantities:
+        quantity.of(run)
     return run
 
 
 def check_overrides(cell: Cell, environment: Mapping[str, object]) -> None:
-    """RunError unless the overrides that the run in the cell's folder recorded are those of the cell."""
+    """Raise RunError unless the overrides that the run in the cell's folder recorded are those of the cell."""
     recorded = environment.get("overrides")
     if not isinstance(recorded, list):
         raise RunError(f"{cell.run_dir}: environment.json: overrides={recorded!r}: expected a list")

@@ -1,4 +1,4 @@
-"""Definitions as data: a folder of YAML files, one for each table, figure or benchmark, named as users ask for it."""
+"""YAML files that define tables, figures, excerpts and published numbers: how they are named, read and checked."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,21 +16,23 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Definition(BaseModel):
-    """The content of such a file, or a part of it; unknown keys are errors."""
+    """The content of a file, or a part of it; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def names_in(folder: Path) -> list[str]:
-    """The definitions of a folder."""
+    """Return the names of a folder's definitions."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def read_definition(folder: Path, name: str, key: str, also: Iterable[str] = ()) -> Any:
-    """The content of folder/<name>.yaml, not validated.
+    """Return the content of folder/<name>.yaml without validating it.
 
-    key: what the user typed the name for. also: other names that would do. Raises UsageError for an unknown name and
-    for a file that is no YAML.
+    key:   what the user typed before the name, for messages
+    also:  other names that would have been accepted
+
+    Raises UsageError for an unknown name and for a file that is not YAML.
     """
     known = names_in(folder)
     if name not in known:
@@ -43,7 +45,7 @@ def read_definition(folder: Path, name: str, key: str, also: Iterable[str] = ())
 
 @contextmanager
 def explained(folder: Path, name: str, model: type[Definition]) -> Iterator[None]:
-    """What pydantic finds wrong in folder/<name>.yaml becomes a UsageError naming file, key, value and expectation."""
+    """Turn validation errors of folder/<name>.yaml into a UsageError naming file, key, value and expectation."""
     try:
         yield
     except ValidationError as error:

@@ -70,17 +70,17 @@ LEGEND_WIDTH = 130  # of both legends below the panels, in characters
 
 
 def recorded_as(metric: str) -> tuple[str, str]:
-    """The split and the name under which a run records a metric."""
+    """Return the split and the name under which a run records a metric."""
     return RECORDED_AS.get(metric, ("validation", metric))
 
 
 def label_of(metric: str) -> str:
-    """The name of a metric's axis."""
+    """Return the name of a metric's axis."""
     return METRIC_LABELS.get(metric, metric.replace("_", " "))
 
 
 def save(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
-    """Draws in print style; writes <folder>/<name>.png, and .svg unless it is large; returns the paths written."""
+    """Draw in print style, write <folder>/<name>.png, and .svg unless it is large, and return the paths written."""
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context({**sns.axes_style("whitegrid"), **RC}):
         figure = draw()
@@ -97,7 +97,7 @@ def save(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
 
 
 def draw_legends(figure: Figure, methods: list[str], topologies: list[str]) -> None:
-    """Methods (colours) and topologies (styles) apart, below the panels."""
+    """Draw separate legends of methods (colours) and topologies (styles) below the panels."""
     colours = [
         Line2D([], [], color=colour, linewidth=2.2, label=method)
         for method, colour in zip(methods, COLOURS, strict=False)
@@ -116,5 +116,5 @@ def draw_legends(figure: Figure, methods: list[str], topologies: list[str]) -> N
 
 
 def legend_width(labels: Sequence[str], rows: int) -> int:
-    """Of a legend in so many rows, in characters; a line beside a label is as wide as seven."""
+    """Return the width in characters of a legend with this number of rows; the line beside a label counts as seven."""
     return sum(7 + max(map(len, labels[first : first + rows])) for first in range(0, len(labels), rows))

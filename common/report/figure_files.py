@@ -1,4 +1,4 @@
-"""Figures that are more than a table's curves: results/definitions/figures/<name>.yaml says what is drawn."""
+"""Definitions of figures other than a table's curves: results/definitions/figures/<name>.yaml."""
 
 from pathlib import Path
 from typing import Literal
@@ -17,7 +17,7 @@ class _Figure(Definition):
 
 
 class Bars(_Figure):
-    """A value of a benchmark's table for each cluster and number of workers, a bar for each method."""
+    """A bar for each method: a value of a benchmark's table, for each cluster and number of workers."""
 
     kind: Literal["bars"]
     value: str
@@ -25,7 +25,7 @@ class Bars(_Figure):
 
 
 class Curves(_Figure):
-    """Metrics against time: published curves above, below those of some rows (and one variant) of a table."""
+    """Metrics against time: published curves above, those of some rows (and one variant) of a table below."""
 
     kind: Literal["curves"]
     variant: str | None = None
@@ -38,7 +38,7 @@ KINDS = {"bars": Bars, "curves": Curves}
 
 
 def load_figure(name: str, folder: Path = FIGURES) -> Bars | Curves:
-    """Reads a figure's file; UsageError naming file, key, value and expectation if it is unknown or wrong."""
+    """Read a figure's file; raises UsageError naming file, key, value and expectation if it is unknown or wrong."""
     content = read_definition(folder, name, key="figure")
     kind = content.get("kind") if isinstance(content, dict) else None
     if kind not in KINDS:
@@ -48,5 +48,5 @@ def load_figure(name: str, folder: Path = FIGURES) -> Bars | Curves:
 
 
 def figure_names(folder: Path = FIGURES) -> list[str]:
-    """The figures that have a file; every table of runs can be drawn besides."""
+    """Return the figures that have a file; every table of runs can be drawn, too."""
     return names_in(folder)

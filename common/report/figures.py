@@ -1,4 +1,4 @@
-"""Draws a table's runs: training loss and validation metric against steps, bytes sent and time.
+"""Learning curves of a table's runs: training loss and validation metric against steps, bytes sent and time.
 
 A table with several numbers of workers is drawn as the final metric against the number of workers instead.
 """
@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from common.report.collect import Collection
-from common.report.columns import QUANTITIES
 from common.report.drawing import COLOURS, MARKERS_PER_CURVE, STYLES, draw_legends, label_of, recorded_as, save
 from common.report.prediction import predicted_step_ms
+from common.report.quantities import QUANTITIES
 from common.report.registry import Row, Table
-from common.report.runs import Run, RunError
+from common.report.runs import FinishedRun, RunError
 
 DODGE = 0.06  # between lines over numbers of workers, in powers of two
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def write_figures(collection: Collection, folder: Path) -> list[Path]:
-    """Writes <folder>/<table>[_<variant>].png, and .svg unless it is large, of each variant with a run; the paths."""
+    """Write <folder>/<table>[_<variant>].png, and .svg unless it is large, for variants with runs; return the paths."""
     several = len({row.workers for row in collection.table.rows}) > 1
     picture = draw_over_workers if several else draw
     variants = [each for each in collection.by_variant() if each.all_runs]
@@ -35,7 +35,7 @@ def write_figures(collection: Collection, folder: Path) -> list[Path]:
 
 
 def draw(collection: Collection) -> Figure:
-    """2 x 3 panels: training loss and validation metric (rows) against steps, bytes sent and time (columns).
+    """Draw training loss and validation metric (rows) against steps, bytes sent and time (columns): 2 x 3 panels.
 
     A line is the mean over seeds, its band goes from the lowest to the highest seed.
     """
@@ -58,10 +58,10 @@ def draw(collection: Collection) -> Figure:
 
 
 def draw_over_workers(collection: Collection) -> Figure:
-    """The final validation metric against the number of workers, a line for each method and topology.
+    """Draw the final validation metric against the number of workers, a line for each method and topology.
 
-    A line is the mean over seeds, its bars go from the lowest to the highest seed. Lines stand a little beside each
-    other, or their bars would hide one another.
+    A line is the mean over seeds, its bars go from the lowest to the highest seed. Lines are shifted sideways, so that
+    their bars do not hide one another.
     """
     table = collection.table
     quantity = QUANTITIES[table.metric]
@@ -111,16 +111,17 @@ def _line_label(row: Row) -> str:
 
 
 def _range(counts: Iterable[int]) -> str:
-    """The n of several means in words: 3, or 1-3 where they differ."""
+    """Return the n of several means as text: 3, or 1-3 where they differ."""
     counts = sorted(counts) or [0]
     return "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
 
 
 def curves(collection: Collection, metric: str, rows: tuple[str, ...] = ()) -> pd.DataFrame:
-    """Long form: method, topology, run, step, sent_mb (MB sent per worker until then), time_s, value; all rows or some.
+    """Return the curves of all rows, or of some, in long form.
 
-    Bytes and time are means over seeds: a mean over seeds needs one abscissa. A run that cannot be drawn is named and
-    left out. From where a seed has diverged, its row has no values: a mean of the other seeds would be another one.
+    The columns are method, topology, run, step, sent_mb (MB sent per worker until then), time_s and value. Bytes and
+    time are means over seeds, because a mean over seeds needs one abscissa. A run that cannot be drawn is named in a
+    warning and left out. Once a seed has diverged, its row has no values: the mean of the others would be misleading.
     """
     parts = []
     for row in collection.table.rows:
@@ -137,18 +138,18 @@ def curves(collection: Collection, metric: str, rows: tuple[str, ...] = ()) -> p
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 
-def time_label(runs: list[Run], unit: str) -> str:
-    """The name of the time axis: wall-clock time of processes, the runtime model's of simulated workers."""
+def time_label(runs: list[FinishedRun], unit: str) -> str:
+    """Return the name of the time axis: measured for processes, predicted for simulated workers."""
     kinds = {"predicted" if _is_simulated(run) else "measured" for run in runs}
     return f"time ({unit}), {' or '.join(sorted(kinds))}"
 
 
-def _is_simulated(run: Run) -> bool:
+def _is_simulated(run: FinishedRun) -> bool:
     return run.config["workers"]["kind"] == "simulated"
 
 
-def _curve(run: Run, metric: str) -> pd.DataFrame | None:
-    """One run's curve, None if it cannot be drawn; bytes and time are read off the training rows, which count them."""
+def _curve(run: FinishedRun, metric: str) -> pd.DataFrame | None:
+    """Return a run's curve, None if it cannot be drawn; bytes and time are those that the training rows count."""
     split, name = recorded_as(metric)
     try:
         frame = run.curve(split, name).rename(columns={name: "value"}).assign(run=str(run.folder))
@@ -167,8 +168,8 @@ def _curve(run: Run, metric: str) -> pd.DataFrame | None:
     return frame
 
 
-def _seconds(run: Run, steps: pd.Series) -> np.ndarray:
-    """Time until these steps, without evaluation."""
+def _seconds(run: FinishedRun, steps: pd.Series) -> np.ndarray:
+    """Return the time until these steps, without evaluation."""
     if _is_simulated(run):
         return steps.to_numpy() * predicted_step_ms(run) / 1000
     taken = run.curve("train", "time_step_ms").dropna()
@@ -178,7 +179,7 @@ def _seconds(run: Run, steps: pd.Series) -> np.ndarray:
 
 
 def draw_panel(ax: Axes, table: Table, data: pd.DataFrame, x: str) -> None:
-    """Curves of all methods (colours) and topologies (styles) into a panel."""
+    """Draw the curves of all methods (colours) and topologies (styles) into a panel."""
     sns.despine(ax=ax)
     data = data.dropna(subset="value")
     if data.empty:
@@ -210,13 +211,13 @@ def draw_panel(ax: Axes, table: Table, data: pd.DataFrame, x: str) -> None:
 
 
 def _scale_loss(ax: Axes, losses: pd.Series) -> None:
-    """A logarithmic axis where the loss falls by more than a decade, else the ends of all curves coincide."""
+    """Use a logarithmic axis where the loss falls by more than a decade; else the ends of all curves coincide."""
     if 0 < losses.min() * 10 < losses.max():
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def labels_of(table: Table) -> tuple[list[str], list[str]]:
-    """Methods and topologies in the order in which the table names them."""
+    """Return methods and topologies in the order in which the table names them."""
     methods = dict.fromkeys(row.method for row in table.rows)
     return list(methods), list(dict.fromkeys(row.topology for row in table.rows))

@@ -1,14 +1,14 @@
-"""Where a table's numbers come from, in words; everything is read from the runs' own files."""
+"""The origin of a table's numbers, read from the runs' own files."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from common.report.collect import Collection
-from common.report.runs import Run
+from common.report.runs import FinishedRun
 
 
 def describe_origin(collection: Collection) -> list[str]:
-    """Lines on hardware, software, dates, commits, where the workers lived and how runs were evaluated.
+    """Return lines on folders, hardware, software, dates, commits, workers and evaluation.
 
     Where runs differ, each value is given with the number of runs that have it.
     """
@@ -28,7 +28,7 @@ def describe_origin(collection: Collection) -> list[str]:
     ]
 
 
-def _census(runs: list[Run], describe: Callable[[Run], str]) -> str:
+def _census(runs: list[FinishedRun], describe: Callable[[FinishedRun], str]) -> str:
     counts: dict[str, int] = {}
     for run in runs:
         text = describe(run)
@@ -38,12 +38,12 @@ def _census(runs: list[Run], describe: Callable[[Run], str]) -> str:
     return "; ".join(f"{text} ({count} of {len(runs)} runs)" for text, count in counts.items())
 
 
-def _root(run: Run, collection: Collection) -> str:
+def _root(run: FinishedRun, collection: Collection) -> str:
     return next((str(root) for root in collection.roots if run.folder.is_relative_to(root)), str(run.folder))
 
 
-def describe_hardware(run: Run) -> str:
-    """The machine in words."""
+def describe_hardware(run: FinishedRun) -> str:
+    """Return processor, cores and GPUs as text."""
     hardware = run.environment.get("hardware") or {}
     gpus = ", ".join(_names(hardware.get("gpus") or [])) or "no GPU"
     return f"{hardware.get('cpu', 'unknown CPU')}, {hardware.get('cores', '?')} cores, {gpus}"
@@ -54,12 +54,12 @@ def _names(gpus: Iterable[object]) -> list[str]:
     return [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
 
 
-def _software(run: Run) -> str:
+def _software(run: FinishedRun) -> str:
     return _settings(run.environment.get("versions"), separator=" ")
 
 
-def describe_commit(run: Run) -> str:
-    """The commit, and whether there were changes besides."""
+def describe_commit(run: FinishedRun) -> str:
+    """Return the commit, and whether there were uncommitted changes."""
     commit = run.environment.get("git_commit") or "unknown"
     return f"{commit} with uncommitted changes" if run.environment.get("git_dirty") else str(commit)
 

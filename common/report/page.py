@@ -1,4 +1,4 @@
-"""One HTML page of all tables and figures that opens from disk: pictures and configurations inside."""
+"""One HTML page with all tables, figures and configurations, which opens from disk."""
 
 import base64
 import os
@@ -15,12 +15,8 @@ from pandas.api.types import is_numeric_dtype
 
 from common.report.bars import draw_bars
 from common.report.benchmark import read_record
-from common.report.collect import Collection, collect
-from common.report.drawing import save
-from common.report.figure_files import Bars, figure_names, load_figure
-from common.report.figures import write_figures
-from common.report.formats import LEFT, readable
-from common.report.measured import (
+from common.report.benchmark_tables import (
+    LEFT,
     BenchmarkTable,
     benchmark_definitions,
     benchmark_names,
@@ -30,10 +26,16 @@ from common.report.measured import (
     missing_records,
     readable_benchmark,
 )
+from common.report.collect import Collection, collect
+from common.report.columns import PUBLISHED, Column, Label
+from common.report.drawing import save
+from common.report.figure_files import Bars, figure_names, load_figure
+from common.report.figures import write_figures
+from common.report.formats import headings, left_of, readable
 from common.report.origin import describe_commit, describe_hardware, describe_origin
 from common.report.published import load_published, published_names
 from common.report.registry import load_table, table_names
-from common.report.runs import FILES, Run
+from common.report.runs import FILES, FinishedRun
 from common.report.tables import build_table, definitions, missing_lines, published_lines
 from common.report.time_curves import draw_time_curves, of_figure
 
@@ -43,7 +45,13 @@ TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 @dataclass(frozen=True)
 class Section:
-    """A table or figure of the page. badge: a key of BADGES; frame: texts; labels: its columns to the left."""
+    """A table or figure of the page.
+
+    badge:      a key of BADGES
+    frame:      texts
+    left:       its columns that are aligned to the left
+    from_paper: its columns of published numbers
+    """
 
     name: str
     title: str
@@ -51,7 +59,8 @@ class Section:
     badge: str = ""
     state: str = ""
     frame: pd.DataFrame | None = None
-    labels: Sequence[str] = LEFT
+    left: Sequence[str] = ()
+    from_paper: Sequence[str] = ()
     images: Sequence[str] = ()
     findings: Sequence[str] = ()
     definitions: Sequence[str] = ()
@@ -62,12 +71,12 @@ class Section:
 
     @property
     def badge_text(self) -> str:
-        """The badge in words."""
+        """The badge's text."""
         return BADGES[self.badge]
 
 
 def sections_of(roots: Sequence[Path], benchmarks: Path, page: Path) -> list[Section]:
-    """Every table of runs, benchmark, figure, and what is published without a recipe here."""
+    """Return sections for tables of runs, benchmarks, figures, and published numbers that nothing here reproduces."""
     tables = {name: collect(load_table(name), *roots, allow_empty=True) for name in table_names()}
     sections = [_table(collection, page) for collection in tables.values()]
     compared = [load_benchmark(name) for name in benchmark_names()]
@@ -84,7 +93,7 @@ def sections_of(roots: Sequence[Path], benchmarks: Path, page: Path) -> list[Sec
 
 
 def render(sections: Sequence[Section], **about: str) -> str:
-    """The page; about: date, commit and command that it shows."""
+    """Return the page; `about` holds the date, commit and command that it shows."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -105,7 +114,8 @@ def _table(collection: Collection, page: Path) -> Section:
         badge="paper" if at_scale else "proxy" if compared else "",
         state=f"{done} of {done + len(collection.missing)} runs",
         frame=readable(build_table(collection), table),
-        labels=(*LEFT, *table.labels),
+        left=left_of(table),
+        from_paper=[name for name, (column, _) in headings(table).items() if _is_published(column)],
         images=_pictures(lambda folder: write_figures(collection, folder)),
         definitions=definitions(table),
         published=published_lines(table.published),
@@ -115,12 +125,17 @@ def _table(collection: Collection, page: Path) -> Section:
     )
 
 
+def _is_published(column: Column | Label) -> bool:
+    return isinstance(column, Column) and column.statistic is PUBLISHED
+
+
 def _benchmark(table: BenchmarkTable, records: Path) -> Section:
     return Section(
         name=f"benchmark_{table.name}",
         title=table.title,
         note=table.note,
         frame=readable_benchmark(table, build_benchmark(table, records)),
+        left=LEFT,
         definitions=benchmark_definitions(table),
         published=published_lines([table.published]),
         origin=benchmark_origin(table, records),
@@ -129,7 +144,7 @@ def _benchmark(table: BenchmarkTable, records: Path) -> Section:
 
 
 def _record(path: Path) -> Section:
-    """A benchmark that has nothing published beside it: <path>.csv and .md."""
+    """Return the section of a benchmark without published numbers: <path>.csv and .md."""
     record, frame = read_record(path.with_suffix(".md")), pd.read_csv(path.with_suffix(".csv"))
     texts = [name for name in frame if not is_numeric_dtype(frame[name])]
     numbers = {name: frame[name].map(_short) for name in frame if name not in texts}
@@ -137,7 +152,8 @@ def _record(path: Path) -> Section:
         name=f"record_{path.name}",
         title=f"Benchmark {path.name}: {record.title}",
         frame=frame.fillna(dict.fromkeys(texts, "")).assign(**numbers),
-        labels=texts,
+        left=texts,
+        from_paper=[name for name in frame if name.startswith("published")],
         findings=record.findings,
         definitions=record.definitions,
         origin=[f"`{path}.csv`", *record.origin],
@@ -170,13 +186,13 @@ def _published(name: str) -> Section:
         title=table.title,
         badge="published",
         frame=texts,
-        labels=tuple(table.rows[0].labels),
+        left=tuple(table.rows[0].labels),
         published=published_lines([name]),
     )
 
 
 def _runs(collection: Collection, page: Path) -> list[dict[str, Any]]:
-    """What the page says of every run; the configuration only of each row's first one."""
+    """Return what the page shows of every run; the configuration only of each row's first run."""
     rows = []
     for name, runs in collection.runs.items():
         seen = set()
@@ -189,7 +205,7 @@ def _runs(collection: Collection, page: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _run(run: Run, label: str, page: Path, with_config: bool) -> dict[str, Any]:
+def _run(run: FinishedRun, label: str, page: Path, with_config: bool) -> dict[str, Any]:
     link = os.path.relpath(run.folder, page.parent)
     return {
         "label": label,
@@ -203,7 +219,7 @@ def _run(run: Run, label: str, page: Path, with_config: bool) -> dict[str, Any]:
 
 
 def _pictures(write: Any) -> list[str]:
-    """Data URIs of the pictures that `write(folder)` makes: SVG where there is one, else PNG."""
+    """Return data URIs of the pictures that `write(folder)` makes: SVG where there is one, else PNG."""
     with tempfile.TemporaryDirectory() as folder:
         files = {file.stem: file for file in sorted(write(Path(folder)))}  # .svg comes after .png
         return [

@@ -1,9 +1,9 @@
-"""What a run's steps would take on a cluster like the paper's: by the runtime model, not measured."""
+"""Predicted step times of simulated runs: by the runtime model, on a cluster like the paper's."""
 
 from functools import cache
 from typing import Any
 
-from common.report.runs import Run, RunError
+from common.report.runs import FinishedRun, RunError
 from common.runtime.cluster import Cluster
 from common.runtime.steps import simulate_allreduce, simulate_gossip
 from common.topology import build
@@ -16,8 +16,8 @@ ASSUMED = (
 )
 
 
-def predicted_step_ms(run: Run) -> float:
-    """Mean ms of a step; all-reduce in the run's buckets, gossip in its order. RunError if it lacks them."""
+def predicted_step_ms(run: FinishedRun) -> float:
+    """Return the mean ms of a step, with the run's buckets or order; raises RunError if its config lacks them."""
     try:
         workers, parallel, topology = (run.config[key] for key in ("workers", "parallel", "topology"))
         method = parallel["method"]

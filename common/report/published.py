@@ -21,7 +21,7 @@ PLUS_MINUS = re.compile(r"(?P<value>\S+) \+- (?P<two_sigma>\S+)")
 
 
 def _read(written: Any) -> Any:
-    """27.79 | "27.79 +- 0.16" | {value: null, reason: ...} as a record."""
+    """Return 27.79, "27.79 +- 0.16" or {value: null, reason: ...} as a mapping."""
     if isinstance(written, str):
         match = PLUS_MINUS.fullmatch(written)
         return match.groupdict() if match else {"value": written}
@@ -43,14 +43,14 @@ class Published(Definition):
 
 
 class PublishedQuantity(Definition):
-    """What is published, in which unit."""
+    """A published quantity and its unit."""
 
     unit: str
     definition: str
 
 
 class PublishedRow(Definition):
-    """A row (or bar, or curve): its name is that of the row of ours beside it."""
+    """A row, bar or curve; the row of ours beside it has the same name."""
 
     name: str
     labels: dict[str, str | int]
@@ -64,7 +64,7 @@ def _is_file(name: str) -> str:
 
 
 class PublishedTable(Definition):
-    """A published table or figure: numbers, and where they were read.
+    """A published table or figure: its numbers and their source.
 
     curves: a CSV file beside it with the columns method, topology, epoch, time_ks and metrics
     """
@@ -95,7 +95,7 @@ class PublishedTable(Definition):
         return PAPERS[self.paper]
 
     def frame(self) -> pd.DataFrame:
-        """Labels, quantities and their `_2sigma` (where any is published), a row for each row."""
+        """Return labels, quantities and their `_2sigma` (where any is published), line by line."""
         rows: list[dict[str, object]] = []
         for row in self.rows:
             values = {name: row.values[name].value for name in self.quantities}
@@ -106,26 +106,26 @@ class PublishedTable(Definition):
         return frame.drop(columns=empty)
 
     def read_curves(self) -> pd.DataFrame:
-        """The digitised curves; ValueError if there are none."""
+        """Read the digitised curves; raises ValueError if there are none."""
         if self.curves is None:
             raise ValueError(f"{self.title}: no curves are published")
         return pd.read_csv(PAPER / self.curves)
 
 
 def load_published(name: str, folder: Path = PAPER) -> PublishedTable:
-    """Reads results/paper/<name>.yaml; UsageError naming file, key, value and expectation if it is missing or wrong."""
+    """Read results/paper/<name>.yaml; raises UsageError naming file, key, value and expectation if that is wrong."""
     content = read_definition(folder, name, key="published")
     with explained(folder, name, PublishedTable):
         return PublishedTable.model_validate(content)
 
 
 def published_names(folder: Path = PAPER) -> list[str]:
-    """The published tables and figures."""
+    """Return the names of the published tables and figures."""
     return names_in(folder)
 
 
 def published_values(names: tuple[str, ...]) -> Mapping[str, Mapping[str, Published]]:
-    """{row: {quantity: number}} of several files together."""
+    """Return {row: {quantity: number}} of several files together."""
     values: dict[str, dict[str, Published]] = {}
     for name in names:
         for row in load_published(name).rows:

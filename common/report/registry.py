@@ -1,4 +1,4 @@
-"""The registry: results/definitions/tables/<name>.yaml says which runs a table is made of."""
+"""Tables and the runs that they are made of: results/definitions/tables/<name>.yaml."""
 
 import re
 import shlex
@@ -10,24 +10,19 @@ from typing import Annotated, Any, Literal
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from pydantic import (
-    AfterValidator,
-    Field,
-    PositiveInt,
-    StrictInt,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PlainValidator, PositiveInt, StrictInt, ValidationInfo, model_validator
 
 from common.cli import nearest
-from common.report.columns import DEFAULT_COLUMNS, QUANTITIES, check_column, quantities_of, split_variant
+from common.report.columns import DEFAULT_COLUMNS, Column, Label, parse_column
 from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
 from common.report.published import Published, published_names, published_values
+from common.report.quantities import QUANTITIES, Quantity
 
 TABLES = ROOT / "results" / "definitions" / "tables"
 
 # Keys that reproduce sets for each run when it is made.
 OF_EACH_RUN = ("seed", "run_dir", "resume")
-# Keys that say on what a run is made, where it reads and writes and what it prints, not what it computes.
+# Keys that do not change what a run computes, only where it computes, reads and writes, and what it prints.
 BOOKKEEPING = re.compile(
     r"run_dir|resume|name|profile|peak_tflops|logging(\..*)?"
     r"|training\.(threads|device|checkpoint_every|checkpoints_kept)|data\.(folder|path|copy_to|workers)"
@@ -36,7 +31,7 @@ BOOKKEEPING = re.compile(
 
 @cache  # the parser is slow, and the runs of a table share most of their overrides
 def parse_override(text: str) -> tuple[str, Any]:
-    """(key, value) of one Hydra override, so that 1e-3 equals 0.001; ValueError if it is none or a sweep."""
+    """Return (key, value) of a Hydra override, so that 1e-3 equals 0.001; ValueError if it is none or a sweep."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
@@ -60,26 +55,36 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case let
 
 
 class Row(Definition):
-    """One row: a method on a topology, and the overrides that make it."""
+    """A row: a method on a topology, and the overrides that select it."""
 
     name: Name
     method: str = Field(description="the label in the column 'method'")
     topology: str = Field(description="the label in the column 'topology'")
-    labels: dict[Name, str] = Field({}, description="labels in columns of the table's own")
+    labels: dict[Name, str] = Field({}, description="labels in the columns that the table defines")
     overrides: tuple[Override, ...] = ()
 
     def __hash__(self) -> int:
         return hash((self.name, self.overrides))  # labels are a dict
 
     def with_workers(self, count: int) -> "Row":
-        """The same row with so many workers."""
+        """Return the same row with this number of workers."""
         overrides = (*self.overrides, f"workers.count={count}")
         return self.model_copy(update={"name": f"{self.name}_{count}", "overrides": overrides})
 
     @property
     def workers(self) -> int | None:
-        """The number of workers, where the row sets it."""
+        """The number of workers, if the row sets it."""
         return dict(map(parse_override, self.overrides)).get("workers.count")
+
+
+def _parse_column(written: Any, info: ValidationInfo) -> Column | Label:
+    """Return the column of a name, with the keys that are validated before `columns`."""
+    if isinstance(written, Column | Label):
+        return written  # of a file that has been validated
+    if not isinstance(written, str):
+        raise ValueError("expected a column's name")
+    context = {key: info.data.get(key) for key in ("baseline", "proxy_of")}
+    return parse_column(written, info.data.get("labels", {}), info.data.get("variants", {}), **context)
 
 
 class TableFile(Definition):
@@ -93,7 +98,6 @@ class TableFile(Definition):
     cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
     metric: str = Field("accuracy", description="the validation metric that figures and progress lines show")
     labels: dict[Name, str] = Field({}, description="columns of labels besides the usual ones, and their definitions")
-    columns: tuple[str, ...] = DEFAULT_COLUMNS
     overrides: tuple[Override, ...] = Field((), description="overrides that all rows share")
     workers: tuple[PositiveInt, ...] = Field((), description="numbers of workers: each row is made with every one")
     variants: dict[Name, tuple[Override, ...]] = Field(
@@ -102,6 +106,9 @@ class TableFile(Definition):
     published: tuple[str, ...] = Field((), description="files of results/paper whose rows have the same names")
     proxy_of: Name | None = Field(None, description="the table that this one is a small version of")
     baseline: Name | None = Field(None, description="the row that p-values compare with, for each number of workers")
+    columns: tuple[Annotated[Column | Label, PlainValidator(_parse_column)], ...] = Field(
+        DEFAULT_COLUMNS, validate_default=True, description="a list of columns' names"
+    )
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows")
 
     @model_validator(mode="after")
@@ -111,19 +118,12 @@ class TableFile(Definition):
         for row in self.rows:
             if row.labels.keys() != self.labels.keys():
                 raise ValueError(f"row {row.name!r}: expected labels {', '.join(self.labels) or '(none)'}")
-        for column in self.numbers:
-            try:
-                check_column(split_variant(column, self.variants)[1])
-            except ValueError as error:
-                raise ValueError(f"columns: {column!r}: {error}") from None
         for name in self.published:
             if name not in published_names():
                 raise ValueError(f"published={name!r}: {nearest(name, published_names())}")
         names = [row.name.removesuffix(f"_{row.workers}") for row in self.rows]
         if self.baseline is not None and self.baseline not in names:
             raise ValueError(f"baseline={self.baseline!r}: {nearest(self.baseline, names)}")
-        if self.baseline is None and any(column.endswith("_p_value") for column in self.columns):
-            raise ValueError("baseline: missing; columns with p-values need a row to compare with")
         _expect_unique("seeds", self.seeds)
         _expect_unique("the rows' names", [row.name for row in self.rows])
         labels = [(row.method, row.topology, row.workers) for row in self.rows]
@@ -135,31 +135,31 @@ class TableFile(Definition):
         return self
 
     @property
-    def numbers(self) -> list[str]:
-        """The columns that are no labels of the table's own."""
-        return [column for column in self.columns if column not in self.labels]
+    def numbers(self) -> list[Column]:
+        """The columns of numbers."""
+        return [column for column in self.columns if isinstance(column, Column)]
 
 
 class Table(TableFile):
-    """A table: its file's name and content, with a row for each number of workers."""
+    """A table: the name and content of its file, with a row for each number of workers."""
 
     name: str
 
     @classmethod
     def of(cls, name: str, file: TableFile) -> "Table":
-        """The table of a file."""
+        """Return the table of a file."""
         rows = [row.with_workers(count) for row in file.rows for count in file.workers] or file.rows
         return cls(name=name, **dict(file) | {"workers": (), "rows": tuple(rows)})
 
     def cells(self, runs: Path) -> Iterator["Cell"]:
-        """Every run of the table, row by row and seed by seed, in <runs>/<table>/<row>[/<variant>]/seed_<k>."""
+        """Yield every run of the table, row by row and seed by seed, in <runs>/<table>/<row>[/<variant>]/seed_<k>."""
         for row in self.rows:
             for variant in self.variants or [None]:
                 for seed in self.seeds:
                     yield self.cell(row, seed, runs, variant)
 
     def cell(self, row: Row, seed: int | str, runs: Path, variant: str | None = None) -> "Cell":
-        """The run of one row and seed (a text such as K stands for any seed in commands that are shown)."""
+        """Return the run of a row and seed; the seed may be a text such as K in commands that stand for all seeds."""
         more = () if variant is None else self.variants[variant]
         settings = (*self.overrides, *more, *row.overrides, f"seed={seed}")
         folder = runs / self.runs / row.name / (variant or "")
@@ -171,7 +171,7 @@ class Table(TableFile):
         return published_values(self.published)
 
     def baseline_of(self, row: Row) -> str | None:
-        """The name of the row that this one is compared with; None if there is none or it is this one."""
+        """Return the name of the row that this one is compared with; None if there is none or it is this one."""
         if self.baseline is None:
             return None
         alike = [other.name for other in self.rows if other.name == f"{self.baseline}_{row.workers}"]
@@ -179,14 +179,14 @@ class Table(TableFile):
         return None if name == row.name else name
 
     @property
-    def quantities(self) -> set[str]:
-        """Names of the quantities that the table needs of every run."""
-        return {self.metric, *quantities_of([split_variant(column, self.variants)[1] for column in self.numbers])}
+    def quantities(self) -> set[Quantity]:
+        """The quantities that the table needs of every run."""
+        return {QUANTITIES[self.metric], *(column.quantity for column in self.numbers if column.statistic.of_runs)}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a table: what is trained, and the folder that holds it."""
+    """One run of a table: its settings and its folder."""
 
     task: str
     row: Row
@@ -197,7 +197,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """Row and seed in words."""
+        """Row, variant and seed as text."""
         return " ".join([self.row.name, *([self.variant] if self.variant else []), f"seed {self.seed}"])
 
     @property
@@ -210,19 +210,14 @@ class Cell:
         """The shell command that makes this run."""
         return shlex.join(["python", "-m", f"{self.task}.train", *self.overrides])
 
-    @property
-    def experiment(self) -> str | None:
-        """The override that names the recipe."""
-        return next((text for text in self.settings if text.startswith("experiment=")), None)
-
     @cached_property
     def _expected(self) -> dict[str, Any]:
         return _meaning(self.settings)
 
     def disagreement(self, recorded: Sequence[str]) -> str | None:
-        """How the overrides recorded by a run differ from this cell's; None if they mean the same.
+        """Return how the overrides that a run recorded differ from this cell's; None if they mean the same.
 
-        Bookkeeping counts only where the cell sets it.
+        Keys that do not change what a run computes count only if the cell sets them.
         """
         try:
             found = _meaning(recorded)
@@ -240,10 +235,12 @@ class Cell:
 
 
 def load_table(name: str, key: str = "table", folder: Path = TABLES, also: Sequence[str] = ()) -> Table:
-    """Reads and validates a table's file.
+    """Read and validate a table's file; the name 3 means table3.
 
-    `key` is what the user typed the name for; table=3 means table3. `also`: other names that would do. Raises
-    UsageError: unknown name (with the nearest one), or what is wrong in the file (file, key, value and expectation).
+    key:   what the user typed before the name, for messages
+    also:  other names that would have been accepted
+
+    Raises UsageError for an unknown name (with the nearest one), and for a wrong file (with key and expectation).
     """
     name = full_name(name, key)
     content = read_definition(folder, name, key, also)
@@ -252,12 +249,12 @@ def load_table(name: str, key: str = "table", folder: Path = TABLES, also: Seque
 
 
 def full_name(name: str, key: str) -> str:
-    """A number alone is that table or figure of the first paper: 3 -> table3."""
+    """Return a table's or figure's whole name: a number alone is that of the first paper, 3 -> table3."""
     return f"{key}{name}" if name.isdecimal() else name
 
 
 def table_names(folder: Path = TABLES) -> list[str]:
-    """The tables that can be asked for."""
+    """Return the names of all tables of runs."""
     return names_in(folder)
 
 
@@ -270,7 +267,7 @@ def _show(settings: dict[str, Any], key: str) -> str:
 
 
 def _quote(value: str) -> str:
-    """A path as a value of Hydra's override grammar."""
+    """Return a path as a value of Hydra's override grammar."""
     if re.fullmatch(r"[A-Za-z0-9_./-]+", value):
         return value
     escaped = value.replace("\\", "\\\\").replace("'", "\\'")
@@ -284,5 +281,5 @@ def _expect_unique(what: str, values: Sequence[Any]) -> None:
 
 
 def _words(value: Any) -> str:
-    """A value, or a tuple of them without what is not there, in words."""
+    """Return a value as text; of a tuple, those that are not None."""
     return " ".join(str(part) for part in value if part is not None) if isinstance(value, tuple) else str(value)

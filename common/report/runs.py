@@ -1,4 +1,4 @@
-"""Reads run folders: config.yaml, environment.json, metrics.jsonl, summary.json."""
+"""Finished runs, read from their folders: config.yaml, environment.json, metrics.jsonl, summary.json."""
 
 import json
 from dataclasses import dataclass
@@ -16,16 +16,17 @@ FILES = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")
 
 
 class RunError(ValueError):
-    """A run folder that cannot be used: the message names the folder and says why."""
+    """A run folder that cannot be used; the message names the folder and the reason."""
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished run.
 
-    config: the whole configuration. environment: versions, hardware, commit, overrides, start and end.
-    summary: the run's totals. metrics: metrics.jsonl with columns step, split, loss, ...
-    (NaN where a line has no such metric).
+    config:       the whole configuration
+    environment:  versions, hardware, commit, overrides, start and end
+    summary:      the run's totals
+    metrics:      metrics.jsonl with columns step, split, loss, ... (NaN where a line has no such metric)
     """
 
     folder: Path
@@ -35,7 +36,7 @@ class Run:
     metrics: pd.DataFrame
 
     def curve(self, split: str, metric: str) -> pd.DataFrame:
-        """A split's rows with columns step and `metric`; RunError if nothing of the kind was recorded."""
+        """Return a split's rows with columns step and `metric`; raises RunError if none were recorded."""
         if metric not in self.metrics:
             raise RunError(f"{self.folder}: metrics.jsonl records no {metric!r}")
         rows = self.metrics[self.metrics["split"] == split]
@@ -44,19 +45,19 @@ class Run:
         return rows[["step", metric]]
 
     def last(self, split: str, metric: str) -> float:
-        """The metric in the last row of a split; RunError if nothing of the kind was recorded."""
+        """Return the metric in the last row of a split; raises RunError if none was recorded."""
         return float(self.curve(split, metric)[metric].iloc[-1])
 
     def total(self, key: str) -> float:
-        """A number of summary.json; RunError if it is not there."""
+        """Return a number of summary.json; raises RunError if it is missing."""
         value = self.summary.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise RunError(f"{self.folder}: summary.json: {key}={value!r}: expected a number")
         return float(value)
 
 
-def read_run(folder: Path) -> Run:
-    """Reads a finished run; RunError (folder and reason) if it is missing, unfinished or broken."""
+def read_run(folder: Path) -> FinishedRun:
+    """Read a finished run; raises RunError with folder and reason if it is missing, unfinished or broken."""
     if not folder.is_dir():
         raise RunError(f"{folder}: no such folder")
     if not (folder / "summary.json").exists():
@@ -65,7 +66,7 @@ def read_run(folder: Path) -> Run:
     if summary.get("status") != "finished":
         status, steps = summary.get("status"), summary.get("steps")
         raise RunError(f"{folder}: not finished: status {status!r} at step {steps}")
-    return Run(
+    return FinishedRun(
         folder=folder,
         config=_read_config(folder / "config.yaml"),
         environment=read_json(folder / "environment.json"),
@@ -75,7 +76,7 @@ def read_run(folder: Path) -> Run:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a run folder's file; RunError if it is missing or broken."""
+    """Read a JSON object from a run folder's file; raises RunError if it is missing or broken."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Is the difference between two rows more than the seeds' noise?"""
+"""Whether the difference between two rows is more than the noise of their seeds."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from scipy.stats import ttest_ind
 
 
 def welch(values: Sequence[float], baseline: Sequence[float]) -> float | None:
-    """p of Welch's t-test, two-sided; None with fewer than two values on a side, NaNs, or no spread at all."""
+    """Return p of Welch's two-sided t-test; None with fewer than two values on a side, NaNs, or no spread at all."""
     if min(len(values), len(baseline)) < 2 or not np.isfinite([*values, *baseline]).all():
         return None
     if np.ptp(values) == np.ptp(baseline) == 0:

@@ -1,4 +1,4 @@
-"""Builds a table from its runs, with the published numbers beside them, definitions, origin and what is missing."""
+"""A table of runs with the published numbers beside them, definitions, origin and missing runs."""
 
 import shlex
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from common.report.collect import Collection, reproduce_command, score_arguments
-from common.report.columns import LABELS, compare, define, split_column, split_variant
+from common.report.columns import Column, Label, RowData
 from common.report.formats import format_table, latex, write_files
 from common.report.origin import describe_origin
 from common.report.published import load_published
@@ -15,42 +15,42 @@ from common.report.registry import Row, Table
 
 
 def build_table(collection: Collection) -> pd.DataFrame:
-    """One row for each row of the table, columns as the table's file says; None where there is no number.
+    """Return a frame with the table's rows and columns, None where there is no number.
 
     Rows without a finished run stay, with seeds = 0.
     """
     table = collection.table
     rows = [_build_row(collection, row) for row in table.rows]
     # Plain objects: pandas would turn None (no number) into NaN (a run that diverged).
-    return pd.DataFrame(rows, columns=list(table.columns), dtype=object)
+    return pd.DataFrame(rows, columns=[column.name for column in table.columns], dtype=object)
 
 
 def write_table(collection: Collection, folder: Path, command: str) -> list[Path]:
-    """Writes <folder>/<table>.csv, .md and .tex and returns their paths; `command` is what the user typed."""
+    """Write <folder>/<table>.csv, .md and .tex and return their paths; `command` is what the user typed."""
     table, frame = collection.table, build_table(collection)
     tex = latex(format_table(frame, "latex_booktabs", table), table.title, f"Made by {command}")
     return write_files(folder / table.name, frame, _render(collection, frame, command), tex)
 
 
 def missing_lines(collection: Collection) -> list[str]:
-    """One line for each missing run and for each run whose test set is not scored: which, why, and the command."""
+    """Return a line for each missing run and each run without scores of the test set: which, why, and the command."""
     return [f"{what}: {command}" for what, command in _missing(collection)]
 
 
 def _missing(collection: Collection) -> list[tuple[str, str]]:
-    """What is missing and why, and the shell command that makes it."""
+    """Return pairs: what is missing and why, and the shell command that makes it."""
     runs = [(f"{m.cell.label}: {m.reason}", m.cell.command) for m in collection.missing]
     scores = [(run.folder, score_arguments(collection.table, run.folder)) for run in collection.all_runs]
     return runs + [(f"{run}: no scores of the test set", shlex.join(["python", *call])) for run, call in scores if call]
 
 
 def definitions(table: Table) -> list[str]:
-    """Every column in words."""
-    return [f"`{column}`: {_definition(table, column)}" for column in table.columns]
+    """Return a line for each column: its name and definition."""
+    return [f"`{column.name}`: {column.definition}" for column in table.columns]
 
 
 def published_lines(names: Sequence[str]) -> list[str]:
-    """Where published numbers are from, and which are unknown and why."""
+    """Return lines on the sources of published numbers, and on unknown ones and the reasons."""
     lines = []
     for name in names:
         published = load_published(name)
@@ -77,41 +77,27 @@ def _build_row(collection: Collection, row: Row) -> dict[str, object]:
         "seeds": _seeds([len(collection.of(row.name, variant)) for variant in table.variants or [None]]),
         **row.labels,
     }
-    return {c: labels[c] if c in labels else _value(collection, row, c) for c in table.columns}
+    return {
+        column.name: labels[column.name] if isinstance(column, Label) else _number(collection, row, column)
+        for column in table.columns
+    }
 
 
 def _seeds(counts: Sequence[int]) -> int | str:
-    """The number of seeds; that of each variant (3/0) where they differ."""
+    """Return the number of seeds; that of each variant (3/0) where they differ."""
     return counts[0] if len(set(counts)) == 1 else "/".join(map(str, counts))
 
 
-def _value(collection: Collection, row: Row, column: str) -> float | None:
+def _number(collection: Collection, row: Row, column: Column) -> float | None:
     table = collection.table
-    variant, plain = split_variant(column, table.variants)
     baseline = table.baseline_of(row)
-    quantity = split_column(plain)[0]
-    return compare(
-        plain,
-        collection.of(row.name, variant),
-        collection.of(baseline, variant) if baseline else [],
-        table.published_values.get(row.name, {}),
-        quantity if variant is None else f"{variant}_{quantity}",
+    return column.of(
+        RowData(
+            runs=collection.of(row.name, column.variant),
+            baseline=collection.of(baseline, column.variant) if baseline else [],
+            published=table.published_values.get(row.name, {}),
+        )
     )
-
-
-def _definition(table: Table, column: str) -> str:
-    if column in table.labels:
-        return table.labels[column]
-    variant, plain = split_variant(column, table.variants)
-    text = define(plain) if variant is None else f"{variant}: {define(plain)}"
-    if plain in LABELS:
-        return text
-    kind = split_column(plain)[1]
-    if kind == "p_value":
-        text += f"; baseline: {table.baseline}"
-    if kind == "published" and table.proxy_of:
-        text += f", of {table.proxy_of}, at the paper's scale: only the order of rows can be compared with the proxy"
-    return text
 
 
 def _render(collection: Collection, frame: pd.DataFrame, command: str) -> str:

@@ -1,4 +1,4 @@
-"""Curves against time as in the paper's Figure 7: the published ones above, ours below."""
+"""Curves against time as in the paper's Figure 7: published above, ours below."""
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,14 +13,14 @@ from common.report.registry import Table
 
 
 def of_figure(figure_file: Curves, collection: Collection) -> Collection:
-    """The runs of the figure's variant, of its table's collection."""
+    """Return the runs of the figure's variant."""
     if figure_file.variant is None:
         return collection
     return dict(zip(collection.table.variants, collection.by_variant(), strict=True))[figure_file.variant]
 
 
 def draw_time_curves(figure_file: Curves, collection: Collection) -> Figure:
-    """collection: of the figure's table and variant; without any run, only what is published is drawn."""
+    """Draw published curves and those of a collection of the figure's table and variant, if that has runs."""
     rows = figure_file.rows
     kept = tuple(row for row in collection.table.rows if row.name in rows)
     table = collection.table.model_copy(update={"rows": kept})
@@ -45,7 +45,7 @@ def draw_time_curves(figure_file: Curves, collection: Collection) -> Figure:
 
 
 def _published(figure_file: Curves, table: Table) -> pd.DataFrame:
-    """The published curves, with methods and topologies as our rows call them."""
+    """Return the published curves, with methods and topologies named as in our rows."""
     frame = load_published(figure_file.published).read_curves()
     rows = pd.DataFrame(
         [{"method": row.method.lower(), "topology": row.topology, "name": row.method} for row in table.rows]

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,10 +29,15 @@ CONTENT = {
 }
 
 
+def make_table(**changes: Any) -> Table:
+    """Return the small table, with other values of some keys."""
+    return Table.of("small", TableFile.model_validate(CONTENT | changes))
+
+
 @pytest.fixture
 def table() -> Table:
     """Two rows of three seeds."""
-    return Table(name="small", **dict(TableFile.model_validate(CONTENT)))
+    return make_table()
 
 
 @pytest.fixture(autouse=True)

@@ -7,17 +7,18 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from common.cli import UsageError
+from common.report.benchmark_tables import load_benchmark
 from common.report.collect import collect
-from common.report.columns import value_of
 from common.report.drawing import save
 from common.report.figure_files import Bars, Curves, figure_names, load_figure
 from common.report.figures import curves, draw, draw_over_workers, write_figures
-from common.report.measured import load_benchmark
 from common.report.published import load_published
+from common.report.quantities import QUANTITIES
 from common.report.registry import load_table
 from common.report.time_curves import draw_time_curves
 from common.training.compose import compose_config
 from scripts.figures import main
+from tests.report.conftest import make_table
 from tests.report.synthetic import write_run
 
 RUNS = Path("runs")
@@ -94,8 +95,8 @@ def test_several_numbers_of_workers_are_drawn_as_the_final_metric_against_them(t
     assert "mean of 2-3 seeds" in paths[1].read_text()
 
 
-def test_a_variant_without_runs_is_not_drawn(table, monkeypatch, capsys):
-    several = table.model_copy(update={"variants": {"de": ("data=de",), "fr": ("data=fr",)}})
+def test_a_variant_without_runs_is_not_drawn(monkeypatch, capsys):
+    several = make_table(variants={"de": ["data=de"], "fr": ["data=fr"]})
     monkeypatch.setattr("scripts.figures.load_table", lambda *_, **__: several)
     for cell in several.cells(RUNS):
         if cell.variant == "de":
@@ -206,7 +207,7 @@ def test_ours_below_the_published_curves(translation, kind):
     assert above.get_title() == "published (digitised)"
     assert below.get_xlabel() == f"time (s), {'measured' if kind == 'processes' else 'predicted'}"
     run = collection.all_runs[0]
-    seconds = 0.3 if kind == "processes" else 30 * value_of("predicted_step_ms", [run]) / 1000
+    seconds = 0.3 if kind == "processes" else 30 * QUANTITIES["predicted_step_ms"].of(run) / 1000
     assert [line.get_xdata()[-1] for line in below.get_lines()] == pytest.approx([seconds] * 2)
 
 

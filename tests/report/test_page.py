@@ -77,7 +77,7 @@ def test_benchmarks_have_their_findings_and_hardware(monkeypatch):
     columns = {"engine": "whose code", "step_ms": "of a step", "ratio": "to the other's"}
     rows = [{"engine": "ours", "step_ms": 1234.5678}, {"engine": "theirs", "step_ms": 2000000, "ratio": 1}]
     benchmark = Benchmark("race", "A race", columns, {})
-    benchmark.write(rows, ["Two took part.", "- ours: met\n- theirs: missed"], "records", "python -m race", "1 used")
+    benchmark.write(rows, ["Two took part.", "- ours: once\n- theirs: twice"], "records", "python -m race", "1 used")
     assert main(["output=report.html", "benchmarks=records"]) == 0
     page = Page(Path("report.html").read_text())
     assert page.open == []
@@ -86,13 +86,13 @@ def test_benchmarks_have_their_findings_and_hardware(monkeypatch):
         "1234.6",
         "2,000,000",
         "Two took part.",
-        "theirs: missed",
+        "theirs: twice",
         "whose code",
         "python -m race",
     ):
         assert text in page.text
     assert "Hardware: " in page.text
-    assert "nan" not in page.text.split("Benchmark race: A race")[1].split("What was found")[0]
+    assert "nan" not in page.text.split("Benchmark race: A race")[1].split("Findings")[0]
 
 
 def test_output_is_needed(capsys):

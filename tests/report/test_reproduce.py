@@ -203,7 +203,7 @@ def test_several_runs_at_a_time_share_the_cores(registered, capsys, monkeypatch)
 
 
 def test_the_test_set_is_scored_where_the_table_shows_that(registered, launched, monkeypatch, capsys):
-    table = registered.model_copy(update={"columns": ("method", "test_paper_bleu"), "seeds": (1,)})
+    table = type(registered)(**dict(registered) | {"columns": ("method", "test_paper_bleu"), "seeds": (1,)})
     monkeypatch.setattr("scripts.reproduce.load_table", lambda name: table)
     folders = [cell.run_dir for cell in table.cells(RUNS)]
     calls = [["-m", "cnn.evaluate", f"run={folder}", "models=last"] for folder in folders]

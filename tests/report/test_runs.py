@@ -52,17 +52,14 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("reason", DAMAGE)
-def test_an_unusable_run_is_named_with_the_reason(tmp_path, reason):
-    folder = write_run(tmp_path / "bad", [])
-    assert read_run(folder).folder == folder
-    DAMAGE[reason](folder)
-    with pytest.raises(RunError) as caught:
-        read_run(folder)
-    assert str(caught.value).startswith(f"{folder}: ")
-    assert reason in str(caught.value)
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
+def test_an_unusable_run_is_named_with_the_reason(tmp_path):
+    for reason, damage in DAMAGE.items():
+        folder = write_run(tmp_path / "bad", [])
+        assert read_run(folder).folder == folder
+        damage(folder)
+        with pytest.raises(RunError) as caught:
+            read_run(folder)
+        assert str(caught.value).startswith(f"{folder}: ")
+        assert reason in str(caught.value)
     with pytest.raises(RunError, match="nowhere: no such folder"):
         read_run(tmp_path / "nowhere")

@@ -7,12 +7,14 @@ import pytest
 
 from common.cli import UsageError
 from common.report.collect import collect
-from common.report.columns import value_of
+from common.report.columns import DEFAULT_COLUMNS
 from common.report.formats import readable
+from common.report.quantities import QUANTITIES
 from common.report.runs import RunError, read_run
 from common.report.significance import welch
 from common.report.tables import build_table
 from scripts.tables import main
+from tests.report.conftest import make_table
 from tests.report.synthetic import write_run
 
 RUNS = Path("runs")
@@ -25,35 +27,21 @@ def fill(table, **row_values):
         write_run(cell.run_dir, cell.overrides, **values)
 
 
+KEYS = ("accuracy", "train_loss", "consensus_distance", "bytes_sent", "time_step_ms")
 ACCUMADAM = [
-    {
-        "accuracy": [10.0, 90.0],
-        "train_loss": [2.0, 0.1],
-        "consensus_distance": 0.2,
-        "bytes_sent": 12_000,
-        "time_step_ms": 5.0,
-    },
-    {
-        "accuracy": [20.0, 92.0],
-        "train_loss": [2.0, 0.2],
-        "consensus_distance": 0.3,
-        "bytes_sent": 12_000,
-        "time_step_ms": 6.0,
-    },
-    {
-        "accuracy": [99.0, 97.0],
-        "train_loss": [2.0, 0.6],
-        "consensus_distance": 0.7,
-        "bytes_sent": 24_000,
-        "time_step_ms": 10.0,
-    },
+    dict(zip(KEYS, values, strict=True))
+    for values in (
+        ([10.0, 90.0], [2.0, 0.1], 0.2, 12_000, 5.0),
+        ([20.0, 92.0], [2.0, 0.2], 0.3, 12_000, 6.0),
+        ([99.0, 97.0], [2.0, 0.6], 0.7, 24_000, 10.0),
+    )
 ]
 
 
 def test_values_against_hand_computed_ones(table):
     fill(table, accumadam_aer=ACCUMADAM)
     frame = build_table(collect(table, RUNS))
-    assert list(frame.columns) == list(table.columns)
+    assert tuple(frame.columns) == DEFAULT_COLUMNS
     row = frame.iloc[1]
     assert list(row[:4]) == ["AccumAdam", "aer", 4, 3]
     assert row["accuracy_mean"] == pytest.approx(93.0)
@@ -64,20 +52,15 @@ def test_values_against_hand_computed_ones(table):
     assert row["time_step_ms"] == pytest.approx(7.0)
 
 
-def test_training_loss_is_the_mean_over_the_last_epoch(table):
-    """6 rows in 2 epochs: rows 4, 5 and 6 lie in the second; row 3 ends the first."""
-    fill(table, allreduce=[{"train_loss": [9.0, 8.0, 7.0, 0.3, 0.2, 0.4], "epochs": 2}] * 3)
-    assert build_table(collect(table, RUNS)).iloc[0]["train_loss_mean"] == pytest.approx(0.3)
+@pytest.mark.parametrize(("losses", "epochs", "last"), [([9, 8, 7, 0.3, 0.2, 0.4], 2, 0.3), ([2, 1, 0.25], 30, 0.25)])
+def test_training_loss_is_the_mean_over_the_last_epoch(tmp_path, losses, epochs, last):
+    """6 rows in 2 epochs: rows 4, 5 and 6 lie in the second, row 3 ends the first; rows may be longer than an epoch."""
+    run = read_run(write_run(tmp_path / "run", [], train_loss=losses, epochs=epochs))
+    assert QUANTITIES["train_loss"].of(run) == pytest.approx(last)
 
 
-def test_training_loss_of_a_row_longer_than_an_epoch(table):
-    fill(table, allreduce=[{"train_loss": [2.0, 1.0, 0.25], "epochs": 30}] * 3)
-    assert build_table(collect(table, RUNS)).iloc[0]["train_loss_mean"] == 0.25
-
-
-def test_accuracies_of_the_mean_model_and_of_the_local_models(table):
-    columns = ("top1_mean", "top5_mean", "local_top1_mean", "local_top5")
-    table = table.model_copy(update={"columns": columns})
+def test_accuracies_of_the_mean_model_and_of_the_local_models():
+    table = make_table(columns=["top1_mean", "top5_mean", "local_top1_mean", "local_top5"])
     metrics = {"accuracy_top5": 99.5, "local_accuracy": 88.0, "local_accuracy_top5": 98.25}
     fill(table, **{row.name: [{"metrics": metrics}] * 3 for row in table.rows})
     assert list(build_table(collect(table, RUNS)).iloc[0]) == [90.0, 99.5, 88.0, 98.25]
@@ -86,7 +69,7 @@ def test_accuracies_of_the_mean_model_and_of_the_local_models(table):
 def test_a_table_of_local_models_needs_runs_that_evaluated_them(table, caplog):
     fill(table)
     with pytest.raises(UsageError, match="no finished run"):
-        collect(table.model_copy(update={"columns": ("local_top1",)}), RUNS)
+        collect(make_table(columns=["local_top1"]), RUNS)
     assert "metrics.jsonl records no 'local_accuracy'" in caplog.text
 
 
@@ -104,14 +87,14 @@ def test_a_table_of_local_models_needs_runs_that_evaluated_them(table, caplog):
 )
 def test_spectral_gap_is_that_of_the_runs_topology(tmp_path, topology, workers, gap):
     run = read_run(write_run(tmp_path / "run", [], topology=topology, workers=workers))
-    assert value_of("spectral_gap", [run]) == pytest.approx(gap)
+    assert QUANTITIES["spectral_gap"].of(run) == pytest.approx(gap)
 
 
 @pytest.mark.parametrize("topology", [{"name": "hypercuboid"}, {"seed": 1}, {"name": "torus", "rows": 3}])
 def test_a_topology_that_cannot_be_made_makes_a_run_unusable(tmp_path, topology):
     run = read_run(write_run(tmp_path / "run", [], topology=topology))
     with pytest.raises(RunError, match=r"config\.yaml: no topology can be made of it"):
-        value_of("spectral_gap", [run])
+        QUANTITIES["spectral_gap"].of(run)
 
 
 def test_csv_and_markdown(registered, capsys):
@@ -213,19 +196,10 @@ def test_without_any_run_nothing_is_overwritten(registered, capsys):
     assert "python -m scripts.reproduce table=small 'runs=no where'" in error
 
 
-def test_numbers_are_the_same_as_numpys(table):
-    rng = np.random.default_rng(0)
-    values = [float(value) for value in rng.normal(90, 3, 3)]
-    fill(table, allreduce=[{"accuracy": [value]} for value in values])
-    row = build_table(collect(table, RUNS)).iloc[0]
-    assert row["accuracy_mean"] == pytest.approx(np.mean(values))
-    assert row["accuracy_2sigma"] == pytest.approx(2 * np.std(values, ddof=1))
-
-
-def test_variants_have_columns_of_their_own(table):
-    variants = {"de": ("data=digits",), "fr": ("data=other",)}
-    columns = ("method", "workers", "seeds", "de_accuracy_mean", "fr_accuracy_mean", "fr_accuracy_2sigma")
-    table = table.model_copy(update={"variants": variants, "columns": columns})
+def test_variants_have_columns_of_their_own():
+    variants = {"de": ["data=digits"], "fr": ["data=other"]}
+    columns = ["method", "workers", "seeds", "de_accuracy_mean", "fr_accuracy_mean", "fr_accuracy_2sigma"]
+    table = make_table(variants=variants, columns=columns)
     for cell in table.cells(RUNS):
         final = {"de": 50.0, "fr": 70.0}[cell.variant] + cell.seed
         if (cell.row.name, cell.variant, cell.seed) != ("allreduce", "fr", 3):
@@ -239,9 +213,9 @@ def test_variants_have_columns_of_their_own(table):
     assert (len(de.all_runs), len(fr.all_runs), fr.table.name) == (6, 5, "small_fr")
 
 
-def test_meteor_may_be_missing(table):
+def test_meteor_may_be_missing():
     """Not the mean of two beside seeds = 3: where a run has none, the row has none."""
-    table = table.model_copy(update={"columns": ("method", "seeds", "meteor_mean", "meteor_2sigma")})
+    table = make_table(columns=["method", "seeds", "meteor_mean", "meteor_2sigma"])
     for cell in table.cells(RUNS):
         scored = cell.row.name == "allreduce" or cell.seed == 1
         write_run(cell.run_dir, cell.overrides, metrics={"meteor": 0.5} if scored else {})
@@ -250,20 +224,20 @@ def test_meteor_may_be_missing(table):
     assert readable(frame, table)["meteor_mean ± 2sigma"].tolist() == ["0.5000 ± 0.0000", "missing"]
 
 
-def published(table, **changes):
-    """The table with the numbers of Table 3 beside its rows, and p-values against all-reduce."""
-    columns = ("method", "workers", "seeds", "top1_mean", "top1_2sigma", "top1_published", "top1_p_value")
-    return table.model_copy(
-        update={"published": ("table3",), "baseline": "allreduce", "columns": columns, "name": "small", **changes}
-    )
+@pytest.fixture
+def published(monkeypatch):
+    """The small table with the numbers of Table 3 beside its rows, and p-values against all-reduce."""
+    columns = ["method", "workers", "seeds", "top1_mean", "top1_2sigma", "top1_published", "top1_p_value"]
+    table = make_table(published=["table3"], baseline="allreduce", columns=columns)
+    monkeypatch.setattr("scripts.tables.load_table", lambda *_, **__: table)
+    return table
 
 
-def test_published_values_and_p_values_stand_beside_ours(table):
+def test_published_values_and_p_values_stand_beside_ours(published):
     """Welch's t by its formula; its p-value by integrating Student's density."""
-    table = published(table)
     ours, baseline = [90.0, 92.0, 97.0], [80.0, 81.0, 85.0]
-    fill(table, accumadam_aer=[{"accuracy": [v]} for v in ours], allreduce=[{"accuracy": [v]} for v in baseline])
-    frame = build_table(collect(table, RUNS))
+    fill(published, accumadam_aer=[{"accuracy": [v]} for v in ours], allreduce=[{"accuracy": [v]} for v in baseline])
+    frame = build_table(collect(published, RUNS))
     assert frame["top1_published"].tolist() == [76.01, 76.54]
     assert frame["top1_p_value"].tolist()[0] is None
     a, b = np.var(ours, ddof=1) / 3, np.var(baseline, ddof=1) / 3
@@ -282,8 +256,7 @@ def test_without_enough_seeds_there_is_no_p_value(values, baseline):
     assert welch(values, baseline) is None
 
 
-def test_published_numbers_are_shown_without_any_run(table, monkeypatch, capsys):
-    monkeypatch.setattr("scripts.tables.load_table", lambda *_, **__: published(table))
+def test_published_numbers_are_shown_without_any_run(published, capsys):
     assert main(["table=small"]) == 0
     lines = Path("results/tables/small.csv").read_text().splitlines()
     assert lines[1:] == ["AllReduce,,0,,,76.01,", "AccumAdam,,0,,,76.54,"]
@@ -293,8 +266,7 @@ def test_published_numbers_are_shown_without_any_run(table, monkeypatch, capsys)
     assert text.count("not run yet. `python -m cnn.train") == 6
 
 
-def test_a_mistyped_folder_replaces_no_table(table, monkeypatch, capsys):
-    monkeypatch.setattr("scripts.tables.load_table", lambda *_, **__: published(table))
+def test_a_mistyped_folder_replaces_no_table(published, capsys):
     assert main(["table=small", "runs=rusn"]) == 2
     assert "no finished run in rusn/small" in capsys.readouterr().err
     assert not Path("results").exists()
@@ -314,37 +286,20 @@ def test_several_folders_fill_one_another(registered, capsys):
     assert "allreduce seed 3: not run yet. `python -m cnn.train" in text
 
 
-def test_other_peoples_folders_need_no_layout(table, caplog):
-    """Runs count by what they record: task, overrides and seed."""
-    first, second, third, *_ = table.cells(RUNS)
-    write_run(Path("theirs/x"), [*first.settings, "run_dir=/gone/far", "data.folder=/d"], accuracy=[60.0])
-    write_run(Path("theirs/deep/y"), [*second.settings, "optimizer.lr=1"], accuracy=[1.0])
-    write_run(Path("theirs/z"), third.settings, accuracy=[1.0], environment={"command": "python -m gpt2.train"})
-    (write_run(Path("theirs/broken"), second.settings) / "metrics.jsonl").write_text("{")
-    collection = collect(table, Path("theirs"))
-    assert [run.folder for run in collection.all_runs] == [Path("theirs/x")]
-    assert len(collection.missing) == 5
-    assert "skipped theirs/broken: metrics.jsonl, line 1: broken" in caplog.text
-    assert "skipped theirs/deep/y: no run of small: optimizer.lr: 1 there, not set here\n" in caplog.text
-    assert "theirs/z" not in caplog.text
-    assert "theirs/x" not in caplog.text
-
-
 def test_scores_of_the_test_set_come_from_the_evaluation(tmp_path):
     run = read_run(write_run(tmp_path / "run", []))
-    assert value_of("test_paper_bleu", [run]) is None
+    assert QUANTITIES["test_paper_bleu"].of(run) is None
     (run.folder / "evaluation").mkdir()
     (run.folder / "evaluation" / "test.csv").write_text("model,step,paper_bleu\nbest,1,5\nlast,2,27.5\n")
-    assert value_of("test_paper_bleu", [run]) == 27.5
-    assert value_of("test_paper_meteor", [run]) is None
+    assert QUANTITIES["test_paper_bleu"].of(run) == 27.5
+    assert QUANTITIES["test_paper_meteor"].of(run) is None
     (run.folder / "evaluation" / "test.csv").write_text("model,step,paper_bleu\nbest,1,5\n")
     with pytest.raises(RunError, match=r"evaluation/test\.csv: no 'paper_bleu' of the last model"):
-        value_of("test_paper_bleu", [run])
+        QUANTITIES["test_paper_bleu"].of(run)
 
 
-def test_runs_without_scores_of_the_test_set_are_listed_with_the_command(registered, monkeypatch, capsys):
-    columns = ("method", "seeds", "test_paper_bleu_mean")
-    table = registered.model_copy(update={"columns": columns, "task": "transformer"})
+def test_runs_without_scores_of_the_test_set_are_listed_with_the_command(monkeypatch, capsys):
+    table = make_table(columns=["method", "seeds", "test_paper_bleu_mean"], task="transformer")
     monkeypatch.setattr("scripts.tables.load_table", lambda *_, **__: table)
     for cell in table.cells(RUNS):
         run = write_run(cell.run_dir, cell.overrides, environment={"command": "python -m transformer.train"})
@@ -367,7 +322,7 @@ def test_predicted_time_of_allreduce_is_between_its_parts_and_their_sum(tmp_path
     run.config["parallel"] = {"method": "allreduce", "bucket_mb": bucket_mb}
     run.config["workers"]["per_host"] = 4
     wire = 2 * 15 / 16 * 260 * 8 / 25 + 2 * 15 * 0.02  # latencies of one bucket
-    predicted = value_of("predicted_step_ms", [run])
+    predicted = QUANTITIES["predicted_step_ms"].of(run)
     if bucket_mb == 1000:
         assert wire + 60 < predicted < wire + 60 * 1.2  # the slowest of 16 with a deviation of 5 %
     else:
@@ -379,4 +334,4 @@ def test_predicted_time_needs_a_configuration(tmp_path):
     for parallel in ({}, {"method": "sgp", "order": "awc"}):
         run.config["parallel"] = parallel
         with pytest.raises(RunError, match="no step time can be predicted"):
-            value_of("predicted_step_ms", [run])
+            QUANTITIES["predicted_step_ms"].of(run)

@@ -15,18 +15,19 @@ from common.report.published import load_published
 from common.report.tables import published_lines
 
 BENCHMARKS = ROOT / "results" / "definitions" / "benchmarks"
+LEFT = ("source", "cluster", "method", "topology")  # the columns that are aligned to the left
 SOURCES = {"published": "as published, not measured here", "ours": "measured by the benchmark"}
 
 
-class Column(Definition):
-    """A column of numbers: what it means, and its format for reading."""
+class BenchmarkColumn(Definition):
+    """A column of numbers: its definition, and its format for reading."""
 
     definition: str
     style: str
 
 
 class Ratio(Definition):
-    """The quotient of a value and that of the row of the same cluster and number of workers with these labels."""
+    """A value over that of the row with these labels, on the same cluster with the same number of workers."""
 
     of: str
     over: dict[str, str]
@@ -35,8 +36,8 @@ class Ratio(Definition):
 class BenchmarkTable(Definition):
     """The content of results/definitions/benchmarks/<name>.yaml.
 
-    cluster:   a row's cluster in words, made of its columns
-    undefined: {method: {column: value}}: what does not exist where the columns of the records have these values
+    cluster:   a template of the cluster's name, filled with a row's columns
+    undefined: {method: {column: value}}: a method that does not exist where the record has these values
     """
 
     title: str
@@ -46,26 +47,26 @@ class BenchmarkTable(Definition):
     command: str = Field(description="what writes it")
     cluster: str
     labels: dict[str, str] = Field(description="columns that tell rows apart, and their definitions")
-    values: dict[str, Column]
+    values: dict[str, BenchmarkColumn]
     ratio: Ratio
     undefined: dict[str, dict[str, int]] = Field(default_factory=dict)
     name: str
 
 
 def load_benchmark(name: str, folder: Path = BENCHMARKS) -> BenchmarkTable:
-    """Reads a file; UsageError naming file, key, value and expectation if it is unknown or wrong."""
+    """Read a definition; raises UsageError naming file, key, value and expectation if it is unknown or wrong."""
     content = read_definition(folder, name, key="table")
     with explained(folder, name, BenchmarkTable):
         return BenchmarkTable.model_validate({**content, "name": name})
 
 
 def benchmark_names(folder: Path = BENCHMARKS) -> list[str]:
-    """The tables that are made from benchmarks."""
+    """Return the names of the tables that are made from benchmarks."""
     return names_in(folder)
 
 
 def build_benchmark(table: BenchmarkTable, records: Path) -> pd.DataFrame:
-    """Published rows, then ours: source, cluster, labels, values and the ratio; None where there is no number."""
+    """Return published rows, then ours: source, cluster, labels, values and ratio; None where there is no number."""
     frame = pd.concat([load_published(table.published).frame().assign(source="published"), _ours(table, records)])
     frame = frame.reset_index(drop=True).reindex(columns=["source", "cluster", *table.labels, *table.values])
     frame[_ratio_name(table)] = _ratios(table, frame)
@@ -76,9 +77,9 @@ def build_benchmark(table: BenchmarkTable, records: Path) -> pd.DataFrame:
 
 
 def missing_records(table: BenchmarkTable, records: Path) -> list[str]:
-    """What fills the cells that are missing: all of ours, or what a cluster and number of workers lacks.
+    """Return a line for each cluster and number of workers that lacks a method, with the command that measures it.
 
-    A method is expected where it exists, if it is published or, where none are, if another cluster has it.
+    Methods are expected if they are published or, where none are, if another cluster has them.
     """
     if not (records / table.records).exists():
         return [f"all rows of ours: no {table.records}: {table.command}"]
@@ -95,15 +96,15 @@ def missing_records(table: BenchmarkTable, records: Path) -> list[str]:
 
 
 def show_benchmark(table: BenchmarkTable, records: Path, style: str = "simple") -> str:
-    """The table as text."""
-    return format_texts(readable_benchmark(table, build_benchmark(table, records)), style)
+    """Return the table as text."""
+    return format_texts(readable_benchmark(table, build_benchmark(table, records)), style, LEFT)
 
 
 def write_benchmark(table: BenchmarkTable, records: Path, folder: Path, command: str) -> list[Path]:
-    """Writes <folder>/<table>.csv, .md and .tex and returns them; `command` is what the user typed."""
+    """Write <folder>/<table>.csv, .md and .tex and return their paths; `command` is what the user typed."""
     frame = build_benchmark(table, records)
     texts = readable_benchmark(table, frame)
-    lines = [f"# {table.title}", "", table.note, "", format_texts(texts, "pipe"), "", "## Columns", ""]
+    lines = [f"# {table.title}", "", table.note, "", format_texts(texts, "pipe", LEFT), "", "## Columns", ""]
     lines += [f"- {line}" for line in benchmark_definitions(table)]
     lines += ["", "## Published", "", *(f"- {line}" for line in published_lines([table.published]))]
     lines += ["", "## Where the numbers come from", ""]
@@ -111,19 +112,19 @@ def write_benchmark(table: BenchmarkTable, records: Path, folder: Path, command:
     missing = missing_records(table, records)
     if missing:
         lines += ["", "## Missing", "", *(f"- {line}" for line in missing)]
-    tex = latex(format_texts(texts, "latex_booktabs"), table.title, f"Made by {command}")
+    tex = latex(format_texts(texts, "latex_booktabs", LEFT), table.title, f"Made by {command}")
     return write_files(folder / table.name, frame, "\n".join(lines) + "\n", tex)
 
 
 def benchmark_origin(table: BenchmarkTable, records: Path) -> list[str]:
-    """Where our numbers come from: the records, and what these say of themselves."""
+    """Return lines on the origin of our numbers: the record's path, and the origin that it states."""
     record = (records / table.records).with_suffix(".md")
     about = read_record(record).origin if record.exists() else [f"Made by `{table.command}`"]
     return [f"Ours: `{records / table.records}`", *about]
 
 
 def benchmark_definitions(table: BenchmarkTable) -> list[str]:
-    """Every column in words."""
+    """Return a line for each column: its name and definition."""
     over = ", ".join(table.ratio.over.values())
     columns = {
         "source": "; ".join(f"{name}: {text}" for name, text in SOURCES.items()),
@@ -153,7 +154,7 @@ def _ours(table: BenchmarkTable, records: Path) -> pd.DataFrame:
 
 
 def _is_undefined(table: BenchmarkTable, method: str, row: pd.Series) -> bool:
-    """Whether the method does not exist on the cluster and number of workers that the row of a record is of."""
+    """Return whether the method does not exist on the cluster and number of workers of a record's row."""
     where = table.undefined.get(method, {})
     return bool(where) and all(row[column] == value for column, value in where.items())
 
@@ -163,7 +164,7 @@ def _ratio_name(table: BenchmarkTable) -> str:
 
 
 def _ratios(table: BenchmarkTable, frame: pd.DataFrame) -> list[float | None]:
-    """Each row's value / the baseline's; None where there is no baseline."""
+    """Return each row's value over the baseline's; None where there is no baseline."""
     of, keys = table.ratio.of, ["source", "cluster", "workers"]
     is_baseline = pd.Series(True, index=frame.index)
     for column, value in table.ratio.over.items():
@@ -174,7 +175,7 @@ def _ratios(table: BenchmarkTable, frame: pd.DataFrame) -> list[float | None]:
 
 
 def readable_benchmark(table: BenchmarkTable, frame: pd.DataFrame) -> pd.DataFrame:
-    """The table for readers; columns without any entry are left out."""
+    """Return the table as texts; columns without any entry are left out."""
     styles = {name: column.style for name, column in table.values.items()} | {_ratio_name(table): ".3f"}
     shown = {}
     for name in frame.dropna(axis="columns", how="all").columns.union([table.ratio.of], sort=False):

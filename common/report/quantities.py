@@ -1,0 +1,200 @@
+"""The quantities that tables show of finished runs, each with its definition and how it is computed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from common.report.prediction import ASSUMED, predicted_step_ms
+from common.report.runs import FinishedRun, RunError
+from common.topology import build
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number of a run.
+
+    name:         as tables' columns use it
+    definition:   what `of` computes
+    style:        its format for reading
+    of:           compute it; RunError for a run without such a number, None where a run may do without it
+    of_test_set:  whether it needs translations of the test set, which transformer.evaluate makes after training
+    """
+
+    name: str
+    definition: str
+    style: str
+    of: Callable[[FinishedRun], float | None]
+    of_test_set: bool = False
+
+    def of_all(self, runs: Sequence[FinishedRun]) -> list[float]:
+        """Return the number of every run; none unless all have one, so that n is the same for a whole row."""
+        values = [self.of(run) for run in runs]
+        return [] if None in values else values
+
+
+def _train_loss(run: FinishedRun) -> float:
+    if "train_loss" in run.metrics:
+        return run.last("validation", "train_loss")
+    rows = run.curve("train", "loss").join(run.curve("train", "epoch")["epoch"])
+    return float(rows["loss"][rows["epoch"] > rows["epoch"].iloc[-1] - 1].mean(skipna=False))
+
+
+def _meteor(run: FinishedRun) -> float | None:
+    try:
+        return run.last("validation", "meteor")
+    except RunError:
+        return None  # it needs WordNet, which not every machine has
+
+
+def _translation(score: str) -> Callable[[FinishedRun], float | None]:
+    """Return the quantity that reads a score of the last model's translations from what transformer.evaluate wrote."""
+
+    def of(run: FinishedRun) -> float | None:
+        path = run.folder / "evaluation" / "test.csv"
+        if not path.exists():
+            return None
+        try:
+            rows = pd.read_csv(path).set_index("model")
+            return float(rows.loc["last", score]) if score in rows else None
+        except (OSError, ValueError, KeyError) as error:
+            raise RunError(f"{run.folder}: evaluation/test.csv: no {score!r} of the last model ({error!r})") from None
+
+    return of
+
+
+def _spectral_gap(run: FinishedRun) -> float:
+    try:
+        workers, topology = run.config["workers"], dict(run.config["topology"])
+        return build(topology.pop("name"), workers["count"], workers["per_host"], **topology).spectral_gap()
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise RunError(f"{run.folder}: config.yaml: no topology can be made of it ({error!r})") from None
+
+
+_ALL = (
+    Quantity(
+        "accuracy",
+        "final validation accuracy of the averaged model in percent",
+        ".2f",
+        lambda run: run.last("validation", "accuracy"),
+    ),
+    Quantity(
+        "top1",
+        "final top-1 validation accuracy of the averaged model in percent",
+        ".2f",
+        lambda run: run.last("validation", "accuracy"),
+    ),
+    Quantity(
+        "top5",
+        "final top-5 validation accuracy of the averaged model in percent",
+        ".2f",
+        lambda run: run.last("validation", "accuracy_top5"),
+    ),
+    Quantity(
+        "local_top1",
+        "final top-1 validation accuracy in percent of the workers' own models, each with its own BatchNorm "
+        "statistics on its own shard, counts added",
+        ".2f",
+        lambda run: run.last("validation", "local_accuracy"),
+    ),
+    Quantity(
+        "local_top5",
+        "final top-5 validation accuracy in percent of the workers' own models, as local_top1",
+        ".2f",
+        lambda run: run.last("validation", "local_accuracy_top5"),
+    ),
+    Quantity(
+        "train_loss",
+        "training loss of the last epoch: mean of the training rows of metrics.jsonl less than an epoch before the "
+        "last one; of language models that of the averaged model at the last evaluation, on fixed training windows",
+        ".4f",
+        _train_loss,
+    ),
+    Quantity(
+        "validation_loss",
+        "final validation loss of the averaged model, not smoothed (in nats: language models per token)",
+        ".4f",
+        lambda run: run.last("validation", "loss"),
+    ),
+    Quantity(
+        "unigram_entropy",
+        "entropy in nats of the corpus's token frequencies: the loss of the best model that ignores context",
+        ".4f",
+        lambda run: run.last("validation", "unigram_entropy"),
+    ),
+    Quantity(
+        "bleu",
+        "final sacreBLEU of the averaged model's translations of the validation set",
+        ".2f",
+        lambda run: run.last("validation", "bleu"),
+    ),
+    Quantity(
+        "meteor",
+        "final METEOR by nltk (not METEOR 1.5) of the averaged model's translations of the validation set; empty where "
+        "WordNet was missing",
+        ".4f",
+        _meteor,
+    ),
+    Quantity(
+        "test_bleu",
+        "sacreBLEU of the last model's translations of the test set; empty until transformer.evaluate has made them",
+        ".2f",
+        _translation("bleu"),
+        of_test_set=True,
+    ),
+    Quantity(
+        "test_paper_bleu",
+        "BLEU of the same as the paper's code computes it, of cut references in Moses tokens; not sacreBLEU",
+        ".2f",
+        _translation("paper_bleu"),
+        of_test_set=True,
+    ),
+    Quantity(
+        "test_paper_meteor",
+        "METEOR by nltk (not METEOR 1.5) of the lines of test_paper_bleu",
+        ".4f",
+        _translation("paper_meteor"),
+        of_test_set=True,
+    ),
+    Quantity(
+        "consensus_distance",
+        "sqrt(mean_i ||x_i - x_bar||^2) over the workers at the last evaluation",
+        ".3g",
+        lambda run: run.last("validation", "consensus_distance"),
+    ),
+    Quantity(
+        "spectral_gap",
+        "spectral gap of the topology per round: 1 - |lambda_2(W)|; 1 - |lambda_2(W(p-1)...W(0))|^(1/p) for a "
+        "schedule of p rounds, so 1 for one that averages exactly; 1 - sqrt(lambda_2(E[W^T W])) for random "
+        "matchings; 1 for all-reduce",
+        ".4f",
+        _spectral_gap,
+    ),
+    Quantity(
+        "bytes_per_step",
+        "bytes that one worker hands to the network per step: bytes_sent / steps / workers",
+        ",.0f",
+        lambda run: run.total("bytes_sent") / run.total("steps") / run.total("workers"),
+    ),
+    Quantity(
+        "time_step_ms",
+        "wall-clock time of a step in ms, median over the steps of a run",
+        ".2f",
+        lambda run: run.total("time_step_ms"),
+    ),
+    Quantity(
+        "hours",
+        "steps times the median wall-clock time of a step, in hours: without evaluation and checkpoints",
+        ".1f",
+        lambda run: run.total("time_step_ms") * run.total("steps") / 3.6e6,
+    ),
+    Quantity(
+        "predicted_step_ms",
+        f"predicted, not measured: time of a step in ms by the runtime model (common.runtime) on the run's hosts and "
+        f"workers, with {ASSUMED}",
+        ".1f",
+        predicted_step_ms,
+    ),
+)
+
+QUANTITIES = {quantity.name: quantity for quantity in _ALL}
