@@ -13,6 +13,8 @@ from slurm import starts
 from tests.slurm.conftest import FOUR_RANKS, Slurm, command_of
 from tests.slurm.runs import SMALL, reached
 
+pytestmark = pytest.mark.slow  # on a real Slurm
+
 
 @pytest.mark.parametrize(
     ("number", "told"),

@@ -16,6 +16,8 @@ from slurm import starts
 from tests.slurm.conftest import FOUR_GPUS, FOUR_RANKS, Slurm
 from tests.slurm.runs import MIDDLE, RUN, metrics, reached, status
 
+pytestmark = pytest.mark.slow  # on a real Slurm
+
 
 def small_gpt2(folder: Path) -> list[str]:
     """Overrides of a tiny GPT-2 on a text of its own."""

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from common.report.definitions import ROOT
-from slurm.rows import made
 from tests.slurm.conftest import Slurm
+
+pytestmark = pytest.mark.slow  # on a real Slurm
 
 TABLE = """
 title: "Jobs"
