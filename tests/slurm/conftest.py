@@ -26,15 +26,16 @@ class Slurm:
     environment: dict[str, str]
     logs: Path
 
-    def call(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """A command in the repository's root."""
+    def call(self, *command: str, check: bool = True, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        """A command, in the repository's root if no other folder is given."""
         return subprocess.run(
-            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120, check=check
+            command, cwd=folder, env=self.environment, capture_output=True, text=True, timeout=120, check=check
         )
 
-    def sbatch(self, *arguments: str) -> str:
+    def sbatch(self, *arguments: str, folder: Path = ROOT) -> str:
         """Submit; returns the job's id."""
-        return self.call("sbatch", "--parsable", f"--output={self.logs}/%j.log", *arguments).stdout.strip()
+        output = f"--output={self.logs}/%j.log"
+        return self.call("sbatch", "--parsable", output, *arguments, folder=folder).stdout.strip()
 
     def state(self, job: str) -> str:
         """As Slurm names it."""
@@ -125,7 +126,7 @@ def slurm(local_slurm: Slurm) -> Iterator[Slurm]:
 @pytest.fixture(scope="package")
 def local_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """The local Slurm. One that does not start is a failure; where it cannot be installed, tests are skipped."""
-    if os.getuid() or shutil.which("apt-get") is None:
+    if os.getuid() or not (shutil.which("apt-get") or shutil.which("slurmctld")):
         pytest.skip("slurm/local/up.sh needs root, and apt-get where Slurm is not installed")
     logs = tmp_path_factory.mktemp("slurm_logs")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
