@@ -90,7 +90,7 @@ def test_a_row_trains_on_a_part_of_its_cluster(slurm: Slurm, tmp_path: Path) -> 
     ("name", "keys", "table"),
     [
         ("table1", ["iterations=2", "tensor_mb=0.1", "topologies=allreduce,aer"], "communication.csv"),
-        ("figure6", ["steps=2", "blocks=2", "payload_mb=1", "methods=allreduce,decent_aer"], "scaling.csv"),
+        ("figure6", ["steps=2", "blocks=2", "compute_ms=40", "methods=allreduce,decent_aer"], "scaling.csv"),
     ],
 )
 def test_a_benchmark_measures_the_nodes_of_its_job(
@@ -101,7 +101,7 @@ def test_a_benchmark_measures_the_nodes_of_its_job(
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)
     rows = list(csv.DictReader((tmp_path / table).open()))
     assert [row["topology"] for row in rows] == [{"table1": "allreduce", "figure6": "complete"}[name], "aer"]
-    assert {(row["workers"], row["hosts"], row["ranks_per_host"]) for row in rows} == {("4", "1", "4")}
+    assert {(row["workers"], row["hosts"], row["ranks_per_host"]) for row in rows} == {("4", "2", "2")}
 
 
 def test_two_nodes_of_two_ranks_with_overrides(slurm: Slurm, tmp_path: Path, uninterrupted) -> None:
