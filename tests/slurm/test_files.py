@@ -50,9 +50,11 @@ def test_a_tables_file_asks_for_one_task_and_submits_the_table(name: str) -> Non
     assert set(map(int, part[1].split(","))) <= set(table.seeds)
 
 
-def test_a_tables_file_runs_scripts_reproduce(tmp_path: Path) -> None:
+def test_a_tables_file_runs_scripts_reproduce(tmp_path: Path, program) -> None:
     """Nodes follow from the row: 4 GPUs on each, 8 where there are 64."""
-    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "VENV": "", "SLURM_SUBMIT_DIR": str(ROOT)}
+    program("squeue", "")
+    path = f"{tmp_path}/bin:{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {"PATH": path, "VENV": "", "SLURM_SUBMIT_DIR": str(ROOT)}
     rows = "rows=allreduce_8,sgp_32,decent_aer_64"
     command = ["bash", "slurm/figure6_runs.sbatch", rows, "seeds=2", f"runs={tmp_path}", "--dry-run"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
