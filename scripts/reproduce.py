@@ -1,19 +1,19 @@
-"""Trains what a table still needs, and scores the test set where the table shows that.
+"""Trains the runs that a table still needs, and scores the test set where the table shows that.
 
-python -m scripts.reproduce table=quickstart [runs=runs] [jobs=1] [--dry-run]
-python -m scripts.reproduce table=table3 launcher=slurm [cluster=t4_4x8] [sbatch="--time=12:00:00 ..."]
-                         [report_sbatch="--partition=cpu ..."] [--dry-run]
+python -m scripts.reproduce table=quickstart [rows=ROW,...] [seeds=1,2] [runs=runs] [jobs=1] [--dry-run]
+python -m scripts.reproduce table=table3 launcher=slurm [rows=ROW,...] [seeds=1,2] [cluster=t4_4x8]
+                         [sbatch="--time=12:00:00 ..."] [report_sbatch="--partition=cpu ..."] [--dry-run]
 
+Where a table has variants, rows=ROW/VARIANT chooses one. Seeds may be any integers; the table counts only its own.
 With launcher=slurm the runs are submitted (those that wait or run already are left alone), and after them a job that
 builds table and figure; the command returns at once.
 
-Exit codes: 0 all runs are there; 1 some failed; 2 wrong arguments, or a run folder holds something else;
+Exit codes: 0 all runs are finished; 1 some failed; 2 wrong arguments, or a run folder holds something else;
 75 interrupted (start again to continue).
 """
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,11 +23,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt
 
-from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
+from common.cli import Arguments, Text, UsageError, command_of, main_function, nearest, parse
 from common.report.collect import check_overrides, read_cell, score_arguments
 from common.report.columns import QUANTITIES
 from common.report.registry import Cell, Table, load_table
@@ -36,12 +36,21 @@ from scripts.score import score
 
 INTERRUPTED = 75
 MODULE = "scripts.reproduce"
+DRY_RUN_TIMEOUT_S = 5.0  # of Slurm's answer: commands do not wait for it
+# One name or several: rows=a, rows=a,b, rows=[a,b].
+Names = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v if isinstance(v, list | tuple) else [v]),
+    Field(min_length=1),
+]
 
 
 class ReproduceArguments(Arguments):
     """Command line of scripts.reproduce."""
 
     table: Text = Field(description="a file in results/definitions/tables")
+    rows: Names = Field((), description="some of its rows, as rows=a,b; ROW/VARIANT for one variant (default: all)")
+    seeds: Names = Field((), description="integers, as seeds=1,2; the table counts only its own (default: those)")
     runs: Text = Field("runs", description="the folder that holds the runs")
     jobs: PositiveInt = Field(1, description="runs at a time, which share the machine's cores")
     launcher: Literal["local", "slurm"] = Field("local", description="where runs are made: local | slurm")
@@ -57,11 +66,11 @@ class ReproduceArguments(Arguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Makes the missing runs of a table one after the other."""
-    arguments = parse(ReproduceArguments, argv, MODULE, "Trains what a table still needs.")
-    table = load_table(arguments.table)
-    cells = list(table.cells(Path(arguments.runs)))
-    # All folders are looked at before the first run, so that a wrong one does not come to light hours later.
+    """Train or submit the missing runs of a table, or of a part of it."""
+    arguments = parse(ReproduceArguments, argv, MODULE, "Trains the runs that a table still needs.")
+    table = _with_seeds(load_table(arguments.table), arguments.seeds)
+    cells = _of_rows(list(table.cells(Path(arguments.runs))), arguments.rows)
+    # All folders are checked before the first run, so that a wrong one does not come to light hours later.
     states = [_state(table, cell) for cell in cells]
     if arguments.launcher == "slurm":
         return _submit(arguments, table, cells, states)
@@ -77,10 +86,37 @@ def main(argv: Sequence[str]) -> int:
         return INTERRUPTED
 
 
-def _state(table: Table, cell: Cell) -> str:
-    """What the cell's folder holds: "missing", "finished" or how far it came.
+def _with_seeds(table: Table, seeds: Sequence[str]) -> Table:
+    """Return the table with these seeds instead of its own, if any are given; UsageError if one is no integer."""
+    if not seeds:
+        return table
+    try:
+        chosen = tuple(dict.fromkeys(map(int, seeds)))
+    except ValueError:
+        raise UsageError(f"seeds={','.join(seeds)}: expected integers, as seeds=1,2") from None
+    if others := [seed for seed in chosen if seed not in table.seeds]:
+        print(f"# seeds that the table does not count: {_listed(others)}; its own are {_listed(table.seeds)}")
+    return table.model_copy(update={"seeds": chosen})
 
-    UsageError if it holds another run or a broken one: nothing is overwritten or counted by mistake.
+
+def _of_rows(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
+    """Return the cells of these rows, all if none are given; UsageError naming the first that is unknown."""
+    names = {cell: {cell.row.name, str(Path(cell.row.name, cell.variant or ""))} for cell in cells}
+    known = set().union(*names.values())
+    for row in rows:
+        if row not in known:
+            raise UsageError(f"rows={row}: unknown; {nearest(row, known)}")
+    return [cell for cell in cells if not rows or names[cell] & set(rows)]
+
+
+def _listed(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _state(table: Table, cell: Cell) -> str:
+    """Return what the cell's folder holds: "missing", "finished" or how far it came.
+
+    Raises UsageError if it holds another run or a broken one: nothing is overwritten or counted by mistake.
     """
     summary = cell.run_dir / "summary.json"
     environment = cell.run_dir / "environment.json"
@@ -97,7 +133,7 @@ def _state(table: Table, cell: Cell) -> str:
 
 
 def _resume(cell: Cell) -> list[str]:
-    """What continues the run that the cell's folder holds."""
+    """Return the override that continues the run in the cell's folder; none if there is no run."""
     return ["resume=true"] if cell.run_dir.is_dir() and any(cell.run_dir.iterdir()) else []
 
 
@@ -106,7 +142,7 @@ def _command(cell: Cell) -> str:
 
 
 def _print_plan(table: Table, cells: Sequence[Cell], states: Sequence[str]) -> None:
-    """Commands of the runs to make; all else is a comment, so that the whole can be pasted into a shell."""
+    """Print the commands of the runs to make; all else is a comment, so that a shell takes the whole output."""
     for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):
         print(f"# [{number}/{len(cells)}] {cell.label}: {state}")
         if state != "finished":
@@ -117,38 +153,45 @@ def _print_plan(table: Table, cells: Sequence[Cell], states: Sequence[str]) -> N
 
 
 def _submit(arguments: ReproduceArguments, table: Table, cells: Sequence[Cell], states: Sequence[str]) -> int:
-    """Shows the state of every run; submits those that are neither finished nor in Slurm's hands."""
-    from slurm.submit import DEFAULT_CLUSTER, Cluster, ended, sized, submit, submitted
+    """Show the state of every run and submit those that are neither finished nor in Slurm's hands; the exit code.
 
-    cluster = Cluster.load(arguments.cluster or table.cluster or DEFAULT_CLUSTER, arguments.sbatch)
-    runs = Path(arguments.runs)
-    # Commands can be shown where there is no Slurm, too.
-    queue = {} if arguments.dry_run and shutil.which("squeue") is None else submitted(table, runs)
-    open_cells = [cell for cell, state in zip(cells, states, strict=True) if state != "finished"]
-    todo = [cell for cell in open_cells if cell.run_dir not in queue]
-    # What is submitted are arrays of these.
-    commands = {
-        cell.run_dir: shlex.join(["sbatch", *options, "slurm/train.sbatch", cell.task, *cell.overrides])
-        for options, alike in (sized(todo, cluster) if arguments.dry_run else {}).items()
-        for cell in alike
-    }
+    A dry run also goes without Slurm: then it says that the queue could not be asked, and why.
+    """
+    from slurm.cluster import DEFAULT_CLUSTER, Cluster
+    from slurm.queue import TIMEOUT_S, ended, submitted
+    from slurm.submit import sized, submit
+
+    default = Cluster.load(arguments.cluster or table.cluster or DEFAULT_CLUSTER, arguments.sbatch)
+    runs, asked = Path(arguments.runs), True
+    try:
+        queue = submitted(table, runs, DRY_RUN_TIMEOUT_S if arguments.dry_run else TIMEOUT_S)
+    except UsageError as error:
+        if not arguments.dry_run:
+            raise
+        queue, asked = {}, False
+        print(f"# the queue could not be asked: {error}")
+    todo = [
+        cell for cell, state in zip(cells, states, strict=True) if state != "finished" and cell.run_dir not in queue
+    ]
+    groups = sized(table, todo, arguments.cluster, arguments.sbatch)
+    options_of = {cell.run_dir: options for options, alike in groups.items() for cell in alike}
     for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):
-        last = ended(cell.run_dir) if cell in todo else None
+        last = ended(cell.run_dir) if asked and cell.run_dir in options_of else None
         state += f"; its last job: {last}" * bool(last)
         print(f"# [{number}/{len(cells)}] {cell.label}: {queue.get(cell.run_dir, state)}")
-        if cell.run_dir in commands:
-            print(commands[cell.run_dir])
+        if arguments.dry_run and cell.run_dir in options_of:  # what is submitted are arrays of these
+            print(shlex.join(["sbatch", *options_of[cell.run_dir], "slurm/train.sbatch", cell.task, *cell.overrides]))
     waiting = sum(cell.run_dir in queue for cell in cells)
     print(f"# {states.count('finished')} of {len(cells)} finished, {waiting} with Slurm, {len(todo)} to submit")
     if todo and not arguments.dry_run:
-        arrays = submit(table, todo, runs, cluster)
+        arrays = submit(table, groups, runs)
         print(f"submitted: {', '.join(arrays)}", flush=True)
-        return _submit_report(table, arrays, runs, cluster.for_report(arguments.report_sbatch))
+        return _submit_report(table, arrays, runs, default.for_report(arguments.report_sbatch))
     return 0
 
 
 def _submit_report(table: Table, arrays: Sequence[str], runs: Path, options: Sequence[str]) -> int:
-    """Submits the job that builds table and figure; if Slurm refuses it the arrays stay, and its command is shown."""
+    """Submit the job that builds table and figure; if Slurm refuses it the arrays stay, and its command is shown."""
     from slurm.submit import report_command, sbatch
 
     command = report_command(table, arrays, runs, options)
@@ -166,7 +209,7 @@ def _submit_report(table: Table, arrays: Sequence[str], runs: Path, options: Seq
 
 
 def _make(table: Table, cells: Sequence[Cell], states: Sequence[str], jobs: int) -> int:
-    """Makes every run that is not finished, one progress line each; exit code 1 if some failed."""
+    """Make every run that is not finished, one progress line each; return the exit code, 1 if some failed."""
     width = max(len(cell.label) for cell in cells)
     heads = {
         cell: f"[{number:{len(str(len(cells)))}}/{len(cells)}] {cell.label:{width}} "
@@ -194,7 +237,7 @@ def _make(table: Table, cells: Sequence[Cell], states: Sequence[str], jobs: int)
 
 
 def _train_all(table: Table, cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, str | None, float]]:
-    """Makes these runs, `jobs` at a time; yields each with why it failed and its seconds, as they end."""
+    """Make these runs, `jobs` at a time; yield each with why it failed and its seconds, as they end."""
     if jobs == 1:
         for cell in cells:
             yield _timed(table, cell)
@@ -226,7 +269,7 @@ def _timed(table: Table, cell: Cell) -> tuple[Cell, str | None, float]:
 def _timed_beside_others(
     table: Table, cell: Cell, threads: int, running: set[subprocess.Popen[bytes]]
 ) -> tuple[Cell, str | None, float]:
-    """As _timed, in a process of its own, which is in `running` as long as it runs."""
+    """Do as _timed in a process that is in `running` as long as it runs."""
     started = time.monotonic()
     quiet = [f"training.threads={threads}", "logging.progress=false"]
     process = subprocess.Popen([sys.executable, "-m", f"{cell.task}.train", *cell.overrides, *quiet, *_resume(cell)])
@@ -237,7 +280,7 @@ def _timed_beside_others(
 
 
 def _train(table: Table, cell: Cell) -> str | None:
-    """Makes one run; returns why it failed, None if it finished. KeyboardInterrupt if it was interrupted."""
+    """Make one run and return why it failed, None if it finished; KeyboardInterrupt if it was interrupted."""
     # Imported here: it brings torch, which neither --dry-run nor a finished table needs.
     from common.training.launch import launch
 
@@ -252,7 +295,7 @@ def _train(table: Table, cell: Cell) -> str | None:
 
 
 def _judge(table: Table, cell: Cell, code: int | str | None) -> str | None:
-    """What a run's exit code and folder mean: as _train."""
+    """Return what a run's exit code and folder mean, as _train does."""
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if code:

@@ -11,7 +11,7 @@ from slurm.exits import BAD_CONFIGURATION, JobError
 
 COUNTS = r"(\d+)(?:\(x\d+\))?"  # such as 64(x3),32
 ANSWER_S = 30
-# srun takes options of sbatch over from these, though they contradict one task for each node, which has all of it.
+# srun would read options of sbatch from these, which contradict one task for each node with all that it has.
 NOT_FOR_SRUN = (
     "SLURM_CPUS_PER_GPU",
     "SLURM_EXPORT_ENV",
@@ -28,7 +28,7 @@ class Allocation:
     """The part of a job's environment that matters here.
 
     node_list:      as Slurm writes it, such as node[1-4]
-    gpus_per_node:  0 if there are none
+    gpus_per_node:  0 without GPUs
     ranks_per_node: one for each GPU of a node; without GPUs as many as the tasks that sbatch was asked for, or 1
     cpus_per_node:  the smallest number of any node
     """
@@ -43,14 +43,14 @@ class Allocation:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> "Allocation":
-        """From the variables that Slurm sets; JobError if this is not a job, or if its nodes are not alike."""
+        """Read the variables that Slurm sets; JobError if this is not a job, or if its nodes are not alike."""
         if "SLURM_JOB_ID" not in environment:
             raise JobError("not inside a Slurm job: sbatch slurm/train.sbatch TASK [overrides ...]", BAD_CONFIGURATION)
         nodes, gpus = int(environment["SLURM_JOB_NUM_NODES"]), int(environment.get("SLURM_GPUS_ON_NODE") or 0)
         asked = environment.get("SLURM_GPUS", "").split(":")[-1]  # only with sbatch --gpus, such as a40:6
         if asked.isdecimal() and int(asked) != nodes * gpus:
             raise JobError(
-                f"--gpus={asked} on {nodes} nodes, {gpus} on the first: expected as many on each (--gpus-per-node)",
+                f"--gpus={asked} on {nodes} nodes, {gpus} on the first: expected equal nodes (--gpus-per-node)",
                 BAD_CONFIGURATION,
             )
         # If no tasks were asked for, Slurm fills the nodes with them: one for each CPU.
@@ -58,9 +58,7 @@ class Allocation:
         tasks = environment["SLURM_TASKS_PER_NODE"] if wanted else "1"
         counts = set(map(int, re.findall(COUNTS, tasks)))
         if not gpus and len(counts) > 1:
-            raise JobError(
-                f"tasks on the nodes: {tasks}; expected as many on each (--ntasks-per-node)", BAD_CONFIGURATION
-            )
+            raise JobError(f"tasks on the nodes: {tasks}; expected equal nodes (--ntasks-per-node)", BAD_CONFIGURATION)
         return cls(
             job=environment["SLURM_JOB_ID"],
             nodes=nodes,
@@ -73,7 +71,7 @@ class Allocation:
 
     @property
     def threads(self) -> int:
-        """CPU threads of each rank: what OMP_NUM_THREADS says, or a node's CPUs divided by its ranks."""
+        """CPU threads of each rank: OMP_NUM_THREADS if it is set, or a node's CPUs divided by its ranks."""
         wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
         return int(wanted) if wanted.isdecimal() else max(1, self.cpus_per_node // self.ranks_per_node)
 
@@ -81,10 +79,8 @@ class Allocation:
     def _on_each_node(self) -> list[str]:
         return ["srun", f"--nodes={self.nodes}", f"--ntasks={self.nodes}", "--ntasks-per-node=1", "--export=ALL"]
 
-    def training_command(self, task: str, overrides: Sequence[str], restarts: str) -> list[str]:
-        """One torchrun on each node, `ranks_per_node` workers each."""
-        defaults = {"training.threads": self.threads, "resume": "true"}
-        missing = {key: value for key, value in defaults.items() if not any(o.startswith(f"{key}=") for o in overrides)}
+    def torchrun(self, module: str, arguments: Sequence[str], attempt: str = "0") -> list[str]:
+        """Return the command that runs a module under one torchrun on each node, `ranks_per_node` ranks each."""
         return [
             *self._on_each_node,
             f"--cpus-per-task={self.cpus_per_node}",
@@ -95,21 +91,20 @@ class Allocation:
             f"--nnodes={self.nodes}",
             f"--nproc-per-node={self.ranks_per_node}",
             "--rdzv-backend=c10d",
-            f"--rdzv-id={self.job}.{restarts}",
+            f"--rdzv-id={self.job}.{attempt}",
             "-m",
             "slurm.rank",
-            task,
-            *overrides,
-            *(f"{key}={value}" for key, value in missing.items()),
+            module,
+            *arguments,
         ]
 
     def environment(self) -> dict[str, str]:
-        """Of the training command: what slurm/node.sh needs to know, which may run in a container without Slurm."""
+        """Return the variables of that command. slurm/node.sh may run in a container, where it cannot ask Slurm."""
         inherited = {name: value for name, value in os.environ.items() if name not in NOT_FOR_SRUN}
         addresses = self.addresses()
         return {
             "OMP_NUM_THREADS": str(self.threads),
-            "RENDEZVOUS_PORT": str(20000 + int(self.job) % 10000),  # below those that systems give out themselves
+            "RENDEZVOUS_PORT": str(20000 + int(self.job) % 10000),  # below the ephemeral ports
             **inherited,
             "FIRST_NODE": self.first_node,
             "NODE_ADDRESSES": " ".join(f"{name}={address}" for name, address in addresses.items()),
@@ -117,26 +112,26 @@ class Allocation:
         }
 
     def addresses(self) -> dict[str, str]:
-        """How each node is reached, as far as Slurm says it."""
+        """Return {node: address}, as far as Slurm knows them."""
         done = _ask("scontrol", "show", "node", "-o", self.node_list)
         return dict(re.findall(r"NodeName=(\S+).*?NodeAddr=(\S+)", done.stdout)) if done else {}
 
     def nodes_answer(self) -> bool:
-        """Whether all nodes can run a command now."""
+        """Return whether all nodes can run a command now."""
         inherited = {name: value for name, value in os.environ.items() if name not in NOT_FOR_SRUN}
         done = _ask(*self._on_each_node, "--overlap", "--cpus-per-task=1", "true", environment=inherited)
         return done is not None and done.returncode == 0
 
 
 def slurmd_timeout_s() -> int:
-    """Seconds until Slurm takes a node for dead that does not answer."""
+    """Return after how many seconds without an answer Slurm takes a node for dead."""
     done = _ask("scontrol", "show", "config")
     match = re.search(r"^SlurmdTimeout\s*=\s*(\d+)", done.stdout, re.MULTILINE) if done else None
     return int(match[1]) if match else 300
 
 
 def _ask(*command: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str] | None:
-    """Run a Slurm command; None if it does not answer."""
+    """Run a Slurm command; return None if it does not answer."""
     try:
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ANSWER_S)
     except (OSError, subprocess.TimeoutExpired):

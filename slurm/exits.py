@@ -1,4 +1,4 @@
-"""How a job ends. The codes are those of common.training.launch, which would bring torch: seconds of every start."""
+"""How a job ends. The codes are those of common.training.launch, whose import of torch would take seconds."""
 
 FINISHED, FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 75
 

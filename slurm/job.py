@@ -1,4 +1,4 @@
-"""What a job does on its first node: start one run everywhere, save before the time is over, requeue itself.
+"""What a training job does on its first node: start the run on all nodes, save before the time limit, requeue itself.
 
 python -m slurm.job TASK [overrides ...]         one run; slurm/train.sbatch starts this
 python -m slurm.job --cells FILE                 an array's element: line SLURM_ARRAY_TASK_ID (from 0) of FILE, which is
@@ -26,11 +26,11 @@ from slurm.allocation import Allocation, slurmd_timeout_s
 from slurm.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED, JobError
 from slurm.starts import newest_step
 
-REMIND_S = 5.0  # a worker that is just starting does not hear the first warning
+REMIND_S = 5.0  # a rank that is just starting misses the first warning
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the job; returns its exit code."""
+    """Run the job; return its exit code."""
     try:
         task, *overrides = cell(argv[1]) if argv[:1] == ["--cells"] else argv or [""]
         if not (Path(task) / "train.py").is_file():
@@ -47,13 +47,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def cell(file: str) -> list[str]:
-    """This array element's task and overrides."""
+    """Return the task and the overrides of this element of an array."""
     number = int(os.environ["SLURM_ARRAY_TASK_ID"])
     return json.loads(Path(file).read_text().splitlines()[number])
 
 
 def run_dir_of(task: str, overrides: Sequence[str]) -> Path:
-    """Where the run will write; JobError if the configuration cannot be composed."""
+    """Return the folder that the run will write to; JobError if the configuration cannot be composed."""
     command = [sys.executable, "-m", f"{task}.train", *overrides, "--cfg", "job", "--resolve", "--package", "run_dir"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -62,7 +62,7 @@ def run_dir_of(task: str, overrides: Sequence[str]) -> Path:
 
 
 def read_status(run_dir: Path) -> str | None:
-    """The status in summary.json, None if there is none: as common.training.run_folder, but without importing torch."""
+    """Return the status in summary.json, None without one: as common.training.run_folder, but without torch."""
     try:
         return json.loads((run_dir / "summary.json").read_text()).get("status")
     except (OSError, ValueError):
@@ -82,7 +82,7 @@ class Attempt:
         self._steps: subprocess.Popen[bytes] | None = None
 
     def run(self) -> int:
-        """Train until the run is finished, the time is nearly over, or it fails."""
+        """Train until the run is finished, the time is nearly over, or it fails; return the exit code."""
         signal.signal(signal.SIGUSR1, self._warn)  # --signal: the time limit is near
         signal.signal(signal.SIGTERM, self._stop)  # scancel, or Slurm is about to requeue the job itself
         job, nodes = self._allocation.job, self._allocation.node_list
@@ -104,7 +104,7 @@ class Attempt:
         return self._conclude(end, code)
 
     def _end(self, code: int) -> str:
-        """What starts.Start calls it."""
+        """Return how this start ended, in the words of starts.Start."""
         if code == 0 and read_status(self._run_dir) == "finished":
             return "finished"
         if self._node_failed:
@@ -114,7 +114,7 @@ class Attempt:
         return "failed" if code else "saved"
 
     def _conclude(self, end: str, code: int) -> int:
-        """Say how it ended; returns the job's exit code."""
+        """Say how it ended; return the job's exit code."""
         match end:
             case "finished":
                 return FINISHED
@@ -130,7 +130,10 @@ class Attempt:
         return INTERRUPTED
 
     def _train(self) -> int:
-        command = self._allocation.training_command(self._task, self._overrides, self._restarts)
+        defaults = {"training.threads": self._allocation.threads, "resume": "true"}
+        given = {override.partition("=")[0] for override in self._overrides}
+        added = [f"{key}={value}" for key, value in defaults.items() if key not in given]
+        command = self._allocation.torchrun(f"{self._task}.train", [*self._overrides, *added], self._restarts)
         environment = self._allocation.environment()
         self._tell(shlex.join(command))
         self._steps = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -146,10 +149,9 @@ class Attempt:
         return code
 
     def _wait_for_lost_nodes(self) -> None:
-        """Stay while a node does not answer: Slurm starts a job again when it takes a node for dead, if it still runs.
+        """Stay while a node does not answer: only a job that still runs is requeued when Slurm takes the node for dead.
 
-        Peers and srun give up long before that. When all nodes answer, as after an error in training, this returns
-        at once.
+        Peers and srun give up long before that. Returns at once if all nodes answer, as after an error in training.
         """
         limit, began = slurmd_timeout_s() + 30, time.monotonic()
         while not self._stopped and not self._allocation.nodes_answer() and time.monotonic() < began + limit:
@@ -157,11 +159,11 @@ class Attempt:
             time.sleep(REMIND_S)
 
     def _copy(self, output: Iterable[bytes]) -> None:
-        """To the job's log and to the run's."""
+        """Write lines to the job's log and to the run's."""
         for line in output:
             self._node_failed |= b"node failure" in line.lower()  # srun says so
             for file in (sys.stdout.buffer, self._log):
-                with contextlib.suppress(OSError):  # a full disk: else srun would wait for a reader for ever
+                with contextlib.suppress(OSError):  # a full disk: srun must not wait for a reader for ever
                     file.write(line)
                     file.flush()
 
@@ -174,16 +176,16 @@ class Attempt:
         self._pass_on()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopped = True  # Slurm tells the workers
+        self._stopped = True  # Slurm tells the ranks
 
     def _pass_on(self) -> None:
-        """srun sends the warning to slurm/node.sh on every node, and that to its workers: they save and stop."""
+        """Warn all ranks, through srun and slurm/node.sh on every node: they save and stop."""
         if (self._warned or self._stopped) and self._steps is not None:
             self._steps.send_signal(signal.SIGUSR1)
 
     def _requeue(self) -> int:
         self._tell(f"saved at step {newest_step(self._run_dir)}; back to the queue")
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # how Slurm ends this start; else it waits for KillWait
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm ends this start by it, and would wait for KillWait
         done = subprocess.run(["scontrol", "requeue", self._allocation.job], capture_output=True, text=True)
         if done.returncode:
             self._tell(f"cannot be requeued ({done.stderr.strip()}); the same sbatch command continues")

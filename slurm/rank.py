@@ -1,6 +1,6 @@
-"""One rank of a job: python -m TASK.train, but a run that was saved and stopped ends with exit code 0.
+"""One rank of a job: python -m MODULE, but a run that was saved and stopped ends with exit code 0.
 
-    torchrun ... -m slurm.rank TASK [overrides ...]
+    torchrun ... -m slurm.rank MODULE [arguments ...]        MODULE: cnn.train, scripts.benchmarks.scaling, ...
 
 torchrun and srun take any other code for a failure: they would kill the ranks that are still writing, and fill the log
 with tracebacks of it.
@@ -9,15 +9,15 @@ with tracebacks of it.
 import os
 import signal
 import sys
+from runpy import run_module
 
 import torch
 
-from common.training.cli import main as train
 from slurm.exits import BAD_CONFIGURATION, INTERRUPTED
 
 
 def main() -> None:
-    """Trains; ends the process with the run's exit code, or 0 if it was interrupted."""
+    """Run the module; ends the process with the module's exit code, or 0 if it was interrupted."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # slurm/node.sh lets torchrun ignore it, which is inherited
     gpus = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
     if gpus and not torch.cuda.is_available() and "training.device=cpu" not in sys.argv:
@@ -25,13 +25,12 @@ def main() -> None:
             node, version = os.environ["SLURMD_NODENAME"], torch.__version__
             print(
                 f"error: {node} has {gpus} GPUs for this job, but PyTorch {version} finds none; "
-                "training.device=cpu trains without",
+                "training.device=cpu trains without, sbatch --gpus-per-node=0 asks for none",
                 file=sys.stderr,
             )
         sys.exit(BAD_CONFIGURATION)
-    task = sys.argv.pop(1)
     try:
-        train(task)
+        run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
     except SystemExit as end:
         if end.code != INTERRUPTED:
             raise

@@ -1,6 +1,6 @@
 """The starts of a run's jobs: RUN_DIR/slurm/starts/0001.json, 0002.json, ...
 
-They are the run's lock, too: who begins makes the next file, and of two jobs that begin together only one can.
+They are also the run's lock: a job that begins creates the next file, and of two jobs only one can.
 """
 
 import json
@@ -16,7 +16,7 @@ from common.training.atomic import write_atomically
 from slurm.exits import BAD_CONFIGURATION, FAILED, JobError
 
 SQUEUE_S = 30.0
-PATIENCE_S = 600.0  # Slurm kills what does not end much earlier
+PATIENCE_S = 600.0  # Slurm kills a job that does not end long before
 RETRY_S = 5.0
 WITHOUT_PROGRESS = 2
 STOPPED = "stopped"
@@ -24,9 +24,9 @@ STOPPED = "stopped"
 
 @dataclass(frozen=True)
 class Start:
-    """One of them.
+    """One start.
 
-    step: of the checkpoint that it went on from
+    step: of the checkpoint from which it continued
     end:  finished, saved, failed, node failure, or stopped by Slurm (preemption, scancel); None: not known (yet)
     """
 
@@ -38,14 +38,14 @@ class Start:
 
     @property
     def content(self) -> bytes:
-        """Of its file."""
+        """The content of its file."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
 
 def begin(run_dir: Path, job: str, nodes: str, tell: Callable[[str], None]) -> Path:
-    """Note this start; returns its file.
+    """Record this start and return its file.
 
-    JobError if another job trains the run, or if the last starts of this one got nowhere.
+    Raises JobError if another job trains the run, or if the last starts of this one made no progress.
     """
     give_up = time.monotonic() + PATIENCE_S
     while True:
@@ -62,8 +62,8 @@ def begin(run_dir: Path, job: str, nodes: str, tell: Callable[[str], None]) -> P
             file = run_dir / "slurm" / "starts" / f"{len(earlier) + 1:04d}.json"
             if _create(file, Start(job, step, now, nodes)):
                 return file
-            state = "beginning"  # somebody else was earlier; a shared file system may show it late
-        waits_for = f"job {other or 'of somebody else'}: {state.lower()}"
+            state = "beginning"  # another job was faster; a shared file system may show its file late
+        waits_for = f"job {other or '(another one)'}: {state.lower()}"
         if time.monotonic() > give_up:
             raise JobError(
                 f"run_dir={run_dir}: waited {PATIENCE_S:.0f} s for {waits_for}; the same sbatch command tries again",
@@ -74,28 +74,28 @@ def begin(run_dir: Path, job: str, nodes: str, tell: Callable[[str], None]) -> P
 
 
 def end(file: Path, how: str) -> None:
-    """Note how the start of this file ended."""
+    """Record how the start in this file ended."""
     write_atomically(file, replace(_read(file), end=how).content)
 
 
 def read(run_dir: Path) -> list[Start]:
-    """All starts, the last one last."""
+    """Return all starts, the last one last."""
     return [_read(file) for file in sorted((run_dir / "slurm" / "starts").glob("*.json"))]
 
 
 def last_job(run_dir: Path) -> str | None:
-    """The id of the job that started this run last; None if there was none."""
+    """Return the id of the job that started this run last; None if there was none."""
     starts = read(run_dir)
     return starts[-1].job if starts else None
 
 
 def newest_step(run_dir: Path) -> int:
-    """The step of the newest complete checkpoint; 0 if there is none."""
+    """Return the step of the newest complete checkpoint; 0 if there is none."""
     return max((int(f.parent.name[5:]) for f in run_dir.glob("checkpoints/step_*/manifest.json")), default=0)
 
 
 def state_of(job: str) -> str:
-    """A job's state as Slurm names it; empty if it has forgotten the job, UNKNOWN if it gives no answer."""
+    """Return a job's state in Slurm's words; empty if it has forgotten the job, UNKNOWN if it does not answer."""
     try:
         command = ["squeue", "-h", "-j", job, "-o", "%A %T"]  # an array's id stands for all its elements
         done = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_S)
@@ -107,7 +107,7 @@ def state_of(job: str) -> str:
 
 
 def _check_progress(earlier: list[Start], job: str, step: int) -> None:
-    """JobError if this job's last starts came no further than this step, other than by preemption."""
+    """Raise JobError if this job's last starts came no further than this step, not counting preemption."""
     began = [start.step for start in earlier if start.job == job and start.end != STOPPED][-WITHOUT_PROGRESS:]
     if began == [step] * WITHOUT_PROGRESS:
         raise JobError(
@@ -122,7 +122,7 @@ def _read(file: Path) -> Start:
 
 
 def _create(file: Path, start: Start) -> bool:
-    """Make the file with its content at once; False if somebody else did."""
+    """Create the file with its content atomically; return False if another job was faster."""
     file.parent.mkdir(parents=True, exist_ok=True)
     mine = file.with_name(f".{start.job}.tmp")
     mine.write_bytes(start.content)

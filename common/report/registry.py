@@ -61,6 +61,7 @@ class Row(Definition):
     method: str = Field(description="the label in the column 'method'")
     topology: str = Field(description="the label in the column 'topology'")
     labels: dict[Name, str] = Field({}, description="labels in the columns that the table defines")
+    cluster: str | None = Field(None, description="a file of slurm/clusters instead of the table's")
     overrides: tuple[Override, ...] = ()
 
     def __hash__(self) -> int:

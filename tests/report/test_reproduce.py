@@ -189,6 +189,67 @@ def test_a_dry_run_prints_what_would_run_and_runs_nothing(registered, launched, 
     assert lines[-1] == "# 1 of 6 finished"
 
 
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (["rows=accumadam_aer"], [("accumadam_aer", 1), ("accumadam_aer", 2), ("accumadam_aer", 3)]),
+        (["rows=accumadam_aer,allreduce", "seeds=2"], [("allreduce", 2), ("accumadam_aer", 2)]),
+        (["rows=[allreduce]", "seeds=3,1,3"], [("allreduce", 3), ("allreduce", 1)]),
+        (["rows=allreduce", "seeds=[2,7]"], [("allreduce", 2), ("allreduce", 7)]),
+    ],
+)
+def test_a_part_of_a_table(registered, launched, capsys, part, expected):
+    assert main(["table=small", *part, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert [line.split("run_dir=")[1] for line in out.splitlines() if not line.startswith("#")] == [
+        f"runs/small/{row}/seed_{seed}" for row, seed in expected
+    ]
+    assert ("# seeds that the table does not count: 7; its own are 1, 2, 3" in out) == ("seeds=[2,7]" in part)
+    assert main(["table=small", *part]) == 0
+    folders = [parse_override(overrides[-2])[1] for _, overrides in launched.calls]
+    assert folders == [f"runs/small/{row}/seed_{seed}" for row, seed in expected]
+
+
+def test_a_variant_of_a_row(capsys):
+    part = ["rows=dadam_aer,allreduce/en_fr", "seeds=810975"]
+    assert main(["table=table2", *part, "--dry-run"]) == 0
+    labels = [line for line in capsys.readouterr().out.splitlines() if line.startswith("# [")]
+    assert [label.split("] ")[1].split(" seed")[0] for label in labels] == [
+        "allreduce en_fr",
+        "dadam_aer en_de",
+        "dadam_aer en_fr",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        (
+            "rows=allreduce,acumadam_aer",
+            "rows=acumadam_aer: unknown; did you mean 'accumadam_aer'? expected one of: acc",
+        ),
+        ("rows=allreduce/en_de", "rows=allreduce/en_de: unknown; did you mean 'allreduce'? expected one of: "),
+        ("rows=", "rows.0=None: expected a valid string"),
+        ("seeds=1,x", "seeds=1,x: expected integers, as seeds=1,2"),
+        ("seeds=1.5", "seeds=1.5: expected integers, as seeds=1,2"),
+    ],
+)
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["launcher=slurm"]])
+def test_unknown_rows_and_seeds_that_are_no_integers_are_refused(registered, launched, capsys, part, message, more):
+    assert main(["table=small", part, *more]) == 2
+    assert launched.calls == []
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error: {message}")
+
+
+def test_an_interruption_names_the_part(registered, launched, capsys):
+    launched.behave = raise_interrupt
+    assert main(["table=small", "rows=allreduce,accumadam_aer", "seeds=2"]) == 75
+    expected = "to continue: python -m scripts.reproduce table=small 'rows=[allreduce,accumadam_aer]' seeds=2\n"
+    assert expected in capsys.readouterr().err
+
+
 def test_several_runs_at_a_time_share_the_cores(registered, capsys, monkeypatch):
     small = ["training.steps=2", "model.width=2", "workers=simulated", "workers.count=2", "training.batch_size=16"]
     rows = [row.model_copy(update={"overrides": (*row.overrides, *small)}) for row in registered.rows]
@@ -230,6 +291,7 @@ def test_jobs_must_be_positive(registered, launched, capsys):
     assert "jobs=0" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_interruption_ends_runs_in_parallel_and_starts_no_others(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     command = [sys.executable, "-m", "scripts.reproduce", "table=quickstart", "jobs=2", f"runs={runs}"]

@@ -1,6 +1,7 @@
 """A real Slurm of four virtual nodes, brought up once for these tests by slurm/local/up.sh."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -13,27 +14,28 @@ import pytest
 from common.report.definitions import ROOT
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
-# A job of two nodes with two CPU ranks each; "GPUs" of the local Slurm are words only, and mean a rank each, too.
+# A job of two nodes with two CPU ranks each; the local Slurm only claims to have GPUs; each means one rank, too.
 FOUR_RANKS = ("--nodes=2", "--ntasks-per-node=2")
 FOUR_GPUS = ("--nodes=2", "--gpus-per-node=2")
 
 
 @dataclass
 class Slurm:
-    """Commands of the local Slurm; every wait is bounded."""
+    """Commands of the local Slurm; every wait has a limit."""
 
     environment: dict[str, str]
     logs: Path
 
-    def call(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """A command in the repository's root."""
+    def call(self, *command: str, check: bool = True, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+        """A command, in the repository's root if no other folder is given."""
         return subprocess.run(
-            command, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=120, check=check
+            command, cwd=folder, env=self.environment, capture_output=True, text=True, timeout=120, check=check
         )
 
-    def sbatch(self, *arguments: str) -> str:
+    def sbatch(self, *arguments: str, folder: Path = ROOT) -> str:
         """Submit; returns the job's id."""
-        return self.call("sbatch", "--parsable", f"--output={self.logs}/%j.log", *arguments).stdout.strip()
+        output = f"--output={self.logs}/%j.log"
+        return self.call("sbatch", "--parsable", output, *arguments, folder=folder).stdout.strip()
 
     def state(self, job: str) -> str:
         """As Slurm names it."""
@@ -123,7 +125,9 @@ def slurm(local_slurm: Slurm) -> Iterator[Slurm]:
 
 @pytest.fixture(scope="package")
 def local_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
-    """The local Slurm; the tests are skipped, with the reason, where it cannot be started."""
+    """The local Slurm. One that does not start is a failure; where it cannot be installed, tests are skipped."""
+    if os.getuid() or not (shutil.which("apt-get") or shutil.which("slurmctld")):
+        pytest.skip("slurm/local/up.sh needs root, and apt-get where Slurm is not installed")
     logs = tmp_path_factory.mktemp("slurm_logs")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
     # Two test runs on one machine would meet in the daemons' ports: up.sh refuses the second one.
@@ -135,7 +139,7 @@ def local_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
         ["slurm/local/up.sh"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     if up.returncode:
-        pytest.skip(f"slurm/local/up.sh: {(up.stderr or up.stdout).strip().splitlines()[-1]}")
+        pytest.fail(f"slurm/local/up.sh: {up.stdout}{up.stderr}")
     environment["SLURM_CONF"] = up.stdout.strip().splitlines()[-1].removeprefix("export SLURM_CONF=")
     yield Slurm(environment, logs)
     subprocess.run(["slurm/local/down.sh"], cwd=ROOT, env=environment, capture_output=True, timeout=120, check=True)

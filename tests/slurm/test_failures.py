@@ -13,6 +13,8 @@ from slurm import starts
 from tests.slurm.conftest import FOUR_RANKS, Slurm, command_of
 from tests.slurm.runs import SMALL, reached
 
+pytestmark = pytest.mark.slow  # on a real Slurm
+
 
 @pytest.mark.parametrize(
     ("number", "told"),
@@ -42,19 +44,21 @@ def test_a_rank_that_dies_or_hangs_fails_the_job_and_the_log_says_why(
     assert "a node does not answer" not in slurm.log(job)
 
 
-@pytest.mark.parametrize(
-    ("options", "override", "told"),
-    [
-        ([], "optimizer.learning_rate=1", "optimizer.learning_rate: no such key"),
-        ([], "workers.count=3", "error: workers.count=3: the launcher started 1 processes, expected 1 or null"),
-        pytest.param(["--gpus-per-node=1"], "seed=1", "finds none; training.device=cpu trains without",
-                     marks=pytest.mark.skipif(torch.cuda.is_available(), reason="it finds one")),
-    ],
-)  # fmt: skip
-def test_a_bad_configuration_fails_at_once(slurm: Slurm, tmp_path: Path, options, override: str, told: str) -> None:
-    job = slurm.sbatch(*options, "slurm/train.sbatch", "cnn", override, f"run_dir={tmp_path}/run")
-    assert slurm.wait(job) == "FAILED"
-    assert slurm.log(job).count(told) == 1, slurm.log(job)
+BAD = [
+    ([], "optimizer.learning_rate=1", "optimizer.learning_rate: no such key"),
+    ([], "workers.count=3", "error: workers.count=3: the launcher started 1 processes, expected 1 or null"),
+]
+WITHOUT_CUDA = ["--gpus-per-node=1"], "seed=1", "finds none; training.device=cpu trains without"
+
+
+def test_a_bad_configuration_fails_at_once(slurm: Slurm, tmp_path: Path) -> None:
+    jobs = {}
+    for options, override, told in [*BAD, *([] if torch.cuda.is_available() else [WITHOUT_CUDA])]:
+        run_dir = f"run_dir={tmp_path}/run_{len(jobs)}"
+        jobs[slurm.sbatch(*options, "slurm/train.sbatch", "cnn", override, run_dir)] = told
+    for job, told in jobs.items():
+        assert slurm.wait(job) == "FAILED"
+        assert slurm.log(job).count(told) == 1, slurm.log(job)
 
 
 def test_a_job_that_gets_nowhere_stops_and_says_so(slurm: Slurm, tmp_path: Path) -> None:

@@ -1,45 +1,89 @@
-"""What can be said of jobs without a Slurm: files of rows and clusters, allocations, commands."""
+"""What can be said of jobs without a Slurm: files of tables and clusters, allocations, commands."""
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from common.cli import UsageError
+from common.cli import UsageError, parse
 from common.report.definitions import ROOT
+from common.report.registry import load_table, table_names
 from slurm.allocation import NOT_FOR_SRUN, Allocation
+from slurm.cluster import CLUSTERS, Cluster
 from slurm.exits import JobError
-from slurm.job import cell, main
-from slurm.rows import FOLDER, all_files, made
-from slurm.submit import CLUSTERS, Cluster
+from slurm.job import Attempt, cell, main
 from tests.slurm.fakes import VARIABLES
 
-
-def test_the_rows_files_fit_the_tables() -> None:
-    wanted = all_files()
-    assert {file: file.read_text() for file in made()} == wanted, "run `python -m slurm.rows`"
-    assert len(wanted) >= 29
+TABLE_FILES = {file.stem: file for file in sorted((ROOT / "slurm").glob("*.sbatch")) if "reproduce" in file.read_text()}
+BENCHMARK_FILES = ("table1", "figure6")
 
 
-def test_a_row_of_table_3() -> None:
-    """arXiv 2410.11998: 32 T4 on 4 nodes."""
-    text = (FOLDER / "table3" / "accumadam_aer.sbatch").read_text()
-    assert "#SBATCH --nodes=4\n" in text
-    assert "#SBATCH --gpus-per-node=8\n" in text
-    assert text.endswith(
-        "exec bash slurm/train.sbatch cnn experiment=table3/accumadam_aer "
-        "'run_dir=runs/table3/accumadam_aer/seed_${seed}' \"$@\"\n"
+def options(file: Path) -> list[str]:
+    """What the file asks sbatch for."""
+    return re.findall(r"^#SBATCH (--\S+)$", file.read_text(), re.MULTILINE)
+
+
+def test_every_table_for_a_cluster_has_a_file() -> None:
+    tables = {name for name in table_names() if load_table(name).cluster is not None}
+    assert set(TABLE_FILES) == tables == {
+        "table2", "table3", "gpt2", "exponential", "exponential_cifar10", "figure6_runs"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLE_FILES)
+def test_a_tables_file_asks_for_one_task_and_submits_the_table(name: str) -> None:
+    asked = dict(option.split("=") for option in options(TABLE_FILES[name]))
+    assert asked.pop("--output") == "slurm-%x-%j.log"
+    assert asked == {"--job-name": f"{name}-submit", "--nodes": "1", "--ntasks": "1", "--time": "15"}
+    text = TABLE_FILES[name].read_text()
+    assert text.endswith(f'\nexec python -m scripts.reproduce table={name} launcher=slurm "$@"\n')
+    table = load_table(name)
+    (part,) = re.findall(rf"^#   sbatch slurm/{name}.sbatch rows=(\S+) seeds=(\S+) ", text, re.MULTILINE)
+    known = {cell.row.name for cell in table.cells(Path("runs"))}
+    assert {row.split("/")[0] for row in part[0].split(",")} <= known
+    assert set(map(int, part[1].split(","))) <= set(table.seeds)
+
+
+def test_a_tables_file_runs_scripts_reproduce(tmp_path: Path, program) -> None:
+    """Nodes follow from the row: 4 GPUs on each, 8 where there are 64."""
+    program("squeue", "")
+    path = f"{tmp_path}/bin:{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {"PATH": path, "VENV": "", "SLURM_SUBMIT_DIR": str(ROOT)}
+    rows = "rows=allreduce_8,sgp_32,decent_aer_64"
+    command = ["bash", "slurm/figure6_runs.sbatch", rows, "seeds=2", f"runs={tmp_path}", "--dry-run"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    lines = [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith("#")]
+    asked = [(line[-2], *[option for option in line if re.match("--(nodes|gpus-per-node)", option)]) for line in lines]
+    assert asked == [
+        ("seed=2", "--gpus-per-node=4", "--nodes=2"),
+        ("seed=2", "--gpus-per-node=4", "--nodes=8"),
+        ("seed=2", "--gpus-per-node=8", "--nodes=8"),
+    ]
+
+
+@pytest.mark.parametrize("name", BENCHMARK_FILES)
+def test_a_benchmarks_file_runs_it_on_all_ranks(name: str, program, tmp_path: Path) -> None:
+    """Its arguments are known to the benchmark, and the user's take precedence."""
+    program("srun", '#!/bin/sh\nprintf "%s\\n" "$@" >"$CALLS"; exit 3', raw=True)
+    file = ROOT / "slurm" / f"{name}.sbatch"
+    assert {"--nodes=4", "--gpus-per-node=4"} <= set(options(file))
+    environment = os.environ | VARIABLES | {"VENV": "", "SLURM_SUBMIT_DIR": str(ROOT), "CALLS": f"{tmp_path}/calls"}
+    environment["PATH"] = f"{tmp_path}/bin:{Path(sys.executable).parent}:{environment['PATH']}"
+    done = subprocess.run(
+        ["bash", str(file), "output=mine"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
     )
-
-
-@pytest.mark.parametrize("workers", [4, 8, 16, 32])
-def test_servers_of_eight_gpus_are_nodes(workers: int) -> None:
-    """arXiv 2110.13363: a server of 8 GPUs is a node of the graph."""
-    text = (FOLDER / "exponential" / f"ring_{workers}.sbatch").read_text()
-    assert f"#SBATCH --nodes={workers}\n" in text
-    assert "#SBATCH --gpus-per-node=8\n" in text
+    assert done.returncode == 3, done.stderr
+    arguments = (tmp_path / "calls").read_text().splitlines()
+    module, *keys = arguments[arguments.index("slurm.rank") + 1 :]
+    parsed = parse(import_module(module).BenchArguments, keys, module, "")
+    assert parsed.output == "mine"
 
 
 @pytest.mark.parametrize("file", sorted(CLUSTERS.iterdir()), ids=lambda file: file.name)
@@ -95,8 +139,11 @@ def test_the_allocation_is_read_from_slurms_variables() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"SLURM_TASKS_PER_NODE": "2(x3),1"}, r"2\(x3\),1; expected as many on each"),
-        ({"SLURM_GPUS": "a40:6", "SLURM_GPUS_ON_NODE": "2"}, "--gpus=6 on 4 nodes, 2 on the first"),
+        ({"SLURM_TASKS_PER_NODE": "2(x3),1"}, r"2\(x3\),1; expected equal nodes"),
+        (
+            {"SLURM_GPUS": "a40:6", "SLURM_GPUS_ON_NODE": "2"},
+            "--gpus=6 on 4 nodes, 2 on the first: expected equal nodes",
+        ),
     ],
 )
 def test_nodes_that_are_not_alike_are_refused(more: dict[str, str], message: str) -> None:
@@ -108,18 +155,34 @@ def test_nodes_that_are_not_alike_are_refused(more: dict[str, str], message: str
 
 def test_one_torchrun_for_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SRUN_OPTIONS", "--container-image='my image'")
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    command = Allocation.read(VARIABLES).training_command("gpt2", ["seed=2"], "3")
+    command = Allocation.read(VARIABLES).torchrun("gpt2.train", ["seed=2"], "3")
     assert command[0] == "srun"
     assert {"--nodes=4", "--ntasks=4", "--ntasks-per-node=1", "--container-image=my image"} <= set(command)
     after = command[command.index("slurm/node.sh") + 1 :]
     assert {"--nnodes=4", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-id=7.3"} <= set(after)
-    assert after[-6:] == ["-m", "slurm.rank", "gpt2", "seed=2", "training.threads=16", "resume=true"]
-    own = Allocation.read(VARIABLES).training_command("gpt2", ["resume=false", "training.threads=3"], "0")
-    assert own[-2:] == ["resume=false", "training.threads=3"]
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    with_gpus = Allocation.read(VARIABLES | {"SLURM_GPUS_ON_NODE": "8"}).training_command("gpt2", [], "0")
-    assert {"--gpus-per-node=8", "--nproc-per-node=8", "training.threads=4"} <= set(with_gpus)
+    assert after[-4:] == ["-m", "slurm.rank", "gpt2.train", "seed=2"]
+    with_gpus = Allocation.read(VARIABLES | {"SLURM_GPUS_ON_NODE": "8"}).torchrun("gpt2.train", [])
+    assert {"--gpus-per-node=8", "--nproc-per-node=8"} <= set(with_gpus)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "omp", "expected"),
+    [
+        (["seed=2"], "", ["seed=2", "training.threads=16", "resume=true"]),
+        (["seed=2"], "4", ["seed=2", "training.threads=4", "resume=true"]),
+        (["resume=false", "training.threads=3"], "", ["resume=false", "training.threads=3"]),
+    ],
+)
+def test_a_job_shares_out_cpus_and_resumes(
+    tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch, overrides: list[str], omp: str, expected: list[str]
+) -> None:
+    program("srun", "")
+    program("scontrol", "", fails=True)
+    monkeypatch.setenv("OMP_NUM_THREADS", omp)
+    monkeypatch.setattr("slurm.job.signal.signal", lambda *_: None)
+    with (tmp_path / "log").open("ab", buffering=0) as log:
+        Attempt(Allocation.read(VARIABLES), "gpt2", overrides, tmp_path, log).run()
+    assert shlex.join(["slurm.rank", "gpt2.train", *expected]) + "\n" in (tmp_path / "log").read_text()
 
 
 def test_srun_is_told_what_the_job_was_not_asked_for(monkeypatch: pytest.MonkeyPatch, program) -> None:
@@ -136,13 +199,26 @@ def test_srun_is_told_what_the_job_was_not_asked_for(monkeypatch: pytest.MonkeyP
     assert Allocation.read(VARIABLES).environment()["RENDEZVOUS_PORT"] == "29500"
 
 
-def test_what_the_user_adds_wins_and_the_report_runs_where_the_runs_do() -> None:
+def test_what_the_user_adds_takes_precedence_and_the_report_runs_where_the_runs_do() -> None:
     cluster = Cluster.load("t4_4x8", "-p gpu --account=physics --gpus-per-node 4 --exclusive")
     assert cluster.for_ranks(32) == (
         "--gpus-per-node=4", "--account=physics", "--partition=gpu",
         "--cpus-per-gpu=16", "--mem-per-gpu=64G", "--exclusive", "--nodes=8",
     )  # fmt: skip
     assert cluster.for_report("-p cpu") == ("--account=physics", "--partition=gpu", "-p", "cpu")
+
+
+def test_a_jobs_account_and_partition_hold_for_the_jobs_that_it_submits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("ACCOUNT", "PARTITION", "QOS", "RESERVATION"):
+        monkeypatch.setenv(f"SLURM_JOB_{name}", f"my_{name.lower()}")
+    inherited = ("--account=my_account", "--partition=my_partition", "--qos=my_qos", "--reservation=my_reservation")
+    assert Cluster.load("a40_4x4").for_report(None) == inherited
+    assert set(inherited) < set(Cluster.load("a40_4x4").for_ranks(4))
+    (tmp_path / "mine").write_text("--partition=gpu\n--qos=long\n")
+    chosen = Cluster.load(str(tmp_path / "mine"), "-q short").for_report(None)
+    assert chosen == ("--account=my_account", "--partition=gpu", "--qos=short", "--reservation=my_reservation")
 
 
 def test_an_array_element_takes_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +278,9 @@ def test_what_a_cluster_needs_may_use_variables_that_are_not_set(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "file", ["train.sbatch", "report.sbatch", "node.sh", "environment.sh", "local/up.sh", "local/down.sh"]
+    "file",
+    [file for file in (ROOT / "slurm").rglob("*") if file.suffix in (".sbatch", ".sh")],
+    ids=lambda file: file.name,
 )
-def test_shell_files_parse(file: str) -> None:
-    subprocess.run(["bash", "-n", str(ROOT / "slurm" / file)], check=True)
+def test_shell_files_parse(file: Path) -> None:
+    subprocess.run(["bash", "-n", str(file)], check=True)

@@ -1,5 +1,6 @@
 """Jobs on a real Slurm: several nodes, requeue, scancel."""
 
+import csv
 import json
 import re
 import subprocess
@@ -13,8 +14,11 @@ from omegaconf import OmegaConf
 
 from common.report.definitions import ROOT
 from slurm import starts
+from slurm.cluster import CLUSTERS
 from tests.slurm.conftest import FOUR_GPUS, FOUR_RANKS, Slurm
 from tests.slurm.runs import MIDDLE, RUN, metrics, reached, status
+
+pytestmark = pytest.mark.slow  # on a real Slurm
 
 
 def small_gpt2(folder: Path) -> list[str]:
@@ -63,21 +67,41 @@ def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path, task: str, o
     assert status(run) == "finished"
 
 
-def test_a_rows_file_trains_on_a_part_of_its_cluster(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_row_trains_on_a_part_of_its_cluster(slurm: Slurm, tmp_path: Path) -> None:
     """With all other options of the preset, and values that a shell would split or expand."""
     run = tmp_path / "a run [1]"
+    preset = [line for line in (CLUSTERS / "t4_4x8").read_text().splitlines() if not line.startswith("#")]
     size = ["data=digits", "~data.train_crop", "~data.resize", "~data.validation_crop", "model=resnet_digits"]
     size += ["model.width=2", "workers.count=4", "workers.per_host=2", "training.batch_size=128", "training.device=cpu"]
     size += ["training.precision=fp32", "training.compile=false", "training.epochs=2", "schedule.warmup=1"]
     own = ["seed=2", "optimizer.betas=[0.9, 0.95]", "name='two words, $HOME and *'", f"run_dir='{run}'"]
     few = "--export=PATH,HOME,VENV,SLURM_CONF,OMP_NUM_THREADS"  # srun would pass on only these, too
-    job = slurm.sbatch(*FOUR_GPUS, few, "slurm/table3/accumadam_aer.sbatch", *size, *own)
+    row = ["slurm/train.sbatch", "cnn", "experiment=table3/accumadam_aer"]
+    job = slurm.sbatch(*preset, *FOUR_GPUS, few, *row, *size, *own)
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)
     config = OmegaConf.load(run / "config.yaml")
     assert (config.name, config.optimizer.betas) == ("two words, $HOME and *", [0.9, 0.95])
     assert (config.workers.count, config.optimizer.name, config.training.threads) == (4, "accumadam", 1)
     assert "--cpus-per-task=32 --gpus-per-node=2" in slurm.log(job)
     assert slurm.field(job, "CpusPerTres") == "gres:gpu:16"
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "table"),
+    [
+        ("table1", ["iterations=2", "tensor_mb=0.1", "topologies=allreduce,aer"], "communication.csv"),
+        ("figure6", ["steps=2", "blocks=2", "compute_ms=40", "methods=allreduce,decent_aer"], "scaling.csv"),
+    ],
+)
+def test_a_benchmark_measures_the_nodes_of_its_job(
+    slurm: Slurm, tmp_path: Path, name: str, keys: list[str], table: str
+) -> None:
+    without_gpus = ["--gpus-per-node=0", "--cpus-per-gpu=1"]
+    job = slurm.sbatch(*FOUR_RANKS, *without_gpus, f"slurm/{name}.sbatch", *keys, f"output={tmp_path}")
+    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+    rows = list(csv.DictReader((tmp_path / table).open()))
+    assert [row["topology"] for row in rows] == [{"table1": "allreduce", "figure6": "complete"}[name], "aer"]
+    assert {(row["workers"], row["hosts"], row["ranks_per_host"]) for row in rows} == {("4", "2", "2")}
 
 
 def test_two_nodes_of_two_ranks_with_overrides(slurm: Slurm, tmp_path: Path, uninterrupted) -> None:

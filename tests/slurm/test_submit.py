@@ -2,14 +2,16 @@
 
 import json
 import shlex
+import time
 from pathlib import Path
 
 import pytest
 
 from common.report.registry import Table, load_table
 from scripts.reproduce import main
-from slurm.submit import ended, folder, submitted
-from tests.slurm.fakes import started
+from slurm.queue import ended, folder, submitted
+from slurm.submit import sized
+from tests.slurm.fakes import VARIABLES, started
 
 
 def test_what_slurm_has_is_not_submitted_again(tmp_path: Path, program, caplog: pytest.LogCaptureFixture) -> None:
@@ -25,7 +27,7 @@ def test_what_slurm_has_is_not_submitted_again(tmp_path: Path, program, caplog: 
         f"5 0 PENDING /home/me/slurm/train.sbatch --cells {file}",
         f"6 0 RUNNING /home/me/slurm/train.sbatch --cells {tmp_path}/elsewhere.jsonl",
         f"7 0 RUNNING /home/me/slurm/train.sbatch --cells {file.parent}/removed.jsonl",
-        f"9 N/A RUNNING /home/me/slurm/table3/{second.row.name}.sbatch seed={second.seed}",
+        f"9 N/A RUNNING /home/me/slurm/train.sbatch cnn seed={second.seed}",
         "10 N/A RUNNING (null)",
         "11 N/A RUNNING ",
     ]
@@ -53,6 +55,7 @@ def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Table:
 
 SBATCH = """#!/bin/sh
 printf '%s\\n' "$*" >>"$CALLS"
+env >"$CALLS.environment"
 case "$*" in
 *--test-only*) exit 0 ;;
 *report.sbatch*) [ -z "$REFUSE" ] || { echo "sbatch: error: $REFUSE" >&2; exit 1; }; echo 12 ;;
@@ -61,19 +64,24 @@ esac
 """
 
 
-@pytest.mark.parametrize("refuse", ["", "Requested partition needs GPUs"])
-def test_a_table_is_an_array_and_a_report(
-    table: Table, tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch, capsys, refuse: str
-) -> None:
-    """If Slurm refuses the report, the runs stay."""
+@pytest.fixture
+def calls(tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which a Slurm that has nothing to do notes the arguments of each sbatch."""
     program("squeue", "")
     program("sbatch", SBATCH, raw=True)
-    program("scancel", 'echo "scancel $*" >>"$CALLS"', raw=True)
     monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    return tmp_path / "calls"
+
+
+@pytest.mark.parametrize("refuse", ["", "Requested partition needs GPUs"])
+def test_a_table_is_an_array_and_a_report(
+    table: Table, tmp_path: Path, calls: Path, monkeypatch: pytest.MonkeyPatch, capsys, refuse: str
+) -> None:
+    """If Slurm refuses the report, the runs stay."""
     monkeypatch.setenv("REFUSE", refuse)
     options = ["sbatch=-p gpu --ntasks-per-node=2", "report_sbatch=--partition=cpu"]
     assert main(["table=quickstart", "launcher=slurm", *options]) == (1 if refuse else 0)
-    tested, array, report = (tmp_path / "calls").read_text().splitlines()
+    tested, array, report = calls.read_text().splitlines()
     rows = len(table.rows)
     file = Path(shlex.split(array)[-1])
     assert tested == "--test-only --ntasks-per-node=2 --partition=gpu --cpus-per-task=2 --nodes=2 slurm/train.sbatch"
@@ -91,11 +99,95 @@ def test_a_table_is_an_array_and_a_report(
     assert ("\nsbatch --dependency=afterany:11" in err) == bool(refuse)
 
 
+def test_rows_and_seeds_are_submitted_by_their_number_of_nodes(tmp_path: Path, calls: Path, capsys) -> None:
+    part = ["rows=ring_8,ring_4,torus_4", "seeds=[2,9]", f"runs={tmp_path}/runs"]
+    assert main(["table=exponential", "launcher=slurm", *part]) == 0
+    *tested, small, large, report = calls.read_text().splitlines()
+    assert len(tested) == 2
+    asked = "--gpus-per-node=8 --cpus-per-gpu=5 --nodes={} slurm/train.sbatch --cells "
+    assert small.startswith("--parsable --array=0-3 --job-name=exponential ")
+    assert asked.format(4) in small
+    assert large.startswith("--parsable --array=0-1 --job-name=exponential ")
+    assert asked.format(8) in large
+    for array, rows in ((small, ["ring_4", "torus_4"]), (large, ["ring_8"])):
+        cells = [json.loads(line) for line in Path(array.split()[-1]).read_text().splitlines()]
+        folders = [f"run_dir={tmp_path}/runs/exponential/{row}/seed_{seed}" for row in rows for seed in (2, 9)]
+        assert [cell[-1] for cell in cells] == folders
+        assert [cell[-2] for cell in cells] == ["seed=2", "seed=9"] * len(rows)
+    assert "--dependency=afterany:11:11" in report
+    out = capsys.readouterr().out
+    assert out.startswith("# seeds that the table does not count: 9; its own are 1, 2, 3\n")
+    assert "0 of 6 finished, 0 with Slurm, 6 to submit\nsubmitted: 11, 11\nthen: 12, " in out
+
+
+def test_a_job_that_submits_hands_on_its_account_but_not_its_own_size(
+    table: Table, calls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As slurm/<table>.sbatch does."""
+    own = VARIABLES | {"SLURM_MEM_PER_NODE": "1000", "SLURM_JOB_ACCOUNT": "physics", "SLURM_JOB_PARTITION": "gpu"}
+    for name, value in (own | {"SLURM_CONF": "/etc/mine.conf"}).items():
+        monkeypatch.setenv(name, value)
+    assert main(["table=quickstart", "launcher=slurm"]) == 0
+    lines = calls.read_text().splitlines()
+    assert len(lines) == 3
+    assert all("--account=physics --partition=gpu" in line for line in lines)
+    handed_on = Path(f"{calls}.environment").read_text().splitlines()
+    assert [line for line in handed_on if line.startswith("SLURM")] == ["SLURM_CONF=/etc/mine.conf"]
+
+
+def test_rows_of_one_table_may_need_different_clusters() -> None:
+    """A row's own preset replaces its table's; cluster=... replaces both."""
+    table = load_table("figure6_runs").model_copy(update={"seeds": (1,)})
+    cells = [cell for cell in table.cells(Path("runs")) if cell.row.name in ("allreduce_32", "allreduce_64")]
+    sizes = [[o for o in options if o.startswith(("--nodes", "--gpus"))] for options in sized(table, cells, None, None)]
+    assert sizes == [["--gpus-per-node=4", "--nodes=8"], ["--gpus-per-node=8", "--nodes=8"]]
+    (both, _) = sized(table, cells, "v100_4x8", None).items()
+    assert "--cpus-per-gpu=5" in both[0]
+
+
+def commands_of(table: Table, capsys) -> tuple[list[str], str]:
+    """The commands that a dry run shows, and its one comment on the queue."""
+    assert main(["table=quickstart", "launcher=slurm", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (comment,) = [line for line in lines if "queue" in line]
+    assert lines[-1] == f"# 0 of {len(table.rows)} finished, 0 with Slurm, {len(table.rows)} to submit"
+    return [line for line in lines if not line.startswith("#")], comment
+
+
 def test_commands_are_shown_without_slurm(table: Table, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("PATH", "")
-    assert main(["table=quickstart", "launcher=slurm", "--dry-run"]) == 0
-    commands = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    commands, comment = commands_of(table, capsys)
     assert len(commands) == len(table.rows)
     assert all(line.startswith("sbatch --ntasks-per-node=1 --cpus-per-task=2 --nodes=4 slurm/") for line in commands)
+    assert "squeue is not installed here" in comment
     assert main(["table=quickstart", "launcher=slurm"]) == 2
     assert "squeue is not installed here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("squeue", "reason"),
+    [
+        (
+            "#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n",
+            "Unable to contact",
+        ),
+        ("#!/bin/sh\nexec sleep 60\n", "no answer within 0.5 s"),
+    ],
+)
+def test_commands_are_shown_where_no_slurm_answers(
+    table: Table, program, monkeypatch: pytest.MonkeyPatch, capsys, squeue: str, reason: str
+) -> None:
+    """Nor is it asked how the last jobs ended."""
+    for name in ("squeue", "sacct", "scontrol"):
+        program(name, squeue, raw=True)
+    started(next(table.cells(Path("runs"))).run_dir, "7")
+    monkeypatch.setattr("scripts.reproduce.DRY_RUN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("slurm.queue.TIMEOUT_S", 0.5)
+    begin = time.monotonic()
+    commands, comment = commands_of(table, capsys)
+    assert len(commands) == len(table.rows)
+    assert comment.startswith("# the queue could not be asked: squeue --me")
+    assert reason in comment
+    assert time.monotonic() < begin + 30
+    assert main(["table=quickstart", "launcher=slurm"]) == 2
+    assert reason in capsys.readouterr().err

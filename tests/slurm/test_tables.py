@@ -9,50 +9,68 @@ from pathlib import Path
 import pytest
 
 from common.report.definitions import ROOT
-from slurm.rows import made
+from common.report.registry import load_table, table_names
+from slurm.submit import sized
 from tests.slurm.conftest import Slurm
+
+pytestmark = pytest.mark.slow  # on a real Slurm
 
 TABLE = """
 title: "Jobs"
 task: cnn
 runs: jobs
-seeds: [1]
+seeds: [1, 2]
 overrides: [experiment=quickstart, training.steps=40, model.width=2, workers.count=2]
 rows:
   - {name: good, method: AllReduce, topology: complete, overrides: [parallel=allreduce, optimizer=adam]}
   - {name: bad, method: DAdam, topology: aer, overrides: [topology=aer, optimizer=adam, optimizer.lr=1e30]}
+  - {name: other, method: Adam, topology: ring, overrides: [topology=ring, optimizer=adam]}
 """
 
 
-def test_a_table_is_built_from_the_rows_that_did_not_fail(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_part_of_a_table_is_trained_and_the_table_is_built_from_what_did_not_fail(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    """sbatch slurm/<table>.sbatch rows=... seeds=..., then the same from outside of a job."""
     copy = tmp_path / "repository"  # a table is a file in results/definitions/tables, which a test does not write to
-    for name in ("cnn", "common", "configs", "slurm", "scripts"):
+    for name in ("cnn", "common", "configs", "slurm", "scripts", "results/definitions", "results/paper"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "results" / "definitions" / "tables" / "jobs.yaml").write_text(TABLE)
-    submit = [sys.executable, "-m", "scripts.reproduce", "table=jobs", "launcher=slurm", f"runs={tmp_path}/runs"]
+    text = (copy / "slurm" / "table3.sbatch").read_text()
+    (copy / "slurm" / "jobs.sbatch").write_text(text.replace("table=table3", "table=jobs"))
+    part = ["seeds=2", "sbatch=--ntasks-per-node=2", f"runs={tmp_path}/runs"]
+
+    def submit(*arguments: str) -> str:
+        """Submit from the copy's root; return the job's id."""
+        return slurm.sbatch("--partition=spot", "slurm/jobs.sbatch", *arguments, folder=copy)
 
     def call(*more: str) -> str:
-        done = subprocess.run(
-            [*submit, *more], cwd=copy, env=slurm.environment, capture_output=True, text=True, timeout=120, check=False
-        )
+        command = [sys.executable, "-m", "scripts.reproduce", "table=jobs", "launcher=slurm", "rows=good,bad", *part]
+        done = slurm.call(*command, *more, folder=copy, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    answer = call("sbatch=--ntasks-per-node=2")
-    assert "2 to submit" in answer
-    report = answer.split("\nthen: ")[1].split(",")[0]
-    again = call("sbatch=--ntasks-per-node=2")
+    wrong = submit("rows=god", *part)
+    job = submit("rows=good,bad", *part)
+    assert slurm.wait(wrong) == "FAILED"
+    assert "error: rows=god: unknown; did you mean 'good'?" in slurm.log(wrong)
+    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+    array, report = re.search(r"2 to submit\nsubmitted: (\d+)\nthen: (\d+), which", slurm.log(job)).groups()
+    assert slurm.field(array, "Partition") == slurm.field(report, "Partition") == "spot"
+    again = call()
     assert "2 with Slurm, 0 to submit" in again
     assert slurm.wait(report) == "COMPLETED"
     table = (copy / "results" / "tables" / "jobs.md").read_text()
-    assert "1 of 2 finished" in table
-    assert "bad seed 1: not finished: status 'failed'" in table
-    plan = call("sbatch=--ntasks-per-node=2", "--dry-run")
-    assert "good seed 1: finished" in plan
+    assert "1 of 6 finished" in table
+    assert "bad seed 2: not finished: status 'failed'" in table
+    folders = {f"{run.parent.name}/{run.name}" for run in (tmp_path / "runs" / "jobs").glob("*/seed_*")}
+    assert folders == {"good/seed_2", "bad/seed_2"}
+    plan = call("--dry-run")
+    assert "good seed 2: finished" in plan
     assert (
         "\nsbatch --ntasks-per-node=2 --cpus-per-task=2 --nodes=1 slurm/train.sbatch cnn experiment=quickstart" in plan
     )
-    assert "bad seed 1: failed; its last job: failed (job" in plan
+    assert "bad seed 2: failed; its last job: failed (job" in plan
     assert "1 of 2 finished, 0 with Slurm, 1 to submit" in plan
 
 
@@ -76,12 +94,16 @@ def test_what_the_cluster_cannot_give_is_refused_at_submission(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_slurm_takes_the_files_of_rows_that_fit_and_refuses_the_others(slurm: Slurm) -> None:
+def test_slurm_takes_the_jobs_of_tables_that_fit_and_refuses_the_others(slurm: Slurm) -> None:
     """The local Slurm claims to have 4 nodes of 8 GPUs."""
-    for file in made():
-        nodes = int(re.search(r"--nodes=(\d+)", file.read_text())[1])
-        done = slurm.call("sbatch", "--test-only", str(file), "seed=2", check=False)
-        assert (done.returncode == 0) == (nodes <= 4), (file, done.stderr)
+    for file in sorted((ROOT / "slurm").glob("*.sbatch")):
+        slurm.call("sbatch", "--test-only", str(file))
+    for table in (load_table(name) for name in table_names()):
+        first_seed = [cell for cell in table.cells(Path("runs")) if cell.seed == table.seeds[0]]
+        for options in sized(table, first_seed, None, None) if table.cluster else []:
+            nodes = int(re.search(r"--nodes=(\d+)", " ".join(options))[1])
+            done = slurm.call("sbatch", "--test-only", *options, "slurm/train.sbatch", check=False)
+            assert (done.returncode == 0) == (nodes <= 4), (table.name, options, done.stderr)
 
 
 def test_a_second_slurm_and_a_folder_with_other_things_are_refused(slurm: Slurm, tmp_path: Path) -> None:
