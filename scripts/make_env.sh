@@ -64,7 +64,7 @@ pass_on() {  # UV_VARIABLE pip-setting separator-of-several-values
 }
 uv=""
 if $pip install --quiet --constraint constraints.txt uv; then
-  uv=".venv/bin/python -m uv pip install --quiet --python .venv/bin/python"
+  uv=".venv/bin/python -m uv pip install --quiet --compile-bytecode --python .venv/bin/python"
   pass_on UV_FIND_LINKS find-links ,
   pass_on UV_DEFAULT_INDEX index-url " "
   pass_on UV_INDEX extra-index-url " "
