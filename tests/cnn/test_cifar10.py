@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, np.ndarray]]:
-    """A folder with a small CIFAR-10 whose checksums torchvision knows; rows of pixels by file."""
+    """Return a folder with a small CIFAR-10 whose checksums torchvision accepts, and each file's rows of pixels."""
     folder, random = tmp_path / "data" / "cifar-10-batches-py", np.random.default_rng(0)
     folder.mkdir(parents=True)
     rows = {name: random.integers(0, 256, (PER_FILE, 3072), dtype=np.uint8) for name in [*TRAIN, "test_batch"]}

@@ -26,7 +26,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refused(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """The message of a configuration that is refused, one line."""
+    """Return the one-line message with which a configuration is refused."""
     capsys.readouterr()
     assert launch("cnn", [*SHORT, *arguments]) == 2
     error = capsys.readouterr().err

@@ -33,7 +33,7 @@ needs_ffcv = pytest.mark.skipif(find_spec("ffcv") is None, reason=NO_FFCV)
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both kinds of files; the .beton files hold the very pixels."""
+    """Return a folder with both kinds of files; the .beton files hold the exact pixels."""
     folder = tmp_path_factory.mktemp("images")
     write_tree(folder / "train", TRAIN, seed=0)
     write_tree(folder / "val", VALIDATION, seed=1)
@@ -57,7 +57,7 @@ def opened(tree: Path) -> dict[str, ImageFolderData]:
 
 
 def draw(batches: Iterable[Batch]) -> list[tuple[Tensor, Tensor]]:
-    """Copies: a batch is valid until the next one is drawn."""
+    """Return copies of all batches: each is valid only until the next one is drawn."""
     return [(images.clone(), labels.clone()) for images, labels in batches]
 
 

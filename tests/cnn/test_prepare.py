@@ -24,7 +24,7 @@ needs_ffcv = pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not i
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A folder with train/ and val/."""
+    """Return a folder with train/ and val/."""
     for seed, name in enumerate(("train", "val")):
         write_tree(tmp_path / "source" / name, CLASSES, seed)
     return tmp_path / "source"
@@ -35,7 +35,7 @@ def run(*arguments: str, code: int = 0) -> None:
 
 
 def stored(folder: Path, name: str) -> list[tuple[np.ndarray, int]]:
-    """What lies in a .beton file, read with FFCV's own loader; the images must have one size."""
+    """Return the images and labels of a .beton file, read with FFCV's loader; the images must have one size."""
     from cnn.images.ffcv_import import torch_threads_kept
 
     with torch_threads_kept():

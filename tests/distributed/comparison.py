@@ -1,4 +1,4 @@
-"""Real processes against the simulator."""
+"""Comparison of real processes with the simulator."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ RTOL, ATOL = 2e-5, 2e-6  # float32 sums taken in another order, over some 20 ste
 def assert_same(
     got: dict[str, np.ndarray], expected: dict[str, np.ndarray], what: str = "", rtol: float = 0, atol: float = 0
 ) -> None:
-    """Two snapshots are equal, bit for bit unless tolerances are given."""
+    """Check that two snapshots are equal, bit for bit unless tolerances are given."""
     assert got.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(got[name], value, rtol, atol, err_msg=f"{what} {name}")
@@ -24,9 +24,9 @@ def assert_same(
 def assert_equal_to_simulator(
     n: int, scenarios: Sequence[Scenario], rtol: float = RTOL, atol: float = ATOL, backend: str | None = "gloo"
 ) -> list[list[dict]]:
-    """Every rank's parameters, buffers, mean model, consensus distance and byte counts equal the simulator's.
+    """Check every rank's parameters, buffers, mean model, consensus distance and byte counts against the simulator's.
 
-    Returns the results of the processes, by rank and scenario.
+    Return the results of the processes, by rank and scenario.
     """
     real = run_processes(in_process, n, scenarios, backend=backend)
     for index, scenario in enumerate(scenarios):

@@ -10,12 +10,12 @@ def mlp() -> nn.Module:
 
 
 def aligned() -> nn.Module:
-    """One weight of 16 x 16 and one of 3 x 16: 1,216 bytes with no padding."""
+    """Return a model with one weight of 16 x 16 and one of 3 x 16: 1,216 bytes with no padding."""
     return nn.Sequential(nn.Linear(16, 16, bias=False), nn.Tanh(), nn.Linear(16, 3, bias=False))
 
 
 def conv_bn() -> nn.Module:
-    """Inputs [3, 6, 6]; convolutions in channels_last, BatchNorm statistics."""
+    """Return a model with convolutions in channels_last and BatchNorm statistics; inputs [3, 6, 6]."""
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 6, 2), nn.Flatten(), nn.Linear(54, 3)
     )

@@ -22,10 +22,11 @@ PRELOAD += ["common.simulate", "common.training.launch", "cnn.task", *TASK.late_
 def run_processes(
     function: Callable[..., Any], n: int, *args: Any, timeout: float = 120.0, backend: str | None = "gloo"
 ) -> list[Any]:
-    """Call `function(rank, n, *args)` in n processes with a gloo group; results in rank order.
+    """Call `function(rank, n, *args)` in n processes with a gloo group; return the results in rank order.
 
-    backend: as the user names it; None leaves it to PyTorch, which takes gloo on a CPU and then calls it "undefined".
-    Fails with every traceback if any process raises, dies or outlasts `timeout` seconds. No process survives.
+    backend: as the user names it; None leaves it to PyTorch, which takes gloo on a CPU and then calls it "undefined"
+
+    Fail with every traceback if any process raises, dies or outlasts `timeout` seconds. No process survives.
     """
     outcomes = collect(function, n, args, timeout, backend)
     failures = [f"--- rank {rank} ---\n{result}" for rank, (ok, result) in enumerate(outcomes) if not ok]
@@ -36,7 +37,7 @@ def run_processes(
 def collect(
     function: Callable[..., Any], n: int, args: tuple, timeout: float = 120.0, backend: str | None = "gloo"
 ) -> list[tuple[bool, Any]]:
-    """As run_processes, but returns (ok, result or traceback text) for each rank."""
+    """Do as `run_processes`, but return (ok, result or traceback text) for each rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     outcomes: list[tuple[bool, Any]] = [(False, "no answer (died or timed out)")] * n

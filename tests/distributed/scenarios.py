@@ -69,7 +69,7 @@ class Scenario:
         return [OPTIMIZERS[name](parameters[i * size : (i + 1) * size]) for i, name in enumerate(names)]
 
     def batch(self, rank: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Batch number `index` of a rank, a function of the two alone."""
+        """Return batch number `index` of a rank; it depends on nothing else."""
         generator = torch.Generator().manual_seed(1 + rank + 100 * index)
         return torch.randn(8, *self.inputs, generator=generator), torch.randn(8, 3, generator=generator)
 
@@ -127,7 +127,7 @@ class Training:
         return self
 
     def results(self) -> list[dict[str, Any]]:
-        """What there is to compare, for each worker in this process."""
+        """Return what is compared, for each worker in this process."""
         results = []
         for model in self.models:
             distance, counters = model.consensus_distance(), replace(model.counters)
@@ -139,7 +139,7 @@ class Training:
 
 
 def wrap(module: nn.Module, scenario: Scenario) -> DataParallel:
-    """The module in its parallel form on this rank."""
+    """Return the module in its parallel form on this rank."""
     if scenario.method == "allreduce":
         return AllReduceDataParallel(module, **{"timeout_s": 30} | scenario.options)
     return DecentralizedDataParallel(
@@ -155,12 +155,12 @@ def wrap(module: nn.Module, scenario: Scenario) -> DataParallel:
 
 
 def real(rank: int, scenario: Scenario) -> Training:
-    """The scenario on this rank, from parameters of its own: rank 0's must reach everybody."""
+    """Begin the scenario on this rank, with other parameters than other ranks: rank 0's must reach everybody."""
     return Training(scenario, [wrap(scenario.build(seed=7 + rank), scenario)], [[rank]])
 
 
 def simulated(n: int, scenario: Scenario) -> Training:
-    """The scenario on n simulated workers."""
+    """Begin the scenario on n simulated workers."""
     replicas = simulate(
         scenario.build(),
         n,
@@ -177,7 +177,7 @@ def simulated(n: int, scenario: Scenario) -> Training:
 
 
 def in_process(rank: int, n: int, scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:
-    """Results of the scenarios on this rank; to be called by run_processes."""
+    """Return the results of the scenarios on this rank; to be called by `run_processes`."""
     results = []
     for scenario in scenarios:
         training = real(rank, scenario).run(range(scenario.steps))
@@ -187,12 +187,12 @@ def in_process(rank: int, n: int, scenarios: Sequence[Scenario]) -> list[dict[st
 
 
 def in_simulation(n: int, scenario: Scenario) -> list[dict[str, Any]]:
-    """Results of the same training on simulated workers, one for each of n ranks."""
+    """Return the results of the same training on simulated workers, one for each of n ranks."""
     k = scenario.ranks_per_worker
     results = simulated(n // k, scenario).run(range(scenario.steps)).results()
     return [results[rank // k] for rank in range(n)]
 
 
 def snapshot(module: nn.Module) -> dict[str, np.ndarray]:
-    """The module's state as float64 arrays (which hold the bits of any narrower dtype)."""
+    """Return the module's state as float64 arrays (which hold the bits of any narrower dtype)."""
     return {name: tensor.detach().double().numpy().copy() for name, tensor in module.state_dict().items()}

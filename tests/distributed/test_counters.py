@@ -16,7 +16,7 @@ STEPS = 6
 BASE = Scenario(
     model=models.aligned, inputs=(16,), optimizer="momentum", steps=STEPS, options={"bucket_mb": 640 / 2**20}
 )
-QUARTER = BASE.options | {"bucket_mb": 160 / 2**20}  # of a message: an all-reduce of four cuts a bucket into so many
+QUARTER = BASE.options | {"bucket_mb": 160 / 2**20}  # of a message: an all-reduce of four ranks cuts a bucket into four
 # On each of 4 ranks, after 6 steps: bytes, messages
 EXPECTED: list[tuple[Scenario, float, int]] = [
     (replace(BASE, topology="ring"), STEPS * 2 * S, STEPS * 2 * BUCKETS),

@@ -61,7 +61,7 @@ def test_dmsgd_with_features(optimizer: str) -> None:
 
 
 @pytest.mark.parametrize("n", [4, pytest.param(8, marks=pytest.mark.slow)])
-def test_hosts_of_two_ranks(n: int) -> None:
+def test_hosts_of_two_workers(n: int) -> None:
     """Every host averages inside, shards travel between hosts: by send and receive, or by all-reduce ("complete")."""
     aer = replace(BASE, topology="aer", workers_per_host=2)
     complete = replace(BASE, topology="complete", workers_per_host=n // 4 * 2)
@@ -84,7 +84,7 @@ def stage_threads(rank: int, n: int, scenario: Scenario) -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("gossip-stage")]
 
 
-def test_hosts_of_three_ranks() -> None:
+def test_hosts_of_three_workers() -> None:
     """Pieces of a bucket are of different sizes, the last may be empty."""
     aer = replace(BASE, topology="aer", workers_per_host=3)
     assert_equal_to_simulator(
@@ -179,7 +179,7 @@ def test_allreduce(n: int) -> None:
 
 
 def dawdling(rank: int, n: int, scenarios: Sequence[Scenario]) -> list[dict]:
-    """Every rank is late by another time in every step, so that messages of several steps are under way at once."""
+    """Delay every rank differently in every step, so that messages of several steps are under way at once."""
     results, delay = [], random.Random(rank)
     for scenario in scenarios:
         training = real(rank, scenario)

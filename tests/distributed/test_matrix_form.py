@@ -52,7 +52,7 @@ def start() -> np.ndarray:
 
 
 def on_rank(rank: int, n: int, cases: list[Case]) -> list[np.ndarray]:
-    """This rank's parameters after all steps of each case."""
+    """Return this rank's parameters after all steps of each case."""
     results = []
     for module, model in trained(rank, cases):
         results.append(module.weight.detach()[0].numpy().copy())
@@ -61,7 +61,7 @@ def on_rank(rank: int, n: int, cases: list[Case]) -> list[np.ndarray]:
 
 
 def trained(rank: int, cases: list[Case]) -> Iterator[tuple[nn.Linear, DecentralizedDataParallel]]:
-    """Module and wrapper after all steps of each case."""
+    """Yield module and wrapper after all steps of each case."""
     for case in cases:
         module = nn.Linear(FEATURES, 1, bias=False, dtype=torch.float64)
         module.weight.data[0] = torch.from_numpy(start() if rank == 0 else np.full(FEATURES, np.nan))
@@ -77,7 +77,7 @@ def trained(rank: int, cases: list[Case]) -> Iterator[tuple[nn.Linear, Decentral
 
 
 def in_numpy(n: int, case: Case) -> np.ndarray:
-    """X after all steps, [n, FEATURES]."""
+    """Return X after all steps, [n, FEATURES]."""
     X, M = np.tile(start(), (n, 1)), np.zeros((n, FEATURES))
     beta = 0.0 if case.optimizer == "sgd" else BETA
     for t in range(STEPS):
@@ -116,7 +116,7 @@ SCHEDULES: dict[int, list[dict]] = {
 
 
 def topologies(n: int, folder: Path) -> list[Topology]:
-    """Those above, and a directed cycle with unequal weights from a file."""
+    """Return those above, and a directed cycle with unequal weights from a file."""
     edges = folder / "edges.txt"
     edges.write_text("\n".join(f"{i} {(i + 1) % n} 0.3" for i in range(n)))
     cycle = build("file", n, path=edges, directed=True, weights="explicit")
@@ -144,7 +144,7 @@ def test_processes_compute_the_matrix_form(n: int, tmp_path: Path) -> None:
 
 
 def directed(n: int, period: int) -> Topology:
-    """A random directed graph in each round; columns sum to 1, rows do not."""
+    """Return a topology with a random directed graph in each round; columns sum to 1, rows do not."""
     rng = np.random.default_rng(n)
     rounds = []
     for _ in range(period):
@@ -154,7 +154,7 @@ def directed(n: int, period: int) -> Topology:
 
 
 def push_sum_in_numpy(n: int, case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """X and w after all steps."""
+    """Return X and w after all steps."""
     X, M, w = np.tile(start(), (n, 1)), np.zeros((n, FEATURES)), np.ones(n)
     beta = 0.0 if case.optimizer == "sgd" else BETA
     for t in range(STEPS):
@@ -173,7 +173,7 @@ def push_sum_in_numpy(n: int, case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 
 def pushing(rank: int, n: int, cases: list[Case]) -> list[tuple[np.ndarray, np.ndarray, float]]:
-    """This rank's z, the mean model and the consensus distance after all steps of each case."""
+    """Return this rank's z, the mean model and the consensus distance after all steps of each case."""
     results = []
     for module, model in trained(rank, cases):
         with model.averaged():

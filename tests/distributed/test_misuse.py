@@ -1,4 +1,4 @@
-"""What would corrupt a training in silence is an error that says what to do."""
+"""What would silently corrupt a training is an error that says what to do."""
 
 import contextlib
 import re
@@ -71,7 +71,7 @@ MISTAKES = [
 
 
 def mistaken(rank: int, n: int) -> list[str]:
-    """What each mistake, made by all ranks after two good steps, is told."""
+    """Return the message for each mistake, made by all ranks after two good steps."""
     messages = []
     for mistake, scenario, _ in MISTAKES:
         training = real(rank, scenario).run(range(2))

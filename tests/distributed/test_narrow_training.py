@@ -15,7 +15,7 @@ DTYPES = [None, torch.bfloat16, torch.int8]
 
 
 def accuracies(rank: int, n: int, topology: str, workers_per_host: int) -> list[tuple[float, float]]:
-    """(validation accuracy of the mean model, MB sent by this rank) for each of DTYPES, from the same start."""
+    """Return (validation accuracy of the mean model, MB sent by this rank) for each of DTYPES, from the same start."""
     (images, labels), (validation, targets) = load_digits(0.2)
     results = []
     for dtype in DTYPES:

@@ -95,7 +95,7 @@ def test_a_failure_between_hosts_reaches_everybody_in_time(how: str) -> None:
 
 
 def broken_stage(rank: int, n: int) -> tuple[str, str]:
-    """What a thread that carries messages on dies of, whatever it is."""
+    """Let the thread that carries messages on fail; return the error of the training and its cause."""
 
     def fail(self: Hierarchical, timeout: timedelta) -> None:
         raise ValueError("an odd end")

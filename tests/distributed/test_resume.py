@@ -32,7 +32,7 @@ ALLREDUCE = replace(BASE, method="allreduce", optimizer="adamw")
 
 
 def saved(rank: int, scenario: Scenario) -> dict[str, Any]:
-    """What a checkpoint of this rank holds; no message is in it."""
+    """Return what a checkpoint of this rank holds; no message is in it."""
     training = real(rank, scenario).run(range(HALF))
     checkpoint = {
         "model": {name: tensor.clone() for name, tensor in training.model.state_dict().items()},
@@ -46,7 +46,7 @@ def saved(rank: int, scenario: Scenario) -> dict[str, Any]:
 
 
 def resumed(rank: int, scenario: Scenario) -> dict[str, Any]:
-    """What a training in new objects comes to that starts from a checkpoint of the middle."""
+    """Return the end of a training that goes on in new objects from a checkpoint of its middle."""
     checkpoint = saved(rank, scenario)
     training = real(rank, scenario)
     training.model.load_state_dict(checkpoint["model"])
@@ -62,7 +62,7 @@ def resumed(rank: int, scenario: Scenario) -> dict[str, Any]:
 
 
 def rewound(rank: int, scenario: Scenario) -> dict[str, np.ndarray]:
-    """The parameters after going back to the middle with the same objects, and on from there."""
+    """Go back to the middle with the same objects and on from there; return the parameters at the end."""
     training = real(rank, scenario).run(range(HALF))
     model = copy.deepcopy(training.model.state_dict())
     communication = copy.deepcopy(training.model.communication_state())
@@ -79,7 +79,7 @@ def rewound(rank: int, scenario: Scenario) -> dict[str, np.ndarray]:
 
 
 def all_ways(rank: int, n: int, scenarios: list[Scenario]) -> list[tuple[dict, dict, dict]]:
-    """Each scenario uninterrupted, resumed and rewound, in one process: what is compiled once serves all three."""
+    """Run each scenario uninterrupted, resumed and rewound, in one process so that kernels are compiled once."""
     uninterrupted = in_process(rank, n, scenarios)
     return [(uninterrupted[i], resumed(rank, s), rewound(rank, s)) for i, s in enumerate(scenarios)]
 

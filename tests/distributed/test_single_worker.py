@@ -24,7 +24,7 @@ SCENARIOS += [
 
 
 def plain(scenario: Scenario) -> dict[str, np.ndarray]:
-    """The training as anybody would write it."""
+    """Train as a plain PyTorch script does."""
     model = scenario.build()
     optimizer = OPTIMIZERS[scenario.optimizer](model.parameters())
     for step in range(scenario.steps):

@@ -108,7 +108,7 @@ def test_few_process_groups() -> None:
 
 
 def loading_mid_run(rank: int, n: int, scenario: Scenario) -> tuple[dict, dict]:
-    """The state dict loads into the bare module and back, with a round in flight."""
+    """Load the state dict into the bare module and back, with a round in flight."""
     training = real(rank, scenario).run(range(3))
     model: DataParallel = training.model
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}

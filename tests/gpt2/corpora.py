@@ -11,7 +11,7 @@ TINY = ["model.layers=1", "model.heads=2", "model.width=16", "model.context=8", 
 
 
 def write_tokens(folder: Path, train: np.ndarray, val: np.ndarray, **changes: object) -> Header:
-    """A prepared folder as gpt2.prepare leaves it; `changes` are made to its header."""
+    """Write a folder as gpt2.prepare does, with `changes` made to its header; return the header."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, tokens in (("train", train), ("val", val)):
         (folder / f"{split}.bin").write_bytes(np.asarray(tokens).astype(DTYPE).tobytes())

@@ -144,7 +144,7 @@ def test_what_is_no_document_is_named_with_its_place(kind, message, tmp_path):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A data set on a hub that is a folder of this machine."""
+    """Return a data set on a hub that is a folder of this machine."""
     folder = tmp_path / "snapshot"
     (folder / "plain_text").mkdir(parents=True)
     asked = SimpleNamespace(revision=None, patterns=None)

@@ -28,7 +28,7 @@ def arguments(folder, source, **settings):
 
 
 def split_documents(folder, split):
-    """The texts of a prepared file, cut at end-of-text."""
+    """Return the texts of a prepared file, cut at end-of-text."""
     header = read_header(folder)
     tokenizer = load_tokenizer(header.encoding, folder)
     tokens = np.fromfile(folder / f"{split}.bin", DTYPE)

@@ -118,7 +118,7 @@ def test_without_network_the_error_says_where_to_put_the_two_files(without_gpt2)
 
 
 def test_files_that_are_put_there_are_used(without_gpt2, monkeypatch):
-    """A GPT-2 in small in the two files' own format, its checksums in place of the real ones."""
+    """A small GPT-2 vocabulary in the two files' own format, its checksums in place of the real ones."""
     character_of = {byte: character for character, byte in BYTE_OF.items()}
     alphabet = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     alphabet += [b for b in range(256) if b not in alphabet]

@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(data: Path, run: Path, *overrides: str) -> list[dict[str, Any]]:
-    """metrics.jsonl of a run without wall-clock figures."""
+    """Return the rows of metrics.jsonl of a run, without wall-clock figures."""
     assert launch("gpt2", [*RUN, f"data.folder={data}", f"run_dir={run}", *overrides]) == 0
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
@@ -64,7 +64,7 @@ def load(file: Path) -> Any:
 
 
 def newest(run: Path) -> Any:
-    """What the newest checkpoint of a simulation holds."""
+    """Return the contents of a simulation's newest checkpoint."""
     return load(max((run / "checkpoints").glob("step_*")) / "rank_0.pt")
 
 

@@ -33,7 +33,7 @@ def test_segments_of_flat_vectors_equal_the_optimizer(cls):
 
 @pytest.mark.parametrize("foreach", [True, False])
 def test_steps_may_differ_and_are_not_written(foreach):
-    """Tensors of one call at different counts: each as in a call of its own."""
+    """Tensors of one call at different counts: each is updated as if it were alone."""
     names = ("params", "grads", "exp_avgs", "exp_avg_sqs", "accumulators")
     generator = torch.Generator().manual_seed(0)
     columns = {name: [torch.rand(5, generator=generator) for _ in range(4)] for name in names}

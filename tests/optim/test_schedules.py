@@ -23,7 +23,7 @@ def make_optimizer(*lrs):
 
 
 def lrs_used(optimizer, scheduler, n_updates):
-    """The lr of every group in each of the next updates."""
+    """Return the lr of every group in each of the next updates."""
     used = []
     for _ in range(n_updates):
         used.append([group["lr"] for group in optimizer.param_groups])

@@ -22,7 +22,7 @@ FAMILIES = [name for name in NAMES if name != "file"]
 
 
 def sizes_of(name) -> list[int]:
-    """The numbers of workers, of SIZES, for which the family exists."""
+    """Return those of SIZES for which the family exists."""
     return [n for n in SIZES if name not in ("hypercube", "aer") or is_power_of_two(n)]
 
 

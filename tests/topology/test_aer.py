@@ -12,7 +12,7 @@ def ranks_of(host, workers_per_host):
 
 
 def reference_rounds(hosts, workers_per_host):
-    """The groups of each round, written from the text: one running counter over the pairs of hosts."""
+    """Return the groups of each round, written from the text: one running counter over the pairs of hosts."""
     rounds = []
     counter = 0
     distance = 1

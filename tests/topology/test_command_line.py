@@ -10,7 +10,7 @@ from common.topology.__main__ import main
 
 
 def rows_of(text):
-    """The cells of the table of rounds, split at runs of two or more blanks."""
+    """Return the cells of the table of rounds, split where two or more blanks follow each other."""
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if set(line) == {"-", " "})
     body = lines[start + 1 : lines.index("", start)]

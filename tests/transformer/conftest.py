@@ -27,13 +27,13 @@ TINY = [
 
 @pytest.fixture
 def compat() -> Any:
-    """transformer.fairseq_compat, or the test is skipped."""
+    """Return transformer.fairseq_compat; skip the test if fairseq is not installed."""
     return pytest.importorskip("transformer.fairseq_compat", reason=NEEDS_FAIRSEQ, exc_type=ImportError)
 
 
 @pytest.fixture
 def dictionary(compat: Any) -> Any:
-    """A fairseq dictionary of VOCABULARY tokens."""
+    """Return a fairseq dictionary of VOCABULARY tokens."""
     from tests.transformer.fairseq_twin import dictionary_of
 
     return dictionary_of(VOCABULARY)
@@ -41,7 +41,7 @@ def dictionary(compat: Any) -> Any:
 
 @pytest.fixture
 def model() -> Transformer:
-    """A small model whose weights are not near any symmetry."""
+    """Return a small model whose weights are not near any symmetry."""
     torch.manual_seed(0)
     made = Transformer(VOCABULARY, width=32, hidden=64, heads=4, encoder_layers=2, decoder_layers=3, dropout=0.0)
     with torch.no_grad():
@@ -53,7 +53,7 @@ def model() -> Transformer:
 
 @pytest.fixture(scope="session")
 def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A data folder of 300 made-up training pairs, 40 for validation, 30 for test."""
+    """Return a data folder of 300 made-up training pairs, 40 for validation, 30 for test."""
     pytest.importorskip("transformer.fairseq_compat", reason=NEEDS_FAIRSEQ, exc_type=ImportError)
     output = tmp_path_factory.mktemp("data") / "small"
     counts = {"train": 300, "valid": 40, "test": 30}
@@ -75,14 +75,14 @@ def made_up_pairs(count: int, seed: str) -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="session")
 def small(data_folder: Path) -> list[str]:
-    """Overrides of a run on that folder that takes a second or two."""
+    """Return the overrides of a run on that folder that takes a second or two."""
     data = ["data=folder", "data.source=en", "data.target=de", f"data.path={data_folder}"]
     return [*data, *TINY, "schedule.warmup=4", "logging.every=3", "training.batch_size=240"]
 
 
 @pytest.fixture(scope="session")
 def run_folder(small: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of 40 steps that kept the mean models of its last three evaluations of four."""
+    """Return a finished run of 40 steps that kept the mean models of its last three evaluations of four."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     arguments = ["workers=simulated", "workers.count=2", "training.steps=40", "optimizer.lr=0.01"]
     arguments += ["evaluation.every=10", "evaluation.models_kept=3", f"run_dir={folder}"]

@@ -68,7 +68,7 @@ def copy_attention(ours: Attention, theirs: torch.nn.Module) -> None:
 
 
 def dictionary_of(vocabulary: int) -> Any:
-    """A fairseq dictionary of so many tokens, whose words mean nothing."""
+    """Return a fairseq dictionary of `vocabulary` tokens, whose words mean nothing."""
     words = fairseq_compat.Dictionary()
     for number in range(vocabulary - len(words)):
         words.add_symbol(f"word{number}")
@@ -91,7 +91,7 @@ def generator_of(model: Transformer, search: Search) -> Any:
 
 
 def sample_of(source: Tensor) -> dict[str, Any]:
-    """Sources [B, S] with padding on the right as SequenceGenerator takes them."""
+    """Return sources [B, S] with padding on the right as SequenceGenerator takes them."""
     return {"net_input": {"src_tokens": move_padding_left(source), "src_lengths": (source != PAD).sum(1)}}
 
 

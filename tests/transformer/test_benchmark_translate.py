@@ -9,6 +9,7 @@ from tests.transformer.conftest import NEEDS_FAIRSEQ
 from transformer.search import Search
 
 
+@pytest.mark.slow
 def test_writes_a_row_for_each_size_of_batches(run_folder: Path, tmp_path: Path) -> None:
     from scripts.benchmarks.translate import main
 

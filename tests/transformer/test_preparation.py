@@ -34,7 +34,7 @@ NEWS = [(f"A {noun} & more: \u201cyes\u201d.", f"Ein {noun.upper()} & mehr: \u20
 
 @dataclass
 class Server:
-    """Serves bytes by name, and can break off after so many bytes; `requests` are (name, Range header)."""
+    """Serves bytes by name, and can break off after some bytes; `requests` are (name, Range header)."""
 
     files: dict[str, bytes]
     url: str = ""
@@ -97,7 +97,7 @@ def sgm(lines: list[str]) -> bytes:
 
 @pytest.fixture
 def wmt14(server: Server, monkeypatch: pytest.MonkeyPatch) -> Manifest:
-    """The manifest of two tiny archives, which lie on the server."""
+    """Return the manifest of two tiny archives on the server."""
     pairs = [*TRAIN, *LONG]
     train = {"train.en": text([s for s, _ in pairs[:20]]), "train.de": text([t for _, t in pairs[:20]])}
     train |= {"more.en.gz": gzip.compress(text([s for s, _ in pairs[20:]]))}

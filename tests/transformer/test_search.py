@@ -43,7 +43,7 @@ def trained() -> Transformer:
 
 
 def fairseq_search(model: Transformer, source: Tensor, search: Search) -> list[list[Any]]:
-    """What SequenceGenerator finds with the same weights."""
+    """Return what SequenceGenerator finds with the same weights."""
     from tests.transformer.fairseq_twin import generator_of, sample_of
 
     return generator_of(model, search).generate([], sample_of(source))

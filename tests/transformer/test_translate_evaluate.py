@@ -25,13 +25,13 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def run(run_folder: Path, tmp_path: Path) -> Path:
-    """A copy of the run that the test may change."""
+    """Return a copy of the run that the test may change."""
     return shutil.copytree(run_folder, tmp_path / "run")
 
 
 @pytest.fixture
 def translated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[str]]:
-    """Calls the command with lines on standard input; returns those on standard output."""
+    """Return a function that calls the command with lines on standard input and returns those on standard output."""
 
     def call(text: str, *arguments: Any) -> list[str]:
         monkeypatch.setattr("sys.stdin", io.StringIO(text))
