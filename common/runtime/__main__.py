@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
         cluster = Cluster(**options)
     except ValueError as error:
         parser.error(str(error))
-    planned = plan(cluster, topologies, steps=steps or max(60, min(MOST_STEPS, 2**15 // cluster.ranks)))
+    planned = plan(cluster, topologies, steps=steps or max(60, min(MOST_STEPS, 2**15 // cluster.workers)))
     print(render(cluster, planned))
     if file:
         draw(planned, cluster, file)
