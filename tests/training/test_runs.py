@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,18 @@ def test_the_run_folder(tmp_path: Path) -> None:
     assert record["bytes_sent"] == rows(run)[-1]["bytes_sent"] > 0
     assert record["last"]["validation"]["accuracy"] == rows(run)[-1]["accuracy"]
     assert record["best"]["validation"]["accuracy"] == max(r["accuracy"] for r in rows(run) if "accuracy" in r)
+
+
+def test_median_and_mean_time_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert launch("cnn", [*SHORT, *QUIET, "logging.progress=true", "workers=simulated", f"run_dir={run}"]) == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    times = [row["time_step_ms"] for row in lines if row["split"] == "train"]  # means of 4 steps each
+    record = summary(run)
+    assert record["time_step_ms_mean"] == pytest.approx(sum(times) / len(times))
+    assert 0 < record["time_step_ms"] < record["time_step_ms_mean"]  # the first steps are slow
+    shown = dict(re.findall(r"ms per step \((median|mean)\) +([\d.]+)", capsys.readouterr().err))
+    assert shown == {"median": f"{record['time_step_ms']:.5g}", "mean": f"{record['time_step_ms_mean']:.5g}"}
 
 
 def test_what_a_run_folder_holds_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
