@@ -1,4 +1,4 @@
-"""Whole runs through the command line: processes, torchrun and simulation give the same records."""
+"""Complete runs from the command line: processes, torchrun and simulation give the same records."""
 
 import json
 import os
@@ -20,7 +20,7 @@ QUIET = ["logging.progress=false", "training.threads=1", "model.width=4"]
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without wall-clock figures."""
+    """Return metrics.jsonl without wall-clock figures."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
 
@@ -63,7 +63,12 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+REPEATED = ("dmsgd_ring", "two_ranks_allreduce", "evaluations")  # what the other methods have too, in other company
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=pytest.mark.slow if name in REPEATED else []) for name in METHODS]
+)
 def test_processes_and_simulation_agree(method: str, tmp_path: Path) -> None:
     arguments = [*SHORT, *QUIET, "workers.count=4", *METHODS[method]]
     assert launch("cnn", [*arguments, f"run_dir={tmp_path}/processes"]) == 0
@@ -178,6 +183,7 @@ def test_a_bad_folder_is_refused(tmp_path: Path) -> None:
     assert launch("cnn", [*SHORT, *QUIET, "training.batch_size=2048", f"run_dir={tmp_path}/run"]) == 2
 
 
+@pytest.mark.slow
 def test_64_simulated_workers_of_the_digits_resnet(tmp_path: Path) -> None:
     arguments = [
         "workers=simulated",
@@ -200,7 +206,7 @@ def test_the_help_page() -> None:
         assert part in shown.stdout
 
 
-@pytest.mark.parametrize("wrong", ["optimizer.lr=-1", "optimizer.lrr=1"])
+@pytest.mark.parametrize("wrong", ["optimizer.lr=-1", pytest.param("optimizer.lrr=1", marks=pytest.mark.slow)])
 def test_the_traceback_of_a_refused_configuration_on_request(wrong: str) -> None:
     refused = command(wrong, HYDRA_FULL_ERROR="1")
     assert refused.returncode == 2
