@@ -18,7 +18,13 @@ class GradScaler(torch.amp.GradScaler):
     every rank skip, and lower its scale, alike. Optimizers that handle `found_inf` themselves (fused=True) are not
     called at all on a skipped step.
 
-    `step` and `step_all` are collective: every rank calls them once per step with the same number of optimizers.
+    `step` and `all_finite` are collective: every rank calls one of them once per step, with the same number of
+    optimizers. Several optimizers step after one decision:
+
+        if scaler.all_finite(optimizers):
+            for optimizer in optimizers:
+                optimizer.step()
+        scaler.update()
     """
 
     def __init__(self, device: str = "cuda", process_group: dist.ProcessGroup | None = None, **options: Any) -> None:
@@ -29,19 +35,17 @@ class GradScaler(torch.amp.GradScaler):
         """Unscale if that was not done yet, agree with all ranks, then step or skip."""
         if not self.is_enabled():
             return optimizer.step(*args, **kwargs)
-        if self._finite([optimizer]):
+        if self.all_finite([optimizer]):
             return super().step(optimizer, *args, **kwargs)
         return None
 
-    def step_all(self, optimizers: Sequence[Optimizer]) -> bool:
-        """Step all optimizers (of one process) or none; returns whether the update was committed."""
-        finite = not self.is_enabled() or self._finite(optimizers)
-        if finite:
-            for optimizer in optimizers:
-                super().step(optimizer)
-        return finite
+    def all_finite(self, optimizers: Sequence[Optimizer]) -> bool:
+        """Unscale all gradients that are still scaled; return whether they are finite on every rank. True if disabled.
 
-    def _finite(self, optimizers: Sequence[Optimizer]) -> bool:
+        Raises RuntimeError if no parameter has a gradient.
+        """
+        if not self.is_enabled():
+            return True
         flags = []
         for optimizer in optimizers:
             state = self._per_optimizer_states[id(optimizer)]

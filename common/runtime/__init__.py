@@ -1,9 +1,9 @@
-"""How long a step takes on a cluster, by all-reduce and by gossip, before anything runs there."""
+"""Prediction of the time of a step on a cluster, by all-reduce and by gossip, before anything runs there."""
 
 from common.runtime.cluster import Cluster
-from common.runtime.exchange import Busy, complete, exchange_of
-from common.runtime.network import allreduce_ms
-from common.runtime.steps import Times, simulate_allreduce, simulate_exchanges, simulate_gossip
+from common.runtime.links import allreduce_ms
+from common.runtime.round_time import Busy, complete, round_time
+from common.runtime.steps import Times, simulate_allreduce, simulate_gossip, simulate_rounds
 
 __all__ = [
     "Busy",
@@ -11,8 +11,8 @@ __all__ = [
     "Times",
     "allreduce_ms",
     "complete",
-    "exchange_of",
+    "round_time",
     "simulate_allreduce",
-    "simulate_exchanges",
     "simulate_gossip",
+    "simulate_rounds",
 ]

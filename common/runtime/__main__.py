@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         cluster = Cluster(**numbers)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    steps = arguments.steps or max(60, min(MOST_STEPS, 2**15 // cluster.ranks))
+    steps = arguments.steps or max(60, min(MOST_STEPS, 2**15 // cluster.workers))
     planned = plan(cluster, arguments.topology, steps=steps)
     print(render(cluster, planned))
     if arguments.plot:

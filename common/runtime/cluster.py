@@ -1,32 +1,35 @@
-"""What the runtime model knows of a cluster and of what is trained on it."""
+"""The runtime model's description of a cluster and of what is trained on it."""
 
 import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
-# More pieces would be simulated in vain: with 32 of them the first and the last make 6 % of a message. Fewer for very
-# many workers, which then take seconds.
+# More pieces would change little: of 32, the first and the last make 6 % of a message. Thousands of workers get fewer,
+# so that they are simulated in seconds.
 MOST_BUCKETS, MOST_PIECES = 32, 2**14
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts of equal size; rank i lives on host i // workers_per_host.
+    """Hosts of L workers each; worker i lives on host i // L and is one rank.
 
-    payload_mb:       parameters of a worker in MB (1e6 bytes), what a message or a gradient holds
+    workers_per_host: L
+    payload_mb:       parameters of a worker in MB (1e6 bytes): the size of a full message and of the gradients
     compute_ms:       mean forward and backward of one step on one worker
-    backward_share:   of compute_ms; gradients become ready evenly during it
+    backward_share:   share of the backward pass in compute_ms; gradients become ready evenly during it
     update_ms:        the optimizer's step
     jitter:           standard deviation of the logarithm of a step's compute time (lognormal, mean compute_ms)
-    inter_gbps:       what a host can send and receive at the same time, Gbit/s; its ranks share it
-    intra_gbps:       what a rank can send to another one of its host and receive at the same time, Gbit/s
-    latency_us:       from one host to another, for each message
-    intra_latency_us: from one rank to another of its host, for each message
-    slow_hosts:       {host: factor}: its compute takes so many times as long
-    slow_links:       {host: factor}: its link to other hosts is so many times slower
-    bucket_mb:        gradients of all-reduce travel in pieces of this size, as soon as they are ready
-    gossip_bucket_mb: parameters travel in pieces of this size
+    inter_gbps:       what a host can send and receive at the same time, Gbit/s; its workers share it
+    intra_gbps:       what a worker can send to another of its host and receive at the same time, Gbit/s
+    latency_us:       of each message between hosts
+    intra_latency_us: of each message inside a host
+    slow_hosts:       {host: factor}: its compute time is multiplied by the factor
+    slow_links:       {host: factor}: the rate of its link to other hosts is divided by the factor
+    bucket_mb:        all-reduce sends gradients in pieces of this size, as soon as they are ready
+    gossip_bucket_mb: gossip sends parameters in pieces of this size
+
+    Raises ValueError for values out of range.
     """
 
     hosts: int
@@ -61,29 +64,34 @@ class Cluster:
                     raise ValueError(f"{name}={{{host}: {factor}}}: expected hosts 0..{self.hosts - 1}, factors > 0")
 
     @property
-    def ranks(self) -> int:
-        """Workers in all."""
+    def workers(self) -> int:
+        """Number of workers on all hosts."""
         return self.hosts * self.workers_per_host
 
     @property
     def buckets(self) -> int:
-        """Pieces of the gradients."""
+        """Number of pieces of the gradients."""
         return math.ceil(self.payload_mb / self.bucket_mb)
 
     @property
     def gossip_buckets(self) -> int:
-        """Pieces of the parameters, at most MOST_BUCKETS, and MOST_PIECES over all workers (but 4)."""
-        most = min(MOST_BUCKETS, max(4, MOST_PIECES // self.ranks))
+        """Number of pieces of the parameters: at most MOST_BUCKETS, and MOST_PIECES over all workers (at least 4)."""
+        most = min(MOST_BUCKETS, max(4, MOST_PIECES // self.workers))
         return min(most, math.ceil(self.payload_mb / self.gossip_bucket_mb))
 
     @property
+    def gossip_bucket_size_mb(self) -> float:
+        """Size in MB of one of the `gossip_buckets`."""
+        return self.payload_mb / self.gossip_buckets
+
+    @property
     def link_gbps(self) -> np.ndarray:
-        """Rate of every host's link to the others, [hosts]."""
+        """Rate of each host's link to the others, [hosts]."""
         return self.inter_gbps / np.array([self.slow_links.get(host, 1.0) for host in range(self.hosts)])
 
     def draw_compute_ms(self, steps: int, seed: int) -> np.ndarray:
-        """Compute times [steps, ranks] in ms: what every rank's forward and backward take in every step."""
-        normal = np.random.default_rng(seed).standard_normal((steps, self.ranks))
+        """Draw the time in ms of each worker's forward and backward pass in each step, [steps, workers]."""
+        normal = np.random.default_rng(seed).standard_normal((steps, self.workers))
         times = self.compute_ms * np.exp(self.jitter * normal - self.jitter**2 / 2)
-        factors = [self.slow_hosts.get(rank // self.workers_per_host, 1.0) for rank in range(self.ranks)]
+        factors = [self.slow_hosts.get(worker // self.workers_per_host, 1.0) for worker in range(self.workers)]
         return times * np.array(factors)

@@ -1,10 +1,10 @@
-"""The model against the published step times of arXiv 2410.11998, Figure 6.
+"""The runtime model against the published step times of arXiv 2410.11998, Figure 6.
 
-Calibrated from one column of each cluster, Decent (AER): the compute time of n workers is a/n + b (strong scaling: the
-work is divided, the launch of kernels and the optimizer's step are not), two numbers for three published ones. The
-all-reduce column would not do: where the network is the limit it says nothing about computing. Links have the rate
-that the paper names. Nothing else is fitted; latencies are taken as 0, and links inside a host as 200 Gbit/s or more:
-neither is published, and neither limits anything here.
+The compute time of n workers is a/n + b (strong scaling: the work is divided, kernel launches and the optimizer's step
+are not). These two numbers are fitted to the three published ones of each cluster's column Decent (AER). The column of
+all-reduce would not do: where the network is the limit, its times do not depend on computing. Links have the rate given
+in the paper. Nothing else is fitted: latencies are 0 and links inside a host have 200 Gbit/s or more; neither is
+published, and neither limits anything here.
 """
 
 import re
@@ -16,26 +16,25 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from common.runtime.cluster import Cluster
-from common.runtime.formulas import aer_step_ms
-from common.runtime.network import mb_ms
+from common.runtime.links import mb_ms
 from common.runtime.steps import simulate_allreduce, simulate_gossip
 from common.topology import build
 
 CALIBRATION = "Decent (AER)"
-PAYLOAD_MB = 260.0  # about 65 M parameters (the paper's base model) of 4 bytes; the figure does not say it
+PAYLOAD_MB = 260.0  # about 65 M parameters (the paper's base model) of 4 bytes; not given with the figure
 STEPS = 140  # 120 that count: whole periods of every topology here
 
 
 def predict_figure6(
     published: pd.DataFrame, payload_mb: float = PAYLOAD_MB
 ) -> tuple[pd.DataFrame, dict[str, tuple[float, float]]]:
-    """One row for each published number, and {cluster: (a, b)} in ms.
+    """Return one row for each published number, and {cluster: (a, b)} in ms.
 
     published:  columns cluster (such as "A40, 4 per node, 25 Gbps Ethernet"), workers, method, step_ms
-    payload_mb: of a worker's parameters
+    payload_mb: size of a worker's parameters
 
-    predicted_ms: gossip by as few bytes as a host can send (hierarchical; Exp between hosts, complete inside);
-    predicted_flat_ms: every rank sends for itself, as the names of the graphs say literally.
+    Of the columns returned, predicted_ms is for the fewest bytes that a host can send (hierarchical; Exp between hosts,
+    complete inside), predicted_flat_ms for workers that each send their whole vector, as the graphs are defined.
     """
     rows, fitted = [], {}
     for name, of_cluster in published.groupby("cluster", sort=False):
@@ -70,7 +69,7 @@ def predict_figure6(
 
 
 def calibrate(base: Cluster, step_ms: Mapping[int, float]) -> tuple[float, float]:
-    """(a, b) for which a/n + b fits the AER step times {workers: ms} best, in relative squares."""
+    """Return the (a, b) for which a/n + b fits the AER step times {workers: ms} best, by relative least squares."""
     workers, published = np.array(list(step_ms)), np.array(list(step_ms.values()))
     L = base.workers_per_host
     across = mb_ms(base.payload_mb, base.inter_gbps)  # a pair of hosts averages by S in both directions
@@ -78,24 +77,29 @@ def calibrate(base: Cluster, step_ms: Mapping[int, float]) -> tuple[float, float
 
     def errors(parameters: np.ndarray) -> np.ndarray:
         a, b = parameters
-        return np.array([aer_step_ms(a / n + b, across, inside) for n in workers]) / published - 1
+        return np.array([_aer_step_ms(a / n + b, across, inside) for n in workers]) / published - 1
 
     start = (workers[0] * published[0], 0.1 * published[-1])
     return tuple(map(float, least_squares(errors, start, bounds=(0, np.inf), x_scale=start).x))
 
 
+def _aer_step_ms(compute_ms: float, across_ms: float, inside_ms: float) -> float:
+    """Return the mean of the two kinds of rounds: hosts exchange across in every second one, each hides computing."""
+    return (max(compute_ms, across_ms) + max(compute_ms, inside_ms)) / 2
+
+
 def predict(cluster: Cluster) -> dict[str, tuple[float, float]]:
-    """{method: (ms by as few bytes as can be, ms with every rank sending for itself)} of the methods of the figure."""
-    n, L = cluster.ranks, cluster.workers_per_host
+    """Return {method: (ms with the fewest bytes, ms with each worker sending its whole vector)} for the figure."""
+    n, L = cluster.workers, cluster.workers_per_host
 
     def both(topology: str, least: str) -> tuple[float, float]:
         few = build("aer", n, L) if least == "aer" else build(least, n, L, between_hosts=True)
-        flat = simulate_gossip(cluster, build(topology, n, L), route="flat", steps=STEPS)
+        flat = simulate_gossip(cluster, build(topology, n, L), flat=True, steps=STEPS)
         return simulate_gossip(cluster, few, steps=STEPS).step, flat.step
 
     allreduce = simulate_allreduce(cluster, steps=STEPS).step
     exponential = both("one_peer_exponential", "one_peer_exponential")
-    # SGP sends what Exp sends: to the model both are one.
+    # SGP sends what Exp sends: the model does not distinguish them.
     return {
         "AllReduce": (allreduce, allreduce),
         "SGP (Exp)": exponential,

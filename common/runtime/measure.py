@@ -1,9 +1,9 @@
-"""Measures the cluster that this process group runs on: links, latencies, and how much computing varies.
+"""Measurement of the cluster that a process group runs on: links, latencies, variation of computing.
 
-Every rank calls `measure`; a minute is enough. What a step of somebody's model takes is not measured: it is given as
-`compute_ms`, or follows from `tflop` by the rate of matrix products on this device, at which few models arrive. Its
-variation is that of equal matrix products from one to the next, on all ranks at once, so it knows the machines'
-noise but not that of batches of different length.
+Every rank calls `measure`, which takes less than a minute. It does not measure a step of your model: give its time as
+`compute_ms`, or its operations as `tflop`, which are divided by the rate of matrix products on this device (few models
+reach it). The variation is that of equal matrix products on all ranks at once; it includes the noise of the machines,
+but not that of batches of different length.
 """
 
 import os
@@ -20,28 +20,30 @@ from torch import Tensor
 from common.parallel.collectives import gather_objects
 
 REPETITIONS = 8  # of a message; the median counts
-SAMPLES, SAMPLE_S = 30, 0.05  # of computing, and about how long each takes
-SLOW, SLOW_LINK = 1.15, 1.25  # a host or link this many times slower than the median one is named
+SAMPLES, SAMPLE_S = 30, 0.05  # number of computations that are timed, and their approximate duration
+SLOW, SLOW_LINK = 1.15, 1.25  # hosts and links slower than the median one by more than this factor are named
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was found; the same on all ranks.
+    """The results; the same on all ranks.
 
-    backend, device:   what exchanged and computed
-    hosts:             names, in order of ranks
-    inter_gbps:        what each host can send and receive at the same time, at least, [hosts]; empty for one host
-    intra_gbps:        what a rank sends to the next one of its host, all at once; None for one rank on each
-    latency_us:        half of a round trip between hosts, intra_latency_us inside of one; None where there is no such
-    tflop_per_s:       of matrix products in fp32 on one rank, while all compute
+    backend, device:   what sent the messages and what computed
+    hosts:             names, in the order of ranks
+    ranks_per_host:    rank i runs on host i // ranks_per_host
+    inter_gbps:        lower bound of what each host can send and receive at the same time, [hosts]; empty for one host
+    intra_gbps:        what a rank sends to the next one of its host while all do so; None for one rank per host
+    latency_us:        half of a round trip between hosts; None for one host
+    intra_latency_us:  half of a round trip inside a host; None for one rank per host
+    tflop_per_s:       rate of fp32 matrix products on one rank while all compute
     jitter:            standard deviation of the logarithm of the time of equal computations
-    slow_hosts:        {host: factor}: computes so many times slower than the median one
+    slow_hosts:        {host: factor}: computes slower than the median host by this factor
     """
 
     backend: str
     device: str
     hosts: tuple[str, ...]
-    workers_per_host: int
+    ranks_per_host: int
     inter_gbps: tuple[float, ...]
     intra_gbps: float | None
     latency_us: float | None
@@ -52,18 +54,18 @@ class Measured:
 
     @property
     def slow_links(self) -> dict[int, float]:
-        """{host: factor}: its link is so many times slower than the median one."""
+        """{host: factor}: its link is slower than the median one by this factor."""
         factors = np.median(self.inter_gbps) / np.array(self.inter_gbps) if self.inter_gbps else ()
         return {host: float(factor) for host, factor in enumerate(factors) if factor > SLOW_LINK}
 
     def numbers(self, tflop: float | None = None) -> dict[str, object]:
-        """What was measured under the names of Cluster's fields.
+        """Return the results under the names of Cluster's fields; a worker is one rank.
 
-        tflop: of one worker's forward and backward; adds compute_ms.
+        tflop: operations of one worker's forward and backward pass, from which compute_ms follows
         """
         found = {
             "hosts": len(self.hosts),
-            "workers_per_host": self.workers_per_host,
+            "workers_per_host": self.ranks_per_host,
             "inter_gbps": float(np.median(self.inter_gbps)) if self.inter_gbps else None,
             "intra_gbps": self.intra_gbps,
             "latency_us": self.latency_us,
@@ -76,7 +78,7 @@ class Measured:
         return {name: value for name, value in found.items() if value is not None}
 
     def lines(self) -> list[str]:
-        """What was measured, in words."""
+        """Return the results as lines of text."""
 
         def shown(value: float | None, unit: str) -> str:
             return "-" if value is None else f"{value:.3g} {unit}"
@@ -87,7 +89,7 @@ class Measured:
             return ", ".join(f"{self.hosts[host]} {factor:.2f} times" for host, factor in factors.items()) or "none"
 
         return [
-            f"Measured on {len(self.hosts)} hosts of {self.workers_per_host} ranks, {self.backend}, {self.device}:",
+            f"Measured on {len(self.hosts)} hosts of {self.ranks_per_host} ranks, {self.backend}, {self.device}:",
             f"- between hosts: {links} Gbit/s for each host, latency {shown(self.latency_us, 'us')}",
             f"- inside: {shown(self.intra_gbps, 'Gbit/s')} for each rank, latency {shown(self.intra_latency_us, 'us')}",
             f"- matrix products: {self.tflop_per_s:.3g} Tflop/s for each rank, jitter {self.jitter:.3g}",
@@ -96,9 +98,9 @@ class Measured:
 
 
 def measure(device: torch.device, message_mb: float = 25.0, *, sample_s: float = SAMPLE_S) -> Measured:
-    """Measure; every rank of the default process group calls it.
+    """Measure the hosts of the default process group, with messages of `message_mb`; every rank calls it.
 
-    Raises ValueError where ranks are not laid out as rank i on host i // workers_per_host.
+    Raises ValueError unless every host has the same number of consecutive ranks.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
     names, L = layout()
@@ -107,9 +109,9 @@ def measure(device: torch.device, message_mb: float = 25.0, *, sample_s: float =
     timer = _Timer(device, message_mb)
     inside = across = inside_latency = across_latency = None
     if L > 1:
-        place, first = rank % L, rank - rank % L
-        inside = timer.rate(first + (place + 1) % L, first + (place - 1) % L)
-        inside_latency = timer.latency(first + (place ^ 1) if place ^ 1 < L else None)
+        local, first = rank % L, rank - rank % L
+        inside = timer.rate(first + (local + 1) % L, first + (local - 1) % L)
+        inside_latency = timer.latency(first + (local ^ 1) if local ^ 1 < L else None)
     if H > 1:
         across = timer.rate((rank + L) % n, (rank - L) % n)
         host = rank // L
@@ -120,7 +122,7 @@ def measure(device: torch.device, message_mb: float = 25.0, *, sample_s: float =
         backend=dist.get_backend(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         hosts=tuple(hosts),
-        workers_per_host=L,
+        ranks_per_host=L,
         inter_gbps=_links([sum(links[h * L : (h + 1) * L]) for h in range(H)]) if H > 1 else (),
         intra_gbps=_slowest(inside),
         latency_us=_median(across_latency),
@@ -131,9 +133,9 @@ def measure(device: torch.device, message_mb: float = 25.0, *, sample_s: float =
 
 
 def layout() -> tuple[list[str], int]:
-    """(every rank's host, ranks on each host), by the launcher's LOCAL_WORLD_SIZE or else by the hosts' names.
+    """Return (every rank's host, number of ranks on each), from the launcher's LOCAL_WORLD_SIZE or the hosts' names.
 
-    Raises ValueError where ranks are not laid out as rank i on host i // workers_per_host.
+    Raises ValueError unless every host has the same number of consecutive ranks.
     """
     # Emulated hosts share their name: the launcher's group tells them apart.
     name = socket.gethostname() + (f"#{os.environ['GROUP_RANK']}" if "GROUP_RANK" in os.environ else "")
@@ -148,7 +150,7 @@ def layout() -> tuple[list[str], int]:
 
 
 class _Timer:
-    """Times messages; every rank calls the same methods."""
+    """A clock for messages; every rank calls the same methods."""
 
     def __init__(self, device: torch.device, message_mb: float) -> None:
         self._device, self._message_mb = device, message_mb
@@ -156,12 +158,12 @@ class _Timer:
         self._received = torch.empty_like(self._sent)
 
     def rate(self, target: int, source: int) -> float:
-        """Gbit/s at which this rank sends to `target` and receives from `source` while all ranks do so."""
+        """Return the Gbit/s at which this rank sends to `target` and receives from `source` while all ranks do so."""
         seconds = self._repeat(lambda: self._exchange(self._sent, target, self._received, source))
         return 8 * self._sent.nbytes / 1e9 / seconds
 
     def latency(self, partner: int | None) -> float | None:
-        """Half of a round trip of an empty message in us; None for ranks without a partner, who only wait."""
+        """Return half of the round trip of a tiny message in us; None for a rank without partner, which only waits."""
         tiny, back = self._sent[:1], self._received[:1]
 
         def round_trip() -> None:
@@ -181,7 +183,7 @@ class _Timer:
             work.wait()
 
     def _repeat(self, call: Callable[[], None], repetitions: int = REPETITIONS) -> float:
-        """Median seconds of a call, after one that opens connections."""
+        """Return the median seconds of a call, after a first one that opens connections."""
         seconds = []
         for _ in range(repetitions + 1):
             dist.barrier()
@@ -193,7 +195,7 @@ class _Timer:
 
 
 def _compute(device: torch.device, sample_s: float) -> tuple[list[float], float]:
-    """Seconds of equal matrix products, one after another, and how many Tflop each of them has."""
+    """Return the seconds of SAMPLES equal computations, one after another, and the Tflop of each."""
     size = 4096 if device.type == "cuda" else 256
     matrix = torch.ones(size, size, device=device)
     flop = 2 * size**3
@@ -211,17 +213,20 @@ def _compute(device: torch.device, sample_s: float) -> tuple[list[float], float]
 
 
 def _links(exchanged: Sequence[float]) -> tuple[float, ...]:
-    """Rate of each host's link, at least, from that at which each sent to the next one while it received, [hosts].
+    """Return a lower bound of the rate of each host's link, [hosts].
 
-    A slow link slows the hosts before and after it too. But a host's own link carries what any exchange with it did:
-    its own, and those of its neighbours. Of two or three hosts a slow one is in every exchange: all count as slow.
+    exchanged: [hosts], the rate at which each host sent to the next one while it received from the previous one
+
+    A slow link also slows the exchanges of the hosts before and after it. But a link is at least as fast as the fastest
+    exchange that used it: the host's own and those of its neighbours. With two or three hosts a slow one takes part in
+    every exchange, so all of them count as slow.
     """
     H = len(exchanged)
     return tuple(max(exchanged[h - 1], exchanged[h], exchanged[(h + 1) % H]) for h in range(H))
 
 
 def _variation(seconds: np.ndarray, L: int) -> dict:
-    """jitter and slow_hosts of seconds [ranks, samples]."""
+    """Return jitter and slow_hosts, from seconds [ranks, samples] on hosts of L ranks."""
     of_rank = np.median(seconds, axis=1)
     of_host = of_rank.reshape(-1, L).mean(axis=1)
     factors = of_host / np.median(of_host)

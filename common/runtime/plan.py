@@ -1,4 +1,4 @@
-"""Compares the topologies on a cluster: predicted step times, speed-up over all-reduce, mixing per second."""
+"""Comparison of topologies on a cluster: predicted step times, speed-up over all-reduce, mixing per second."""
 
 import math
 from collections.abc import Sequence
@@ -7,32 +7,32 @@ from dataclasses import dataclass
 import pandas as pd
 
 from common.runtime.cluster import Cluster
-from common.runtime.exchange import complete
-from common.runtime.mixing import gap_per_round
-from common.runtime.steps import Phases, Times, simulate_allreduce, simulate_exchanges, simulate_gossip, splits_traffic
+from common.runtime.round_time import complete
+from common.runtime.steps import Phases, Times, simulate_allreduce, simulate_gossip, simulate_rounds, staggering_pays
 from common.topology import Topology, build
 
 CANDIDATES = ("complete", "one_peer_exponential", "aer", "one_peer_ring", "ring", "static_exponential")
 WORTH_IT = 1.05  # a smaller speed-up is within the model's error
+MOST_EIGENVALUES = 512  # workers up to which a spectral gap takes less than a second
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One row for each method that works on this cluster; `skipped` says why others do not."""
+    """One row for each method that exists on this cluster; `skipped` gives the reason why others do not."""
 
     frame: pd.DataFrame
     skipped: dict[str, str]
 
     @property
     def recommendation(self) -> str:
-        """Which method to take, in words."""
+        """A sentence that names the method to take."""
         gossip = self.frame[self.frame.method == "gossip"]
         fast = gossip[gossip.speedup >= WORTH_IT]
         if fast.empty:
             return (
                 f"Stay with all-reduce: no topology is predicted to be more than {100 * (WORTH_IT - 1):.0f} % faster."
             )
-        # Among those within 5 % of the fastest the one that mixes best; the faster one where they mix alike.
+        # The one that mixes best among those within 5 % of the fastest; the faster of two that mix alike.
         near = fast[fast.step_ms <= 1.05 * fast.step_ms.min()].sort_values("step_ms")
         best = near.loc[near.contraction_per_s.fillna(0).idxmax()]
         how = "" if best.phases == "aligned" else f" with {best.phases} phases"
@@ -43,8 +43,8 @@ class Plan:
 def plan(cluster: Cluster, topologies: Sequence[str] = CANDIDATES, *, steps: int = 200, seed: int = 0) -> Plan:
     """Simulate all-reduce and gossip on these topologies, with the same random compute times.
 
-    Where hosts have several ranks, one-peer topologies are also tried between hosts, complete inside; aer, and there
-    the one-peer ring too, also with staggered phases.
+    Where hosts have several workers, one-peer topologies are also tried between hosts, complete inside. Topologies that
+    send more evenly with staggered phases are tried with both.
     """
     baseline = simulate_allreduce(cluster, steps=steps, seed=seed)
     rows = [_row("all-reduce", "complete", "aligned", baseline, baseline, math.inf)]
@@ -58,19 +58,19 @@ def plan(cluster: Cluster, topologies: Sequence[str] = CANDIDATES, *, steps: int
 
 
 def _gossip(cluster: Cluster, name: str, baseline: Times, steps: int, seed: int) -> list[dict]:
-    n, L = cluster.ranks, cluster.workers_per_host
-    if name == "complete":  # its rounds have n^2 weights
-        exchange = complete(cluster)
-        times = simulate_exchanges(cluster, lambda t: exchange, steps=steps, seed=seed)
+    n, L = cluster.workers, cluster.workers_per_host
+    if name == "complete":  # its round has n^2 weights
+        everybody = complete(cluster)
+        times = simulate_rounds(cluster, lambda t: everybody, steps=steps, seed=seed)
         return [_row("gossip", name, "aligned", times, baseline, math.inf)]
     topology = build(name, n, L)
-    gap = gap_per_round(topology)
+    gap = _spectral_gap(topology)
     found: list[tuple[str, Topology, Phases, float]] = [(name, topology, "aligned", gap)]
-    if splits_traffic(topology, L) and topology.period > 1:
+    if staggering_pays(topology, L):
         found.append((name, topology, "staggered", gap))  # the same rounds in another order
     if name.startswith("one_peer") and L > 1 and cluster.hosts > 1:
         between = build(name, n, L, between_hosts=True)
-        gap = gap_per_round(build(name, cluster.hosts))  # averaging inside adds eigenvalues 0
+        gap = _spectral_gap(build(name, cluster.hosts))  # averaging inside adds eigenvalues 0
         found.append((f"{name} between hosts", between, "aligned", gap))
     rows = []
     for label, candidate, phases, candidate_gap in found:
@@ -78,6 +78,10 @@ def _gossip(cluster: Cluster, name: str, baseline: Times, steps: int, seed: int)
         contraction = math.inf if candidate_gap >= 1 else -math.log1p(-candidate_gap) / (times.step / 1000)
         rows.append(_row("gossip", label, phases, times, baseline, contraction))
     return rows
+
+
+def _spectral_gap(topology: Topology) -> float:
+    return topology.spectral_gap() if topology.world_size <= MOST_EIGENVALUES else math.nan
 
 
 def _row(method: str, topology: str, phases: str, times: Times, baseline: Times, contraction: float) -> dict:
@@ -88,5 +92,5 @@ def _row(method: str, topology: str, phases: str, times: Times, baseline: Times,
         "step_ms": times.step,
         "exposed_ms": times.exposed,
         "speedup": baseline.step / times.step,
-        "contraction_per_s": contraction,  # e-folds of the disagreement between workers; not known: nan
+        "contraction_per_s": contraction,  # e-folds of the disagreement between workers; nan: not computed
     }

@@ -1,8 +1,8 @@
-"""Simulates the steps of a run: who waits for whom, and for how long.
+"""Simulation of the steps of a run: which workers wait, and for how long.
 
-Events come in the order of a step (compute, then bucket after bucket: arrive, merge, update, launch), so that time
-advances by recurrences for all workers at once (max-plus algebra); what is random are the compute times. Thousands of
-workers take seconds.
+Events come in the order of a step (compute; then bucket after bucket: arrive, merge, update, launch), so time advances
+by recurrences for all workers at once (max-plus algebra). Only compute times are random. Thousands of workers take
+seconds.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,13 @@ from typing import Literal
 import numpy as np
 
 from common.runtime.cluster import Cluster
-from common.runtime.exchange import Busy, Exchange, Route, exchange_of
-from common.runtime.network import allreduce_ms
-from common.topology import Topology
+from common.runtime.links import allreduce_ms
+from common.runtime.round_time import Busy, RoundTime, round_time
+from common.topology import Round, Topology
+from common.topology.cost import bytes_leaving_hosts
+from common.topology.phases import staggered
 
-STEPS, DISCARDED = 200, 20  # the first steps, when all workers begin at once, do not count
+STEPS, DISCARDED = 200, 20  # the first steps, which all workers begin at the same time, do not count
 Order = Literal["awc", "atc"]
 Update = Literal["bucketwise", "whole"]
 Phases = Literal["aligned", "staggered"]
@@ -24,10 +26,10 @@ Phases = Literal["aligned", "staggered"]
 
 @dataclass(frozen=True)
 class Times:
-    """What a simulation measured, in ms.
+    """Mean times of a simulated step over steps and workers, in ms.
 
-    step:     mean duration of a step over steps and workers
-    compute:  mean of forward, backward and update; what a worker alone would take
+    step:     duration of a step
+    compute:  forward, backward and update: the duration of a step of one worker alone
     """
 
     step: float
@@ -46,67 +48,81 @@ def simulate_gossip(
     *,
     phases: Phases = "aligned",
     update: Update = "bucketwise",
-    route: Route = "auto",
+    flat: bool = False,
     steps: int = STEPS,
     seed: int = 0,
 ) -> Times:
-    """Gossip on a topology, whose rounds travel hierarchically where they can (`route="flat"`: never).
+    """Simulate gossip on a topology, whose rounds are hierarchical where possible, unless `flat`.
 
-    phases:  "staggered" (see `splits_traffic`): odd buckets run the rounds 2k and 2k+1 in the other order
-    update:  see `simulate_exchanges`
+    phases:  "staggered" (where `staggering_pays`): every second bucket runs the rounds 2k and 2k+1 in the other order
+    update:  see `simulate_rounds`
 
-    Raises ValueError if topology and cluster have different numbers of workers, or the phases do not exist.
+    Raises ValueError if topology and cluster have different numbers of workers, or staggered phases would not pay.
     """
-    if topology.world_size != cluster.ranks:
-        raise ValueError(f"topology of {topology.world_size} workers on a cluster of {cluster.ranks}")
-    if phases == "staggered" and not splits_traffic(topology, cluster.workers_per_host):
+    if topology.world_size != cluster.workers:
+        raise ValueError(f"topology of {topology.world_size} workers on a cluster of {cluster.workers}")
+    if phases == "staggered" and not staggering_pays(topology, cluster.workers_per_host):
         raise ValueError(
-            "phases='staggered': expected topology aer, or one_peer_ring on hosts of an even number of ranks, got "
+            "phases='staggered': expected a topology whose hosts then send less in their busiest step, got "
             f"{topology.name} on hosts of {cluster.workers_per_host}"
         )
-    known: dict[int, Exchange] = {}
+    even = _round_times(cluster, topology, flat)
+    odd = _round_times(cluster, staggered(topology), flat) if phases == "staggered" else None
+    return simulate_rounds(cluster, even, odd, order, update=update, steps=steps, seed=seed)
 
-    def of_round(t: int) -> Exchange:
+
+def staggering_pays(topology: Topology, workers_per_host: int) -> bool:
+    """Return whether staggered phases lower the most that a host sends to others in a step."""
+    try:
+        other = staggered(topology)
+    except ValueError:  # the order of its rounds matters
+        return False
+
+    def most(first: Round, second: Round) -> float:
+        # Of half a payload by each of both schedules.
+        one, two = (bytes_leaving_hosts(round_, workers_per_host, 0.5) for round_ in (first, second))
+        return max((one.get(host, 0.0) + two.get(host, 0.0) for host in one | two), default=0.0)
+
+    return max(map(most, topology.schedule, other.schedule)) < max(map(most, topology.schedule, topology.schedule))
+
+
+def _round_times(cluster: Cluster, topology: Topology, flat: bool) -> Callable[[int], RoundTime]:
+    """Return the time of each step's round; those of a period are computed once."""
+    known: dict[int, RoundTime] = {}
+
+    def of_step(t: int) -> RoundTime:
         if topology.period is None:
-            return exchange_of(cluster, topology.round(t), route)
+            return round_time(cluster, topology.round(t), flat=flat)
         index = t % topology.period
         if index not in known:
-            known[index] = exchange_of(cluster, topology.round(index), route)
+            known[index] = round_time(cluster, topology.round(index), flat=flat)
         return known[index]
 
-    swaps = phases == "staggered" and topology.period > 1
-    return simulate_exchanges(
-        cluster, of_round, (lambda t: of_round(t ^ 1)) if swaps else None, order, update=update, steps=steps, seed=seed
-    )
+    return of_step
 
 
-def splits_traffic(topology: Topology, workers_per_host: int) -> bool:
-    """Whether in each step one half of the buckets stays inside of every host, where phases are staggered."""
-    return topology.name == "aer" or (topology.name == "one_peer_ring" and workers_per_host % 2 == 0)
-
-
-def simulate_exchanges(
+def simulate_rounds(
     cluster: Cluster,
-    even: Callable[[int], Exchange],
-    odd: Callable[[int], Exchange] | None = None,
+    even: Callable[[int], RoundTime],
+    odd: Callable[[int], RoundTime] | None = None,
     order: Order = "awc",
     *,
     update: Update = "bucketwise",
     steps: int = STEPS,
     seed: int = 0,
 ) -> Times:
-    """Gossip whose buckets travel in step t by the exchange `even(t)`, those with an odd number by `odd(t)` if given.
+    """Simulate gossip in which the round of step t takes `even(t)`, for buckets with an odd number `odd(t)` if given.
 
     With compute time c, update time u and B buckets, worker i's bucket b is merged and updated at
 
         awc:  T_i(t, b) = max(T_i(t, b-1), D_i(t, b)) + u/B,   T_i(t, -1) = T_i(t-1, B-1) + c_i(t)
         atc:  T_i(t, b) = T_i(t-1) + c_i(t) + (b+1) u/B
 
-    where D is when the bucket arrived, launched at T(t-1, b) (awc, "bucketwise": our own optimizers) or when all
-    buckets were updated (awc, "whole": any optimizer; it also updates only after the last one arrived), or at T(t, b)
-    (atc). The step ends with the last bucket's update (awc) or arrival (atc).
+    where D is the time at which the bucket arrived. With atc it was launched at T(t, b). With awc it was launched at
+    T(t-1, b) (`update="bucketwise"`: our own optimizers), or after the update of all buckets, which then waits for the
+    last arrival ("whole": any other optimizer). The step ends with the last bucket's update (awc) or arrival (atc).
     """
-    n, B = cluster.ranks, cluster.gossip_buckets
+    n, B = cluster.workers, cluster.gossip_buckets
     compute = cluster.draw_compute_ms(steps, seed)
     # After b + 1 of the B updates; an ordinary optimizer updates all at once.
     updates = cluster.update_ms * (np.arange(1, B + 1) / B if update == "bucketwise" else np.ones(B))[:, None]
@@ -129,10 +145,10 @@ def simulate_exchanges(
     return _times(ended.mean() - begin, compute, cluster)
 
 
-def _travel(launched: np.ndarray, busy: Busy, even: Exchange, odd: Exchange | None) -> np.ndarray:
+def _travel(launched: np.ndarray, busy: Busy, even: RoundTime, odd: RoundTime | None) -> np.ndarray:
     if odd is None or len(launched) == 1:
         return even(launched, busy)
-    # Both kinds at once: what either occupies counts from the next step on.
+    # The two halves do not see each other's messages of this step; both occupy the links from the next step on.
     other = replace(busy)
     done = np.empty_like(launched)
     done[::2] = even(launched[::2], busy)
@@ -143,10 +159,10 @@ def _travel(launched: np.ndarray, busy: Busy, even: Exchange, odd: Exchange | No
 
 
 def simulate_allreduce(cluster: Cluster, *, steps: int = STEPS, seed: int = 0) -> Times:
-    """All-reduce of gradients in equal buckets, as DistributedDataParallel does it.
+    """Simulate all-reduce of gradients in equal buckets, as DistributedDataParallel does it.
 
-    Bucket b of B is ready on a worker when (b + 1) / B of its backward pass is over, travels when it is ready on all
-    workers and the one before has arrived, and the update follows the last one.
+    Bucket b of B is ready on a worker after (b + 1) / B of its backward pass. It is sent when all workers are ready and
+    the previous bucket has arrived; the update follows the last one.
     """
     compute = cluster.draw_compute_ms(steps, seed)
     share = (1 - cluster.backward_share) + cluster.backward_share * np.arange(1, cluster.buckets + 1) / cluster.buckets

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all; without torch, whose import takes seconds in every process."""
+"""Files that are written whole or not at all; without torch, whose import takes seconds in every process."""
 
 import hashlib
 import os
@@ -7,12 +7,12 @@ from typing import Any
 
 
 def describe(content: bytes) -> dict[str, Any]:
-    """Size and checksum."""
+    """Return size and checksum."""
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def write_atomically(file: Path, content: bytes) -> dict[str, Any]:
-    """Write beside `file`, sync, rename; after a crash there is the old file or the new one. Returns `describe`."""
+    """Write a temporary file, sync, rename; a crash leaves the old file or the new one. Returns `describe`."""
     temporary = file.with_name(f".{file.name}.tmp")
     with temporary.open("wb") as stream:
         stream.write(content)

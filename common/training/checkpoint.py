@@ -1,12 +1,12 @@
 """Checkpoints that survive being killed at any moment.
 
-    checkpoints/step_00000120/rank_0.pt ...   one file for each process: all it needs to go on
+    checkpoints/step_00000120/rank_0.pt ...   one file for each process: all its state
                               manifest.json   written last: sizes and sha256 sums, the length of metrics.jsonl
     checkpoints/best.pt, last.pt              the mean model, a bare state dict
     checkpoints/models/step_00000120.pt ...   the mean models of the last evaluations, if they are kept
 
-A folder without a manifest is an unfinished checkpoint and is ignored. Every file is written beside its place,
-synced, and renamed. All files are read with `torch.load(weights_only=True)`.
+A folder without a manifest is an unfinished checkpoint and is ignored. Every file is written under a temporary name,
+synced and renamed. All files are read with `torch.load(weights_only=True)`.
 """
 
 import io
@@ -28,12 +28,12 @@ MODELS = "models"
 
 
 class CheckpointError(RuntimeError):
-    """There are checkpoints but none can be used; the message names the files and what is wrong with them."""
+    """None of the existing checkpoints can be used; the message names the files and what is wrong with them."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a complete checkpoint holds.
+    """The contents of a complete checkpoint.
 
     fingerprint:   of the configuration that wrote it
     metrics_bytes: length of metrics.jsonl at that step
@@ -48,7 +48,7 @@ class Manifest:
 
 
 class Checkpoints:
-    """The checkpoints of one run; every process has one and calls the same methods.
+    """The checkpoints of one run; every process makes this object and calls the same methods.
 
     folder:      RUN_DIR/checkpoints
     fingerprint: of the configuration; a checkpoint with another one is foreign
@@ -65,7 +65,7 @@ class Checkpoints:
         """
         folder = self._folder / f"step_{step:08d}"
         if rank() == 0:
-            shutil.rmtree(folder, ignore_errors=True)  # what a killed run left of this step
+            shutil.rmtree(folder, ignore_errors=True)  # a killed run may have left files of this step
             folder.mkdir(parents=True)
         gather_objects(None)  # nobody writes into a folder that is being removed
         entries = gather_objects(write_atomically(folder / file_name(rank()), serialize(state)))
@@ -76,7 +76,7 @@ class Checkpoints:
             self._prune()
 
     def load(self, device: torch.device, tell: Callable[[str], None]) -> tuple[Manifest, dict[str, Any]] | None:
-        """The newest checkpoint that is complete and undamaged on every rank; None if there never was one.
+        """Return the newest checkpoint that is complete and undamaged on every rank; None if there never was one.
 
         Collective. `tell` is called with a sentence for each damaged one that is skipped. Raises CheckpointError
         if there are checkpoints but none can be used.
@@ -140,7 +140,7 @@ class Checkpoints:
 
 
 def read_manifest(file: Path) -> Manifest:
-    """Parse a manifest; CheckpointError naming the file if it is none."""
+    """Read a manifest. Raises CheckpointError, which names the file, if it is not one."""
     try:
         manifest = Manifest(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
@@ -151,12 +151,12 @@ def read_manifest(file: Path) -> Manifest:
 
 
 def file_name(process: int) -> str:
-    """The file of one process."""
+    """Return the name of one process's file."""
     return f"rank_{process}.pt"
 
 
 def serialize(state: dict[str, Any]) -> bytes:
-    """What torch.save writes."""
+    """Return the bytes that torch.save writes."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()

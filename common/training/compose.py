@@ -17,7 +17,7 @@ from common.training.config import Config, ConfigError
 from common.training.task import Task, load_task
 
 QUOTE = "'"
-# ${mul:a,b} in YAML: the global batch, for example, as so many samples for each worker.
+# ${mul:a,b} in YAML: for example the global batch as samples of a worker times the number of workers.
 OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -36,7 +36,7 @@ def compose_config(task: str, overrides: list[str]) -> Config:
 
 
 def explain_composition(error: Exception, task: str) -> str:
-    """Hydra's complaint in our words, with the key that was probably meant."""
+    """Return Hydra's complaint, reworded, with the key that was probably meant."""
     unknown = re.search(r"Could not override '([^']+)'", str(error)) or re.search(r"Key '([^']+)'", str(error))
     if unknown is None:
         return str(error)
@@ -47,14 +47,14 @@ def explain_composition(error: Exception, task: str) -> str:
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested dictionaries as {"a.b.c": value}."""
+    """Flatten nested dictionaries to {"a.b.c": value}."""
     if not isinstance(values, dict):
         return {prefix[:-1]: values}
     return {key: value for name, item in values.items() for key, value in flatten(item, f"{prefix}{name}.").items()}
 
 
 def check(task: type[Task], composed: DictConfig) -> Config:
-    """Turn what Hydra composed into the task's typed configuration, with the number of workers filled in."""
+    """Turn Hydra's composition into the task's typed configuration, with the number of workers filled in."""
     values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     try:
         resolved = resolve_workers(values)
@@ -101,7 +101,7 @@ def _gpus() -> int:
 
 
 def explain(error: ValidationError, given: dict[str, Any]) -> str:
-    """One line for each mistake: key=value: what is expected. given: the whole flat configuration."""
+    """Return a line for each mistake: key=value: expectation. given: the whole flat configuration."""
     return "\n".join(_explain_one(item, given) for item in error.errors())
 
 

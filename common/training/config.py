@@ -1,7 +1,7 @@
-"""The configuration, typed and checked at the door; inside, every key is there and right.
+"""The typed configuration, checked once at the start: afterwards every key exists and is valid.
 
-Hydra composes YAML files and command-line overrides; pydantic refuses what is not meant: unknown keys, wrong
-types, values out of range, choices that contradict each other.
+Hydra composes YAML files and command-line overrides; pydantic refuses unknown keys, wrong types, values out of range
+and contradictory choices.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -26,7 +26,7 @@ Betas = Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Fi
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be run; the message names key, value and what is expected."""
+    """A configuration that cannot be run; the message names key, value and expectation."""
 
 
 class Strict(BaseModel):
@@ -38,8 +38,8 @@ class Strict(BaseModel):
 # -- parallel: the method
 
 
-class AllReduce(Strict):
-    """Gradients averaged by DDP over all ranks; ranks_per_worker only says how many of them are counted as one."""
+class AllReduceConfig(Strict):
+    """Gradients averaged by DDP over all ranks; ranks_per_worker only counts several of them as one worker."""
 
     method: Literal["allreduce"]
     ranks_per_worker: PositiveInt
@@ -48,7 +48,7 @@ class AllReduce(Strict):
     timeout_s: PositiveFloat
 
 
-class Decentralized(Strict):
+class DecentralizedConfig(Strict):
     """Parameters averaged with peers; see DecentralizedDataParallel."""
 
     method: Literal["decentralized"]
@@ -63,18 +63,18 @@ class Decentralized(Strict):
     timeout_s: PositiveFloat
 
 
-Parallel = Annotated[AllReduce | Decentralized, Field(discriminator="method")]
+ParallelConfig = Annotated[AllReduceConfig | DecentralizedConfig, Field(discriminator="method")]
 
 
-class Workers(Strict):
-    """Where the workers live. count: null means the launcher's world size, or one for each GPU (at least one)."""
+class WorkersConfig(Strict):
+    """Where the workers live. count: null for the launcher's world size, or else one for each GPU (at least one)."""
 
     kind: Literal["processes", "simulated"]
     count: PositiveInt | None
     per_host: PositiveInt | None
 
 
-class TopologyChoice(Strict):
+class TopologyConfig(Strict):
     """A name of common.topology.NAMES and that topology's options."""
 
     model_config = ConfigDict(extra="allow")
@@ -82,7 +82,7 @@ class TopologyChoice(Strict):
     name: str
 
     def build(self, workers: int, per_host: int) -> Topology:
-        """The topology for this many workers; ConfigError if there is none."""
+        """Build the topology. Raises ConfigError if it does not exist for this number of workers."""
         options = dict(self.model_extra or {})
         try:
             return build(self.name, workers, per_host, **options)
@@ -93,10 +93,10 @@ class TopologyChoice(Strict):
 # -- optimizer and schedule
 
 
-class OptimizerBase(Strict):
-    """Common to all optimizers; decay leaves norms alone (common.optim.decay_groups).
+class BaseOptimizerConfig(Strict):
+    """Keys of all optimizers; norms do not decay (common.optim.decay_groups).
 
-    lr_batch:     lr is meant for a batch of so many samples and scaled linearly to training.batch_size; null: as it is
+    lr_batch:     batch size for which lr is meant: lr is scaled linearly to training.batch_size; null: not scaled
     decay_biases: whether other layers' biases decay
     """
 
@@ -106,7 +106,7 @@ class OptimizerBase(Strict):
     decay_biases: bool = False
 
 
-class Sgd(OptimizerBase):
+class SgdConfig(BaseOptimizerConfig):
     """torch.optim.SGD."""
 
     name: Literal["sgd"]
@@ -114,7 +114,7 @@ class Sgd(OptimizerBase):
     nesterov: bool
 
 
-class Adam(OptimizerBase):
+class AdamConfig(BaseOptimizerConfig):
     """torch.optim.Adam or AdamW; fused: one pass over memory."""
 
     name: Literal["adam", "adamw"]
@@ -123,7 +123,7 @@ class Adam(OptimizerBase):
     fused: bool
 
 
-class AccumAdam(OptimizerBase):
+class AccumAdamConfig(BaseOptimizerConfig):
     """common.optim.AccumAdam or AccumAdamW; accumulation_steps is s; fused: one pass over memory, compiled."""
 
     name: Literal["accumadam", "accumadamw"]
@@ -133,7 +133,7 @@ class AccumAdam(OptimizerBase):
     fused: bool
 
 
-class DmSgd(OptimizerBase):
+class DmSgdConfig(BaseOptimizerConfig):
     """common.optim.DmSGD."""
 
     name: Literal["dmsgd"]
@@ -141,10 +141,10 @@ class DmSgd(OptimizerBase):
     momentum_mixing: bool
 
 
-OptimizerChoice = Annotated[Sgd | Adam | AccumAdam | DmSgd, Field(discriminator="name")]
+OptimizerConfig = Annotated[SgdConfig | AdamConfig | AccumAdamConfig | DmSgdConfig, Field(discriminator="name")]
 
 
-class Constant(Strict):
+class ConstantConfig(Strict):
     """Base of the schedules: a linear warm-up from warmup_start x lr, then lr. Lengths are in `unit`."""
 
     name: Literal["constant"]
@@ -161,21 +161,21 @@ class Constant(Strict):
         return value
 
 
-class Cosine(Constant):
+class CosineConfig(ConstantConfig):
     """Half a cosine from lr down to final_fraction x lr at the last step."""
 
     name: Literal["cosine"]
     final_fraction: Fraction
 
 
-class InverseSquareRoot(Constant):
+class InverseSquareRootConfig(ConstantConfig):
     """lr sqrt(warmup / t) after the warm-up."""
 
     name: Literal["inverse_square_root"]
     warmup: PositiveFloat
 
 
-class Multistep(Constant):
+class MultistepConfig(ConstantConfig):
     """lr times gamma at each milestone."""
 
     name: Literal["multistep"]
@@ -183,16 +183,18 @@ class Multistep(Constant):
     gamma: PositiveFloat
 
 
-Schedule = Annotated[Constant | Cosine | InverseSquareRoot | Multistep, Field(discriminator="name")]
+ScheduleConfig = Annotated[
+    ConstantConfig | CosineConfig | InverseSquareRootConfig | MultistepConfig, Field(discriminator="name")
+]
 
 
 # -- the run
 
 
-class Training(Strict):
-    """How long and how. Exactly one of steps and epochs; batch_size is global, for each update.
+class TrainingConfig(Strict):
+    """Length and manner of training. Exactly one of steps and epochs is set.
 
-    It counts samples, or what the task says that it counts instead (transformer: tokens).
+    batch_size: of all workers together in one update; samples, or another unit of the task (transformer: tokens)
     """
 
     steps: PositiveInt | None
@@ -209,20 +211,20 @@ class Training(Strict):
     on_nan: Literal["stop", "warn"]
 
     @model_validator(mode="after")
-    def _one_length(self) -> "Training":
+    def _one_length(self) -> "TrainingConfig":
         if (self.steps is None) == (self.epochs is None):
             raise ValueError(f"steps={self.steps}, epochs={self.epochs}: expected exactly one of the two")
         return self
 
 
-class Evaluation(Strict):
-    """When and what to evaluate: the mean model, always; see common.training.evaluation for the rest.
+class EvaluationConfig(Strict):
+    """When and what to evaluate: always the mean model; see common.training.evaluation for the rest.
 
-    every:               steps between evaluations, null for once an epoch; the last step is always evaluated
+    every:               steps between evaluations; null: once an epoch; the last step is always evaluated
     keep_average:        the mean model persists in every worker after each evaluation
     local_models:        also every worker's own model on its own shard
     recalibrate_batches: training batches of each rank for new BatchNorm statistics of the mean model
-    models_kept:         mean models of the last so many evaluations are kept in checkpoints/models
+    models_kept:         number of the last evaluations whose mean models are kept in checkpoints/models
     """
 
     every: PositiveInt | None
@@ -233,8 +235,8 @@ class Evaluation(Strict):
     models_kept: NonNegativeInt
 
 
-class Logging(Strict):
-    """every: steps between train rows of metrics.jsonl; progress: show it on rank 0's console."""
+class LoggingConfig(Strict):
+    """Records of a run. every: steps between train rows of metrics.jsonl; progress: show it on rank 0's console."""
 
     every: PositiveInt
     progress: bool
@@ -244,7 +246,7 @@ class Logging(Strict):
 
 
 class Config(Strict):
-    """What every task has; a task's own class adds `data` and `model`."""
+    """The keys of every task; a task's own class gives `data` and `model` their types."""
 
     task_name: ClassVar[str] = ""
 
@@ -255,16 +257,16 @@ class Config(Strict):
     resume: bool
     init_from: str | None
     profile: bool
-    parallel: Parallel
-    workers: Workers
-    topology: TopologyChoice
-    optimizer: OptimizerChoice
-    schedule: Schedule
+    parallel: ParallelConfig
+    workers: WorkersConfig
+    topology: TopologyConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
     data: Any
     model: Any
-    training: Training
-    evaluation: Evaluation
-    logging: Logging
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    logging: LoggingConfig
 
     @model_validator(mode="after")
     def _choices_fit(self) -> "Config":
@@ -307,5 +309,5 @@ class Config(Strict):
         return self.n * self.ranks_per_worker
 
     def build_topology(self) -> Topology:
-        """The schedule of gossip rounds; ConfigError if it does not exist for this number of workers."""
+        """Build the topology. Raises ConfigError if it does not exist for this number of workers."""
         return self.topology.build(self.n, self.workers.per_host or 1)

@@ -1,4 +1,4 @@
-"""What rank 0 shows while a run goes on: a bar on a terminal, a line now and then anywhere else."""
+"""Progress that rank 0 shows: a bar on a terminal, a line every 20 seconds anywhere else."""
 
 import sys
 import time
@@ -38,14 +38,14 @@ class Console:
             print(f"step {row['step']}/{self._steps}  {text}  {remaining} left", file=sys.stderr, flush=True)
 
     def tell(self, sentence: str) -> None:
-        """A notice, whether progress is shown or not."""
+        """Print a notice, whether progress is shown or not."""
         if self._bar is not None:
             self._bar.write(sentence, file=sys.stderr)
         else:
             print(sentence, file=sys.stderr, flush=True)
 
     def close(self, summary: Mapping[str, Any], folder: object) -> None:
-        """End with the summary as a small table, and where the run lies."""
+        """End with the summary as a small table, and the path of the run's folder."""
         if self._bar is not None:
             self._bar.close()
         if not self._shown:
@@ -54,12 +54,13 @@ class Console:
         for split, row in summary["last"].items():
             table |= {f"{split} {key}": value for key, value in row.items() if key in ("loss", "accuracy", "bleu")}
         table |= {"consensus distance": summary["consensus_distance"], "bytes sent": summary["bytes_sent"]}
-        table |= {"ms per step": summary["time_step_ms"], "run folder": str(folder)}
+        table |= {"ms per step (median)": summary["time_step_ms"], "ms per step (mean)": summary["time_step_ms_mean"]}
+        table |= {"run folder": str(folder)}
         shown = [(name, f"{v:.5g}" if isinstance(v, float) else v) for name, v in table.items() if v is not None]
         print(tabulate(shown, tablefmt="plain", disable_numparse=True), file=sys.stderr, flush=True)
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """The row's main metrics in a few words."""
+    """Return the row's main metrics as a short text."""
     keys = [key for key in ("loss", "accuracy", "bleu", "lr") if key in row]
     return f"{row['split']} " + " ".join(f"{key} {row[key]:.4g}" for key in keys)

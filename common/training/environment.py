@@ -1,4 +1,4 @@
-"""What a run ran on: versions, hardware, commit, command."""
+"""The environment of a run: versions, hardware, commit, command."""
 
 import os
 import platform
@@ -17,14 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def describe_environment(task: str, overrides: list[str]) -> dict[str, Any]:
-    """A record that lets somebody else judge and repeat the run."""
+    """Return a record with which somebody else can judge and repeat the run."""
     return {
         "start": now(),
         "end": None,
         "command": shlex.join(["python", "-m", f"{task}.train", *overrides]),
         "overrides": overrides,
         "git_commit": _git("rev-parse", "HEAD"),
-        # Measurements write into results, which no program depends on.
+        # Measurements write into results; no program depends on them.
         "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results")),
         "hosts": [socket.gethostname()],  # of rank 0; RunFolder.record_hosts adds the others
         "hardware": {
@@ -39,7 +39,7 @@ def describe_environment(task: str, overrides: list[str]) -> dict[str, Any]:
 
 
 def now() -> str:
-    """The time in UTC, ISO 8601, to the second."""
+    """Return the time in UTC, ISO 8601, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

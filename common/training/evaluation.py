@@ -1,4 +1,4 @@
-"""Evaluates the mean model of all workers, and on request every worker's own."""
+"""Evaluation of the mean model of all workers, and on request of each worker's own."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ NORMS = nn.modules.batchnorm._BatchNorm
 
 
 class Evaluator:
-    """Evaluates this process's workers together with all others. Every sample of the validation set counts once."""
+    """Evaluation over all processes, of which each has some workers. Every validation sample counts once."""
 
     def __init__(self, task: Task, workers: Sequence[Worker], config: Config, device: torch.device, rank: int) -> None:
         self._task, self._workers, self._config = task, workers, config
@@ -26,12 +26,13 @@ class Evaluator:
         self._recalibration: list[TrainData] = []
 
     def evaluate(self, then: Callable[[dict[str, float], nn.Module], None]) -> None:
-        """Validation metrics of the mean model and the consensus distance; equal on all ranks. Collective.
+        """Compute validation metrics of the mean model and the consensus distance, equal on all ranks. Collective.
 
-        `then` gets the metrics while the module still holds the mean model. With `evaluation.local_models` the metrics
-        have a second set, `local_*`: every rank's own model with its own BatchNorm statistics on its own shard of the
-        validation set, added up (the protocol of arXiv 2410.11998's ImageNet code). With `evaluation.keep_average` the
-        mean model then replaces every worker's.
+        then: called with the metrics and the module, while it still holds the mean model
+
+        With `evaluation.local_models` the metrics include a second set, `local_*`: each rank's own model with its own
+        BatchNorm statistics on its own shard of the validation set, added up (the protocol of arXiv 2410.11998's
+        ImageNet code). With `evaluation.keep_average` the mean model finally replaces every worker's.
         """
         options, model = self._config.evaluation, self._workers[0].model
         metrics = {"consensus_distance": model.consensus_distance()}
@@ -50,7 +51,7 @@ class Evaluator:
         return self._sums(self._local_models())
 
     def _local_models(self) -> Iterator[tuple[nn.Module, Iterable[Batch]]]:
-        """Every local rank's own model and its shard."""
+        """Yield every local rank's own model and its shard."""
         for worker in self._workers:
             for rank, stream in enumerate(worker.streams):
                 with worker.as_rank(rank):
@@ -61,7 +62,7 @@ class Evaluator:
 
     @torch.no_grad()
     def _sums(self, models: Iterable[tuple[nn.Module, Iterable[Batch]]]) -> Tensor:
-        """What `task.evaluate` adds up over all batches of these models, and over ranks."""
+        """Return the sums of `task.evaluate` over all batches of these models, and over ranks."""
         sums = torch.zeros(len(self._task.sums), dtype=torch.float64, device=self._device)
         for model, batches in models:
             model.eval()
@@ -104,11 +105,11 @@ class Evaluator:
             yield
 
     def _streams(self) -> list[int]:
-        """The ranks, real or simulated, that this process draws for."""
+        """Return the ranks, real or simulated, for which this process draws batches."""
         return [stream.rank for worker in self._workers for stream in worker.streams]
 
     def _recalibration_data(self) -> list[TrainData]:
-        """Training data apart from the run's own, whose position must not move."""
+        """Return training data separate from the run's own, whose position must not change."""
         if not self._recalibration:
             ranks = self._config.ranks
             batch = self._config.training.batch_size // (ranks * self._config.training.gradient_accumulation)

@@ -11,17 +11,17 @@ from torch import Tensor
 from common.parallel.collectives import explained, is_distributed
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-EVERY = 10  # steps, at most: a warning may come only 30 s before the end
+EVERY = 10  # steps, at most: Slurm may send its warning only 30 s before the end
 
 
 class Interruption:
-    """Whether to stop, decided for all processes alike. A context manager that puts former handlers back.
+    """The decision to stop, the same on all processes. A context manager, which restores former signal handlers.
 
-    A signal may reach one process only, or reach them in different steps, so they must agree. They do it every few
-    steps, over a sum that has been under way since the last time: waiting for it at once would make all workers wait
-    for the slowest one, which gossip is there to avoid.
+    A signal may reach one process only, or reach them in different steps, so they must agree. Every few steps they
+    start a sum over ranks and read the previous one: reading it at once would make all workers wait for the slowest,
+    which gossip avoids.
 
-    every: steps from one agreement to the next, the same on all ranks; at most EVERY are used.
+    every: steps from one agreement to the next, the same on all ranks; at most EVERY are used
     """
 
     def __init__(self, device: torch.device, every: int = EVERY) -> None:
@@ -43,7 +43,7 @@ class Interruption:
             self._agreed()
 
     def requested(self, step: int) -> bool:
-        """Whether any process was asked to stop some steps ago. Collective: every rank asks once after every step."""
+        """Return whether any process was asked to stop some steps ago. Collective, after every step."""
         if not is_distributed():
             return self._asked
         if step % self._every:
@@ -55,7 +55,7 @@ class Interruption:
 
     @explained("asking whether to stop")
     def _agreed(self) -> bool:
-        """The result of the last sum; False without one."""
+        """Return the result of the last sum; False without one."""
         if self._sum is None:
             return False
         asked, work = self._sum

@@ -1,4 +1,4 @@
-"""Start a run: in this process, under torchrun or srun, or in local processes of our own."""
+"""Start of a run: in this process, under torchrun or srun, or in local processes that are started here."""
 
 import logging
 import multiprocessing
@@ -25,14 +25,14 @@ from common.training.config import Config, ConfigError
 from common.training.loop import train
 from common.training.recorder import Recorder
 from common.training.run_folder import RunFolder, fingerprint, is_finished, read_status
-from common.training.session import Run
+from common.training.session import Setup
 from common.training.task import load_task
 
 FINISHED, FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 75
 
 
 def launch(task: str, overrides: list[str]) -> int:
-    """Compose configs/<task>.yaml with the overrides, check it, run it; returns the exit code."""
+    """Compose configs/<task>.yaml with the overrides, check it, run it; return the exit code."""
     try:
         config = compose_config(task, overrides)
         return execute(config, overrides)
@@ -41,7 +41,7 @@ def launch(task: str, overrides: list[str]) -> int:
 
 
 def refuse(error: Exception) -> int:
-    """Tell the user what is wrong with the configuration or data; with HYDRA_FULL_ERROR=1 also where it was found."""
+    """Print what is wrong with the configuration or data; with HYDRA_FULL_ERROR=1 also where it was found."""
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
     print(f"error: {error}", file=sys.stderr)
@@ -49,7 +49,7 @@ def refuse(error: Exception) -> int:
 
 
 def execute(config: Config, overrides: list[str]) -> int:
-    """Run a checked configuration where its workers live; returns the exit code."""
+    """Run a checked configuration where its workers live; return the exit code."""
     if is_finished(config):
         if os.environ.get("RANK", "0") == "0":
             print(f"run_dir={config.run_dir}: this run is finished already", file=sys.stderr)
@@ -60,7 +60,7 @@ def execute(config: Config, overrides: list[str]) -> int:
 
 
 def run_in_local_processes(config: Config, overrides: list[str]) -> int:
-    """Start workers on this machine through torch's elastic launcher.
+    """Start workers on this machine through torch's elastic launcher; return the exit code.
 
     They are forked from a server that imports everything once and stays warm for the next run.
     """
@@ -77,10 +77,10 @@ def run_in_local_processes(config: Config, overrides: list[str]) -> int:
         start_method="forkserver",
         monitor_interval=0.1,
     )
-    # Workers print their own errors, first things first; the launcher would only repeat them.
+    # Workers print their own errors, the first one first; the launcher would only repeat them.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)
-    # Elastic passes signals on to the workers, which save and stop; it does not listen to this one by itself.
+    # Elastic passes signals on to the workers, which save and stop; SIGUSR1 it does not handle by itself.
     former = signal.signal(signal.SIGUSR1, stop_workers)
     try:
         elastic_launch(launcher, run_worker)(config.task, config.model_dump(), overrides)
@@ -97,13 +97,13 @@ def run_in_local_processes(config: Config, overrides: list[str]) -> int:
 
 
 def stop_workers(number: int, frame: FrameType | None) -> None:
-    """Signal handler of the launching process: elastic catches this and sends the signal to the workers."""
+    """Raise, as signal handler of the launching process, what makes elastic send the signal to the workers."""
     raise SignalException(f"received signal {number}", signal.Signals(number))
 
 
 @record
 def run_worker(task: str, values: dict, overrides: list[str]) -> None:
-    """Entry of a local worker process; the launcher set RANK and its friends.
+    """Run a local worker process, for which the launcher has set RANK and the other variables.
 
     Exits with the run's code: any but 0 makes the launcher end the other workers at once.
     """
@@ -113,7 +113,7 @@ def run_worker(task: str, values: dict, overrides: list[str]) -> None:
 
 
 def run_here(config: Config, overrides: list[str]) -> int:
-    """Run this process's part; returns the exit code."""
+    """Run this process's part; return the exit code."""
     distributed = "RANK" in os.environ and config.workers.kind == "processes"
     rank = int(os.environ["RANK"]) if distributed else 0
     folder = None
@@ -131,7 +131,7 @@ def run_here(config: Config, overrides: list[str]) -> int:
         checkpoints = Checkpoints(
             Path(config.run_dir) / "checkpoints", fingerprint(config), config.training.checkpoints_kept
         )
-        status = train(Run(task, config, device, rank, folder, Recorder(config, task, folder), checkpoints))
+        status = train(Setup(task, config, device, rank, folder, Recorder(config, task, folder), checkpoints))
     except (ConfigError, CheckpointError) as error:
         return refuse(error) if rank == 0 or not distributed else BAD_CONFIGURATION
     except Exception as error:
@@ -146,7 +146,7 @@ def run_here(config: Config, overrides: list[str]) -> int:
 
 
 def pick_device(config: Config) -> torch.device:
-    """The configured device; each local rank has a GPU of its own."""
+    """Return the configured device; each local rank has its own GPU. Raises ConfigError if there is no GPU."""
     wanted = config.training.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise ConfigError("training.device=cuda: no GPU is available, expected cpu or auto")
@@ -156,6 +156,6 @@ def pick_device(config: Config) -> torch.device:
 
 
 def threads_per_process(distributed: bool) -> int:
-    """CPU threads for each process so that the machine is used once."""
+    """Return the number of CPU threads with which the local processes together use every core once."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // (int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if distributed else 1))

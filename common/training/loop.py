@@ -13,39 +13,42 @@ from common.training.config import Config
 from common.training.interruption import Interruption
 from common.training.profiling import Trace
 from common.training.recorder import Recorder
-from common.training.session import Run, Session
+from common.training.session import Session, Setup
 from common.training.task import Task
 from common.training.worker import Worker, build_workers
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def train(run: Run) -> str:
+def train(setup: Setup) -> str:
     """Train to the configured number of committed updates, evaluating, recording and saving on the way.
 
     Every process calls it with the same configuration. In one update all local workers first run forward and
     backward, then all step: a process has one worker, a simulation has all of them. Returns "finished", or
     "interrupted" if a signal asked to stop: then a checkpoint was saved.
     """
-    task, config, recorder = run.task, run.config, run.recorder
-    steps, steps_per_epoch = lengths(task, config, run.device)
+    task, config, device, recorder = setup.task, setup.config, setup.device, setup.recorder
+    steps, steps_per_epoch = lengths(task, config, device)
     evaluate_every = config.evaluation.every or steps_per_epoch
-    workers = build_workers(task, config, run.device, run.rank, steps, steps_per_epoch)
-    scaler = GradScaler(run.device.type, enabled=config.training.precision == "fp16")
-    session = Session(run, workers, scaler)
-    session.resume(lambda: [backward(task, worker, scaler, config, run.device) for worker in workers])
+    workers = build_workers(task, config, device, setup.rank, steps, steps_per_epoch)
+    scaler = GradScaler(device.type, enabled=config.training.precision == "fp16")
+    session = Session(setup, workers, scaler)
+    session.resume(lambda: [backward(task, worker, scaler, config, device) for worker in workers])
     recorder.begin(workers, steps)
     with (
         step_named(recorder),
-        Interruption(run.device, config.logging.every) as interruption,
-        Trace(config.run_dir, run.rank, config.profile) as trace,
+        Interruption(device, config.logging.every) as interruption,
+        Trace(config.run_dir, setup.rank, config.profile) as trace,
     ):
         stop = False
         while recorder.clock < steps and not stop:
-            losses = [backward(task, worker, scaler, config, run.device) for worker in workers]
+            losses = [backward(task, worker, scaler, config, device) for worker in workers]
             norms = [finish_gradients(worker, scaler, config.training.clip) for worker in workers]
-            with region("optimizer"):
-                committed = scaler.step_all([worker.optimizer for worker in workers])
+            committed = scaler.all_finite([worker.optimizer for worker in workers])  # alike on all ranks
+            if committed:
+                with region("optimizer"):
+                    for worker in workers:
+                        worker.optimizer.step()
             scaler.update()
             recorder.step(committed, losses, norms)
             for worker in workers:
@@ -70,7 +73,7 @@ def train(run: Run) -> str:
 
 @contextlib.contextmanager
 def step_named(recorder: Recorder) -> Iterator[None]:
-    """Notes on an error, of a collective for instance, after which step it came."""
+    """Note on an error after which step it came."""
     try:
         yield
     except Exception as error:
@@ -79,7 +82,7 @@ def step_named(recorder: Recorder) -> Iterator[None]:
 
 
 def lengths(task: Task, config: Config, device: torch.device) -> tuple[int, int]:
-    """Number of updates in the whole run and in an epoch, which is counted in global batches."""
+    """Return the number of updates in the whole run and in an epoch, which is counted in global batches."""
     passes = config.training.gradient_accumulation
     local_batch = config.training.batch_size // (config.ranks * passes)
     steps_per_epoch = max(1, task.train_data(0, config.ranks, local_batch, device).steps_per_epoch // passes)
@@ -88,7 +91,7 @@ def lengths(task: Task, config: Config, device: torch.device) -> tuple[int, int]
 
 
 def backward(task: Task, worker: Worker, scaler: GradScaler, config: Config, device: torch.device) -> Tensor:
-    """Gradients of one update into `.grad` (scaled); returns the mean loss over its micro-batches, detached."""
+    """Compute the (scaled) gradients of one update; return the mean loss over its micro-batches, detached."""
     passes = list(enumerate(worker.streams)) * config.training.gradient_accumulation
     if not worker.model.training:  # walking over all modules costs 0.1 ms
         worker.model.train()
@@ -107,12 +110,12 @@ def backward(task: Task, worker: Worker, scaler: GradScaler, config: Config, dev
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Where forward passes run; with fp32 nothing, as entering even a disabled autocast costs time."""
+    """Return the context of a forward pass; none for fp32, as entering even a disabled autocast costs time."""
     return torch.autocast(device.type, AUTOCAST[precision]) if precision in AUTOCAST else contextlib.nullcontext()
 
 
 def finish_gradients(worker: Worker, scaler: GradScaler, clip: float | None) -> Tensor | None:
-    """Make gradients final: averaged if the method does that, unscaled, clipped by their exact global norm."""
+    """Average gradients if the method does that, unscale and clip them; return their exact global norm if clipped."""
     worker.model.synchronize_gradients()
     if clip is None:
         return None

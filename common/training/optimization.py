@@ -6,11 +6,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from common import optim
-from common.training.config import OptimizerChoice, Schedule
+from common.training.config import OptimizerConfig, ScheduleConfig
 
 
-def build_optimizer(config: OptimizerChoice, lr: float, module: nn.Module) -> Optimizer:
-    """The configured optimizer over the module's trainable parameters; norms are not decayed."""
+def build_optimizer(config: OptimizerConfig, lr: float, module: nn.Module) -> Optimizer:
+    """Build the configured optimizer of the module's trainable parameters; norms do not decay."""
     groups = optim.decay_groups(module, config.weight_decay, decay_biases=config.decay_biases)
     match config.name:
         case "sgd":
@@ -32,8 +32,8 @@ def build_optimizer(config: OptimizerChoice, lr: float, module: nn.Module) -> Op
             )
 
 
-def build_schedule(config: Schedule, optimizer: Optimizer, total_steps: int, steps_per_epoch: int) -> LRScheduler:
-    """The configured learning-rate schedule, in units of committed updates."""
+def build_schedule(config: ScheduleConfig, optimizer: Optimizer, total_steps: int, steps_per_epoch: int) -> LRScheduler:
+    """Build the configured learning-rate schedule, in units of committed updates."""
     unit = steps_per_epoch if config.unit == "epochs" else 1
     warmup = {"warmup_steps": round(config.warmup * unit), "warmup_start": config.warmup_start}
     match config.name:

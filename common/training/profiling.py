@@ -1,4 +1,4 @@
-"""A trace of a few steps, for chrome://tracing or ui.perfetto.dev."""
+"""The trace of a few steps, for chrome://tracing or ui.perfetto.dev."""
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -10,9 +10,9 @@ SKIPPED, WARMUP, RECORDED = 10, 2, 4  # steps of this start of the run
 
 
 class Trace(AbstractContextManager["Trace"]):
-    """Records steps 13 to 16 of a start into RUN_DIR/trace/rank_<rank>.json; does nothing unless `enabled`.
+    """A trace of steps 13 to 16 of a start in RUN_DIR/trace/rank_<rank>.json; does nothing unless `enabled`.
 
-    Ranges: data, forward, backward, optimizer, and in it gossip::merge and gossip::launch. A message (`gloo:send`,
+    Ranges: data, forward, backward, optimizer, and inside it gossip::merge and gossip::launch. A message (`gloo:send`,
     `gloo:recv`, `nccl:...`) lasts from its launch until the merge has found it complete.
     """
 
@@ -29,15 +29,15 @@ class Trace(AbstractContextManager["Trace"]):
             )
 
     def __enter__(self) -> "Trace":
-        """Begin."""
+        """Start the profiler."""
         self._profiler.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End; what was recorded is written."""
+        """Stop the profiler and write what it has recorded."""
         self._profiler.__exit__(*error)
 
     def step(self) -> None:
-        """A step is over."""
+        """Mark the end of a step."""
         if isinstance(self._profiler, profile):
             self._profiler.step()

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class RankBuffers:
-    """Each rank's own buffers of one shared module.
+    """Each rank's own buffers of a shared module.
 
     Real ranks of one worker have equal parameters, but each collects the BatchNorm statistics of its own batches. A
     simulated worker runs them one after the other on one module: this swaps the buffers. Between uses the module holds
@@ -21,7 +21,7 @@ class RankBuffers:
 
     @contextmanager
     def of(self, rank: int) -> Iterator[None]:
-        """Inside, the module has rank `rank`'s buffers (0 is the worker's first rank)."""
+        """Give the module, inside the block, the buffers of local rank `rank` (0 is the worker's first rank)."""
         for buffer, own in zip(self._module, self._ranks[rank], strict=True):
             buffer.copy_(own)
         try:
@@ -34,13 +34,13 @@ class RankBuffers:
                     buffer.copy_(torch.stack(owned).mean(0))
 
     def reset(self) -> None:
-        """Give every rank what the module holds."""
+        """Give every rank the module's buffers."""
         for owned in self._ranks:
             for own, buffer in zip(owned, self._module, strict=True):
                 own.copy_(buffer)
 
     def state_dict(self) -> list[list[Tensor]]:
-        """A list of buffers for each rank."""
+        """Return a list of buffers for each rank."""
         return self._ranks
 
     def load_state_dict(self, state: list[list[Tensor]]) -> None:

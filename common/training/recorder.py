@@ -1,4 +1,4 @@
-"""What a run writes down: rows of metrics, a progress bar, a summary. Only rank 0 writes."""
+"""The records of a run: rows of metrics, a progress bar, a summary. Only rank 0 writes."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ from common.training.sinks import Sinks
 from common.training.task import Task
 from common.training.worker import Worker
 
-REMEMBERED_STEPS = 1000  # whose median time goes into the summary
+REMEMBERED_STEPS = 1000  # the last ones, whose median and mean time go into the summary
 
 
 class DivergedError(RuntimeError):
@@ -26,9 +26,9 @@ class DivergedError(RuntimeError):
 
 
 class Recorder:
-    """Collects what happens in the loop. Every rank calls it alike: it adds up over ranks.
+    """Collects losses, times and evaluations. All ranks make the same calls: some of them add up over ranks.
 
-    folder: where rank 0 writes; None on the other ranks.
+    folder: where rank 0 writes; None on the other ranks
     """
 
     def __init__(self, config: Config, task: Task, folder: RunFolder | None) -> None:
@@ -36,14 +36,14 @@ class Recorder:
         self._last: dict[str, dict[str, Any]] = {}
         self._best: dict[str, Any] | None = None
         self._skipped = 0
-        self._losses: list[list[Tensor]] = []  # of the window since the last train row, one of each local worker
+        self._losses: list[list[Tensor]] = []  # since the last train row, for each step a loss of each local worker
         self._norms: list[Tensor] = []
         self._times: list[float] = []
         self._recent = deque[float](maxlen=REMEMBERED_STEPS)
         self._sinks = Sinks(config, folder.run_id) if folder is not None else None
 
     def begin(self, workers: Sequence[Worker], steps: int) -> None:
-        """The loop starts, or goes on, with these local workers, up to this many updates."""
+        """Start the loop, or continue it, with these local workers, until `steps` updates."""
         self._workers, self._steps = workers, steps
         shown = self._folder is not None and self._config.logging.progress
         self._console = Console(shown, self.clock, steps)
@@ -52,14 +52,14 @@ class Recorder:
 
     @property
     def clock(self) -> int:
-        """Updates committed."""
+        """Number of committed updates."""
         return self._workers[0].model.clock
 
     def step(self, committed: bool, losses: Sequence[Tensor], norms: Sequence[Tensor | None]) -> None:
-        """One pass of the loop is over; writes a train row if one is due.
+        """Record one pass of the loop; write a train row if one is due.
 
-        Nothing waits for the device or for other ranks except when a row is due. Raises DivergedError then if a
-        loss is not finite and `training.on_nan=stop`.
+        Only a row that is due waits for the device and for other ranks. Raises DivergedError then if a loss is not
+        finite and `training.on_nan=stop`.
         """
         self._losses.append(list(losses))
         self._norms += [norm.double() for norm in norms if norm is not None]
@@ -77,7 +77,7 @@ class Recorder:
             self._since = time.perf_counter()
 
     def validation(self, metrics: dict[str, float]) -> bool:
-        """The mean model was evaluated; returns whether it is the best so far."""
+        """Record an evaluation of the mean model; return whether it is the best so far."""
         row = self._row("validation") | metrics | {"bytes_sent": self._bytes_sent()}
         primary = self._task.primary_metric
         sign = 1 if self._task.higher_is_better else -1
@@ -85,11 +85,11 @@ class Recorder:
         if best:
             self._best = row
         self._write(row)
-        self._since = time.perf_counter()  # a step's time does not hold the evaluation's
+        self._since = time.perf_counter()  # a step's time excludes the evaluation
         return best
 
     def finish(self, status: str) -> None:
-        """The loop is over, "finished" or "interrupted": write the summary."""
+        """Write the summary; status: "finished" or "interrupted"."""
         if self._sinks is not None:
             self._sinks.close()
         sent, exposed = self._bytes_sent(), self._exposed_s()
@@ -105,13 +105,14 @@ class Recorder:
             "last": self._last,
             "best": {"validation": self._best},
             "time_step_ms": 1000 * statistics.median(self._recent) if self._recent else None,
+            "time_step_ms_mean": 1000 * statistics.fmean(self._recent) if self._recent else None,
             "time_exposed_comm_ms": 1000 * exposed / max(1, self.clock),
         }
         self._folder.finish(summary)
         self._console.close(summary, self._folder.path)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to write the same rows: totals, and the window that is not written yet."""
+        """Return what a resumed run needs to write the same rows: totals, and the steps since the last row."""
         return {
             "last": self._last,
             "best": self._best,
@@ -129,11 +130,11 @@ class Recorder:
         self._recent.extend(state["recent_times"])
 
     def _write_train_row(self) -> None:
-        # [steps of the window, local workers]
+        # [steps since the last row, local workers]
         losses = torch.stack([torch.stack(step) for step in self._losses]).double()
         none = torch.full((), math.nan, dtype=torch.float64, device=losses.device)
         norm = torch.stack(self._norms).mean() if self._norms else none
-        # Means over the window's steps and this process's workers, then over processes.
+        # Means over these steps and this process's workers, then over processes.
         loss, norm_value = (sum_over_ranks(torch.stack([losses.mean(), norm])) / world_size()).tolist()
         if not math.isfinite(loss):
             self._diverged(losses)
@@ -149,7 +150,7 @@ class Recorder:
         self._write(row)
 
     def _diverged(self, losses: Tensor) -> None:
-        """Say at which step and worker a loss of the window was not finite first. Collective."""
+        """Name the step and the worker of the first loss that is not finite. Collective."""
         bad = (~losses.isfinite()).nonzero().tolist()
         mine = min(
             ((self.clock - len(losses) + 1 + step, self._workers[i].index, losses[step, i].item()) for step, i in bad),
@@ -180,5 +181,5 @@ class Recorder:
         return round(sum_over_ranks(torch.tensor(local, dtype=torch.float64, device=device)).item())
 
     def _exposed_s(self) -> float:
-        """Mean over this process's workers."""
+        """Return the mean over this process's workers."""
         return sum(worker.model.counters.exposed_s for worker in self._workers) / len(self._workers)

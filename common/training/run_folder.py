@@ -20,10 +20,10 @@ FREE_KEYS = ("run_dir", "resume", "logging.", "profile", "training.threads", "tr
 
 
 class RunFolder:
-    """The records of a run. Only rank 0 writes, and makes one of these.
+    """The records of a run. Only rank 0 makes this object and writes.
 
-    With `resume=true` the run that the folder holds is continued; without it, a folder that holds a run is refused.
-    Rows are only ever added to metrics.jsonl, but for what a resumed run has yet to compute again (`cut`).
+    With `resume=true` the run in the folder is continued; without it, a folder that holds a run is refused. Rows are
+    only added to metrics.jsonl, except that a resumed run removes those that it will compute again (`cut`).
     """
 
     def __init__(self, config: Config, overrides: list[str]) -> None:
@@ -42,11 +42,11 @@ class RunFolder:
 
     @property
     def run_id(self) -> str:
-        """Names this run, also after it was resumed."""
+        """Name of this run, which stays the same when it is resumed."""
         return self._environment["run_id"]
 
     def record_hosts(self, hosts: Sequence[str]) -> None:
-        """Write down on which hosts the processes of this start run; hosts: a name for each process."""
+        """Record the hosts of the processes of this start; hosts: a name for each process."""
         names = list(dict.fromkeys(hosts))
         self._environment["hosts"] = names
         if self._environment.get("resumed"):
@@ -59,14 +59,14 @@ class RunFolder:
         self._metrics.flush()
 
     def metrics_bytes(self) -> int:
-        """The length of metrics.jsonl, safe on disk."""
+        """Return the length of metrics.jsonl, after it is safe on disk."""
         os.fsync(self._metrics.fileno())
         return self._metrics.tell()
 
     def cut(self, length: int) -> None:
-        """Cut metrics.jsonl back to what it was at the checkpoint, so that no step has two rows.
+        """Cut metrics.jsonl back to its length at the checkpoint, so that no step has two rows.
 
-        Raises CheckpointError if rows are missing that the checkpoint relies on.
+        Raises CheckpointError if it is shorter than that.
         """
         present = (self.path / "metrics.jsonl").stat().st_size
         if present < length:
@@ -78,7 +78,7 @@ class RunFolder:
         self._metrics.seek(0, os.SEEK_END)
 
     def finish(self, summary: dict[str, Any]) -> None:
-        """Write the summary and the end of this session."""
+        """Write the summary, and the time at which this start ended."""
         self._metrics.flush()
         self._environment["end"] = now()
         self._write_json("environment.json", self._environment)
@@ -97,10 +97,10 @@ class RunFolder:
 
 
 def is_finished(config: Config) -> bool:
-    """Whether the folder holds this run, finished, and `resume=true` asks for nothing more.
+    """Return whether `resume=true` was given for a folder that holds this run, finished.
 
-    Every process may ask, before anything is written. Raises ConfigError if the folder holds another run, or one
-    that would have to be resumed.
+    Every process may ask, before anything is written. Raises ConfigError if the folder holds another run, or this one
+    and `resume=true` is missing.
     """
     path = Path(config.run_dir)
     present = [name for name in ("config.yaml", "metrics.jsonl", "summary.json") if (path / name).exists()]
@@ -121,7 +121,7 @@ def is_finished(config: Config) -> bool:
 
 
 def read_status(path: Path) -> str | None:
-    """The status in summary.json, None if there is none."""
+    """Return the status in summary.json, None without one."""
     try:
         return json.loads((path / "summary.json").read_text()).get("status")
     except (OSError, ValueError):
@@ -129,19 +129,19 @@ def read_status(path: Path) -> str | None:
 
 
 def fingerprint(config: Config) -> str:
-    """Identifies what is computed: the configuration without FREE_KEYS."""
+    """Return a hash of the configuration without FREE_KEYS, which identifies the computation."""
     values = flatten(config.model_dump(mode="json"))
     fixed = {key: value for key, value in values.items() if not key.startswith(FREE_KEYS)}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 def to_yaml(config: Config) -> str:
-    """The configuration as config.yaml holds it."""
+    """Return the text of config.yaml."""
     return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
 
 
 def compare(file: Path, config: Config) -> list[str]:
-    """What differs between a saved configuration and this one, a line for each key, without FREE_KEYS."""
+    """Return a line for each key in which a saved configuration differs from this one, without FREE_KEYS."""
     saved = flatten(OmegaConf.to_container(OmegaConf.load(file)))
     wanted = flatten(config.model_dump(mode="json"))
     keys = [key for key in {**saved, **wanted} if not key.startswith(FREE_KEYS)]

@@ -1,6 +1,6 @@
-"""Where rows of metrics go besides metrics.jsonl: Weights & Biases, TensorBoard. Rank 0 only.
+"""Services that receive the rows of metrics.jsonl: Weights & Biases, TensorBoard. Rank 0 only.
 
-What is recorded never depends on them: if one fails, it says so once and is left out from then on.
+The run's own records never depend on them: one that fails is named once and left out from then on.
 """
 
 import sys
@@ -11,17 +11,17 @@ from common.training.config import Config
 
 
 class Sink(Protocol):
-    """Takes the rows of metrics.jsonl, with the same keys behind the split: "train/loss"."""
+    """A receiver of the rows of metrics.jsonl; their keys follow the split: "train/loss"."""
 
     def log(self, row: dict[str, Any]) -> None:
-        """Take one row."""
+        """Record one row."""
 
     def close(self) -> None:
-        """No more rows will come."""
+        """End the record."""
 
 
 class WandbSink:
-    """One wandb run. The id is the run folder's, so that a resumed run goes on in the same place."""
+    """A run of wandb. Its id is the run folder's, so that a resumed run continues there."""
 
     def __init__(self, config: Config, run_id: str) -> None:
         import wandb
@@ -38,7 +38,7 @@ class WandbSink:
         )
 
     def log(self, row: dict[str, Any]) -> None:
-        """Take one row."""
+        """Record one row."""
         self._run.log(numbers(row), step=row["step"])
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class TensorBoardSink:
         self._writer = SummaryWriter(f"{config.run_dir}/tensorboard")
 
     def log(self, row: dict[str, Any]) -> None:
-        """Take one row."""
+        """Record one row."""
         for name, value in numbers(row).items():
             self._writer.add_scalar(name, value, row["step"])
 
@@ -80,7 +80,7 @@ class Sinks:
             self._guarded(name, lambda sink=sink: sink.log(row))
 
     def close(self) -> None:
-        """No more rows will come."""
+        """End the record."""
         for name, sink in list(self._sinks.items()):
             self._guarded(name, sink.close)
 
@@ -93,5 +93,5 @@ class Sinks:
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
-    """The row's metrics as {"<split>/<key>": value}."""
+    """Return the row's metrics as {"<split>/<key>": value}."""
     return {f"{row['split']}/{key}": value for key, value in row.items() if key not in ("step", "split")}

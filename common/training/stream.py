@@ -1,4 +1,4 @@
-"""What one rank draws: training batches and random numbers."""
+"""The training batches and random numbers of one rank."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from common.training.task import Batch, TrainData
 
 
 class RandomState:
-    """A stream of torch's random numbers of its own, whatever else draws numbers in the process."""
+    """A separate stream of torch's random numbers, independent of others in the process."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
         self._device = device
@@ -47,8 +47,8 @@ class RandomState:
 class Stream:
     """One rank's training batches without end, epoch after epoch, and its random numbers.
 
-    rank: the real or simulated rank that it draws for
-    drawn: counts the batches taken; with the seed it says all about the position in the data.
+    rank:  the real or simulated rank for which it draws
+    drawn: number of batches taken, which together with the seed determines the position in the data
     """
 
     def __init__(self, data: TrainData, seed: int, rank: int, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class Stream:
         return next(self._batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """Position in the data and in the random numbers."""
+        """Return the position in the data and the state of the random numbers."""
         return {"drawn": self.drawn, "random": self.random.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

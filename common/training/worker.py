@@ -22,9 +22,9 @@ from common.training.task import Task
 class Worker:
     """Everything that belongs to one worker.
 
-    streams: what its ranks draw. A process has one; a simulated worker draws for all `ranks_per_worker` ranks that
-             it stands for, and averages their gradients.
-    buffers: those ranks' own BatchNorm statistics; None where there is one rank
+    streams: batches and random numbers of its ranks. A process has one; a simulated worker draws for all its
+             `ranks_per_worker` ranks and averages their gradients.
+    buffers: those ranks' own BatchNorm statistics; None for one rank
     """
 
     index: int
@@ -44,7 +44,7 @@ class Worker:
             self.buffers.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that this worker needs to go on: plain values and tensors."""
+        """Return the worker's whole state, plain values and tensors."""
         return {
             "index": self.index,
             "clock": self.model.clock,
@@ -75,7 +75,7 @@ class Worker:
 def build_workers(
     task: Task, config: Config, device: torch.device, rank: int, total_steps: int, steps_per_epoch: int
 ) -> list[Worker]:
-    """This process's workers: one, or all of a simulation. Collective when there are several processes."""
+    """Build this process's workers: one, or all of a simulation. Collective when there are several processes."""
     torch.manual_seed(config.seed)
     module = task.build_model().to(device)
     if config.init_from is not None:
@@ -97,7 +97,7 @@ def build_workers(
 
 
 def load_model(module: torch.nn.Module, file: str) -> None:
-    """Start from a bare state dict, such as a run's checkpoints/best.pt; ConfigError if it does not fit."""
+    """Start from a bare state dict, such as a run's checkpoints/best.pt. Raises ConfigError if it does not fit."""
     try:
         module.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
     except OSError as error:

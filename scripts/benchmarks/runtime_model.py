@@ -15,7 +15,7 @@ from common.cli import Arguments, Text, UsageError, command_of, main_function, p
 from common.report.benchmark import Benchmark
 from common.report.published import load_published
 from common.runtime.figure6 import CALIBRATION, PAYLOAD_MB, predict_figure6
-from common.runtime.measured import predict_measured
+from common.runtime.validation import predict_measured
 
 MODULE = "scripts.benchmarks.runtime_model"
 FIGURE6 = {

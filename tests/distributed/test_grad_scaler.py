@@ -38,7 +38,10 @@ def scaled(rank: int, n: int, scenarios: list[Scenario]) -> list[dict]:
                 scaler.unscale_(optimizers[0])
                 torch.nn.utils.clip_grad_norm_(model.parameters(), scenario.clip)
             if len(optimizers) > 1:
-                assert scaler.step_all(optimizers) is (step not in OVERFLOWS)
+                finite = scaler.all_finite(optimizers)
+                assert finite is (step not in OVERFLOWS)
+                for optimizer in optimizers if finite else ():
+                    optimizer.step()
             else:
                 scaler.step(optimizers[0])
             scaler.update()

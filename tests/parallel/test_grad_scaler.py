@@ -61,8 +61,8 @@ def test_disabled_scaler_just_steps() -> None:
     scaler = GradScaler("cpu", enabled=False)
     parameter.grad = torch.ones(2)
     scaler.step(optimizer)
-    assert scaler.step_all([optimizer]) is True
-    assert parameter.tolist() == [0, 0]
+    assert scaler.all_finite([optimizer]) is True
+    assert parameter.tolist() == [0.5, 0.5]
 
 
 def test_no_gradient_is_an_error() -> None:

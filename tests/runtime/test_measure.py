@@ -1,4 +1,4 @@
-"""What is measured, on local processes; what follows from it, by hand."""
+"""Measurement on local processes; conclusions from given measurements, by hand."""
 
 import os
 
@@ -11,26 +11,26 @@ from common.runtime.measure import Measured, _links, _variation, layout, measure
 from tests.distributed.processes import collect, run_processes
 
 
-def on_hosts(rank: int, n: int, workers_per_host: int) -> Measured:
-    os.environ.update(LOCAL_WORLD_SIZE=str(workers_per_host), GROUP_RANK=str(rank // workers_per_host))
+def on_hosts(rank: int, n: int, ranks_per_host: int) -> Measured:
+    os.environ.update(LOCAL_WORLD_SIZE=str(ranks_per_host), GROUP_RANK=str(rank // ranks_per_host))
     return measure(torch.device("cpu"), message_mb=1.0, sample_s=0.002)
 
 
-@pytest.mark.parametrize("workers_per_host", [1, 2])
-def test_two_processes_as_two_hosts_or_as_one(workers_per_host: int) -> None:
-    first, second = run_processes(on_hosts, 2, workers_per_host)
+@pytest.mark.parametrize("ranks_per_host", [1, 2])
+def test_two_processes_as_two_hosts_or_as_one(ranks_per_host: int) -> None:
+    first, second = run_processes(on_hosts, 2, ranks_per_host)
     assert first == second
-    assert len(first.hosts) == len(first.inter_gbps or ["one"]) == 2 // workers_per_host
+    assert len(first.hosts) == len(first.inter_gbps or ["one"]) == 2 // ranks_per_host
     rate, latency = (
-        (first.inter_gbps[0], first.latency_us) if workers_per_host == 1 else (first.intra_gbps, first.intra_latency_us)
+        (first.inter_gbps[0], first.latency_us) if ranks_per_host == 1 else (first.intra_gbps, first.intra_latency_us)
     )
     assert 0 < rate < 1000
     assert 0 < latency < 1e6
-    assert (first.intra_gbps is None) == (workers_per_host == 1) == (first.latency_us is not None)
+    assert (first.intra_gbps is None) == (ranks_per_host == 1) == (first.latency_us is not None)
     assert first.tflop_per_s > 0
     assert first.jitter >= 0
-    assert Cluster(**first.numbers(tflop=0.5)).ranks == 2
-    assert f"Measured on {2 // workers_per_host} hosts of {workers_per_host} ranks, gloo, CPU" in first.lines()[0]
+    assert Cluster(**first.numbers(tflop=0.5)).workers == 2
+    assert f"Measured on {2 // ranks_per_host} hosts of {ranks_per_host} ranks, gloo, CPU" in first.lines()[0]
 
 
 def mixed_up(rank: int, n: int) -> None:

@@ -1,12 +1,12 @@
-"""Predictions against known step times: how they are calibrated and what is read from the measured table."""
+"""Predictions against known step times: calibration, and reading the measured table."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from common.runtime.figure6 import calibrate, predict_figure6
-from common.runtime.measured import predict_measured, read_topology
-from common.runtime.network import allreduce_ms
+from common.runtime.links import allreduce_ms
+from common.runtime.validation import predict_measured, read_topology
 from tests.runtime.clusters import cluster
 
 

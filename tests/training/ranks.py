@@ -1,4 +1,4 @@
-"""Runs of the cnn task whose processes a test starts, signals and kills one by one, as a cluster would."""
+"""Runs of the cnn task whose processes a test starts, signals and kills one by one, as a cluster does."""
 
 import multiprocessing
 import os
@@ -27,7 +27,7 @@ class Ranks:
             process.start()
 
     def wait(self, seconds: float) -> bool:
-        """Whether all processes ended within so many seconds."""
+        """Return whether all processes end within `seconds`."""
         end = time.monotonic() + seconds
         for process in self.processes:
             process.join(max(0, end - time.monotonic()))
@@ -40,7 +40,7 @@ class Ranks:
                 os.kill(self.processes[rank].pid or 0, number)
 
     def codes(self) -> list[int | None]:
-        """Exit codes."""
+        """Return the exit codes."""
         return [process.exitcode for process in self.processes]
 
 

@@ -1,4 +1,4 @@
-"""Configurations: what composes, and what is refused with a message that names key, value and expectation."""
+"""Configurations that compose, and configurations refused with a message that names key, value and expectation."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from common.training.compose import CONFIGS, compose_config
 from common.training.config import ConfigError
 
-# Of experiments, by their folder or file; others are of cnn.
+# The task of an experiment, by its folder or file; of all others it is cnn.
 TASKS = {"gpt2": "gpt2"} | dict.fromkeys(("transformer", "table2", "table2_proxy", "figure6"), "transformer")
 
 

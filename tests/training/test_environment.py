@@ -1,4 +1,4 @@
-"""What a record says of the code that was run."""
+"""The record of the code that was run."""
 
 import subprocess
 from pathlib import Path

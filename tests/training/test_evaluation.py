@@ -1,4 +1,4 @@
-"""What an evaluation says and leaves behind, against direct computations on three workers that differ."""
+"""Metrics and effects of an evaluation, against direct computations on three workers that differ."""
 
 import copy
 from typing import Any
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def prepare(*overrides: str) -> tuple[CnnConfig, TASK, list[Worker]]:
-    """Three simulated workers, each with parameters and BatchNorm statistics of its own."""
+    """Return three simulated workers with different parameters and BatchNorm statistics."""
     sizes = ["workers=simulated", "workers.count=3", "training.batch_size=96", "model.width=4"]
     config = compose_config("cnn", [*sizes, *overrides])
     task = TASK(config)
@@ -32,7 +32,7 @@ def prepare(*overrides: str) -> tuple[CnnConfig, TASK, list[Worker]]:
 
 
 def evaluate(config: CnnConfig, task: TASK, workers: list[Worker]) -> tuple[dict[str, float], dict[str, Any]]:
-    """The metrics, and the state of the mean model that they belong to."""
+    """Return the metrics, and the state of the mean model."""
     seen: list[Any] = []
     Evaluator(task, workers, config, CPU, 0).evaluate(
         lambda metrics, model: seen.extend([metrics, copy.deepcopy(model.state_dict())])
@@ -45,7 +45,7 @@ def states(workers: list[Worker]) -> list[dict[str, torch.Tensor]]:
 
 
 def loss(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Summed over the images."""
+    """Return the loss summed over the images."""
     with torch.no_grad():
         return float(-model.eval()(images).log_softmax(1)[torch.arange(len(labels)), labels].sum())
 

@@ -1,7 +1,8 @@
-"""Whole runs through the command line: processes, torchrun and simulation give the same records."""
+"""Complete runs from the command line: processes, torchrun and simulation give the same records."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ QUIET = ["logging.progress=false", "training.threads=1", "model.width=4"]
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without wall-clock figures."""
+    """Return metrics.jsonl without wall-clock figures."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
 
@@ -62,7 +63,12 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("method", METHODS)
+REPEATED = ("dmsgd_ring", "two_ranks_allreduce", "evaluations")  # what the other methods have too, in other company
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=pytest.mark.slow if name in REPEATED else []) for name in METHODS]
+)
 def test_processes_and_simulation_agree(method: str, tmp_path: Path) -> None:
     arguments = [*SHORT, *QUIET, "workers.count=4", *METHODS[method]]
     assert launch("cnn", [*arguments, f"run_dir={tmp_path}/processes"]) == 0
@@ -107,6 +113,18 @@ def test_the_run_folder(tmp_path: Path) -> None:
     assert record["bytes_sent"] == rows(run)[-1]["bytes_sent"] > 0
     assert record["last"]["validation"]["accuracy"] == rows(run)[-1]["accuracy"]
     assert record["best"]["validation"]["accuracy"] == max(r["accuracy"] for r in rows(run) if "accuracy" in r)
+
+
+def test_median_and_mean_time_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    assert launch("cnn", [*SHORT, *QUIET, "logging.progress=true", "workers=simulated", f"run_dir={run}"]) == 0
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    times = [row["time_step_ms"] for row in lines if row["split"] == "train"]  # means of 4 steps each
+    record = summary(run)
+    assert record["time_step_ms_mean"] == pytest.approx(sum(times) / len(times))
+    assert 0 < record["time_step_ms"] < record["time_step_ms_mean"]  # the first steps are slow
+    shown = dict(re.findall(r"ms per step \((median|mean)\) +([\d.]+)", capsys.readouterr().err))
+    assert shown == {"median": f"{record['time_step_ms']:.5g}", "mean": f"{record['time_step_ms_mean']:.5g}"}
 
 
 def test_what_a_run_folder_holds_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,6 +183,7 @@ def test_a_bad_folder_is_refused(tmp_path: Path) -> None:
     assert launch("cnn", [*SHORT, *QUIET, "training.batch_size=2048", f"run_dir={tmp_path}/run"]) == 2
 
 
+@pytest.mark.slow
 def test_64_simulated_workers_of_the_digits_resnet(tmp_path: Path) -> None:
     arguments = [
         "workers=simulated",
@@ -187,7 +206,7 @@ def test_the_help_page() -> None:
         assert part in shown.stdout
 
 
-@pytest.mark.parametrize("wrong", ["optimizer.lr=-1", "optimizer.lrr=1"])
+@pytest.mark.parametrize("wrong", ["optimizer.lr=-1", pytest.param("optimizer.lrr=1", marks=pytest.mark.slow)])
 def test_the_traceback_of_a_refused_configuration_on_request(wrong: str) -> None:
     refused = command(wrong, HYDRA_FULL_ERROR="1")
     assert refused.returncode == 2

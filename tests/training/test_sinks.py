@@ -1,4 +1,4 @@
-"""wandb and TensorBoard get the rows of metrics.jsonl, go on after a resume, and cannot end a run."""
+"""wandb and TensorBoard receive the rows of metrics.jsonl, continue after a resume, and cannot end a run."""
 
 import json
 import sys

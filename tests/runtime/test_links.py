@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from common.runtime import allreduce_ms
-from common.runtime.network import queue, serve
+from common.runtime.links import queue, serve
 from tests.runtime.clusters import cluster
 
 

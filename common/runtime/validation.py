@@ -1,7 +1,7 @@
-"""The model against measured step times of emulated hosts, as `results/benchmarks/parallel.csv` holds them.
+"""The runtime model against step times measured on emulated hosts, the rows of `results/benchmarks/parallel.csv`.
 
-Nothing is fitted to the rows that are predicted: the update's time is that of the rows of the engine "alone" with the
-same optimizer (their topology is its name, "torch" or "fused"), links have the rate that was set.
+Nothing is fitted to the rows that are predicted. The update takes as long as in the rows of the engine "alone" with the
+same optimizer (whose name, "torch" or "fused", stands in their column `topology`); links have the rate that was set.
 """
 
 import re
@@ -13,10 +13,10 @@ from common.runtime.cluster import Cluster
 from common.runtime.steps import simulate_allreduce, simulate_gossip
 from common.topology import NAMES, Topology, build
 
-FRAMING = 1448 / 1514  # payload of a full Ethernet frame: what a rate limit counts are whole frames
+FRAMING = 1448 / 1514  # payload of a full Ethernet frame; rate limits count whole frames
 MB_OF_MIB = 2**20 / 1e6  # buckets are set in MiB, payloads counted in 1e6 bytes
-# What decent-dp calls them, and what they are.
-PEERS_NAMES = {
+# The names of decent-dp's topologies, and ours.
+DECENT_DP_NAMES = {
     "ring": "one_peer_ring",
     "one_peer_exp": "hypercube",
     "one_peer_exponential": "hypercube",
@@ -29,7 +29,9 @@ NEEDED = ["engine", *GROUP, "mbit_per_s", "topology", "step_ms", "payload_mb", "
 def predict_measured(
     measured: pd.DataFrame, *, delay_ms: float, intra_gbps: float, steps: int = 80
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The rows whose computing was emulated, with update_ms, predicted_ms, error_percent; what was left out, and why.
+    """Return the rows whose computing was emulated, and a sentence for each row left out.
+
+    To their columns come update_ms, measured_ms, predicted_ms and error_percent.
 
     Raises ValueError for missing columns.
     """
@@ -47,11 +49,11 @@ def predict_measured(
             left_out.append(f"{label}: a real model's compute time is not known apart from the rest")
             continue
         optimizer = "fused" if row.engine == "ours" else "torch"
-        place = (row.model, row.hosts, row.ranks_per_host, row.compute_ms, optimizer)
-        if place not in updates:
+        layout = (row.model, row.hosts, row.ranks_per_host, row.compute_ms, optimizer)
+        if layout not in updates:
             left_out.append(f"{label}: computing alone was not measured there, so the update's time is not known")
             continue
-        update_ms = float(updates[place])
+        update_ms = float(updates[layout])
         cluster = Cluster(
             hosts=row.hosts,
             workers_per_host=row.ranks_per_host,
@@ -86,8 +88,8 @@ def _predict(cluster: Cluster, engine: str, label: str, steps: int) -> float:
         return simulate_allreduce(cluster, steps=steps).step
     name, between, staggered = read_topology(label)
     if engine == "decent_dp":
-        topology = _topology(PEERS_NAMES.get(name, name), cluster, between)
-        return simulate_gossip(cluster, topology, route="flat", steps=steps).step
+        topology = _topology(DECENT_DP_NAMES.get(name, name), cluster, between)
+        return simulate_gossip(cluster, topology, flat=True, steps=steps).step
     if engine == "ours":
         topology = _topology(name, cluster, between)
         phases = "staggered" if staggered else "aligned"
@@ -96,14 +98,14 @@ def _predict(cluster: Cluster, engine: str, label: str, steps: int) -> float:
 
 
 def read_topology(label: str) -> tuple[str, bool, bool]:
-    """(name, between hosts, staggered) of labels such as "aer staggered" or "one-peer-exponential between hosts".
+    """Return (name, between hosts, staggered) of labels like "aer staggered" or "one-peer-exponential between hosts".
 
-    Raises ValueError for a name that neither this project nor decent-dp has.
+    Raises ValueError for a name that is neither ours nor decent-dp's.
     """
     words = re.sub(r"[\s_\-(),/]+", "_", label.lower()).strip("_")
     staggered, between = "staggered" in words, "between_hosts" in words
     name = re.sub(r"_?(staggered|aligned|between_hosts)", "", words).strip("_")
-    known: Sequence[str] = (*NAMES, *PEERS_NAMES)
+    known: Sequence[str] = (*NAMES, *DECENT_DP_NAMES)
     if name not in known:
         raise ValueError(f"topology {label!r}: expected one of {', '.join(known)}")
     return name, between, staggered
@@ -111,5 +113,5 @@ def read_topology(label: str) -> tuple[str, bool, bool]:
 
 def _topology(name: str, cluster: Cluster, between: bool) -> Topology:
     if between and cluster.workers_per_host > 1:
-        return build(name, cluster.ranks, cluster.workers_per_host, between_hosts=True)
-    return build(name, cluster.ranks, cluster.workers_per_host)
+        return build(name, cluster.workers, cluster.workers_per_host, between_hosts=True)
+    return build(name, cluster.workers, cluster.workers_per_host)

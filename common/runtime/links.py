@@ -1,4 +1,4 @@
-"""Links as queues: when messages that share them are through."""
+"""Links as queues: the times at which messages that share them arrive."""
 
 from dataclasses import dataclass, replace
 
@@ -8,16 +8,17 @@ from common.runtime.cluster import Cluster
 
 
 def mb_ms(megabytes: float, gbps: float) -> float:
-    """Milliseconds that so many MB take at so many Gbit/s."""
+    """Return the milliseconds that `megabytes` take at `gbps` Gbit/s."""
     return 8 * megabytes / gbps
 
 
 def allreduce_ms(cluster: Cluster, megabytes: float) -> float:
-    """A ring all-reduce over all ranks, which leaves and enters every host once: 2 (n-1)/n of the payload.
+    """Return the time of a ring all-reduce over all workers: 2 (n-1)/n M/B + 2 (n-1) L.
 
-    The slowest link counts. Latency as in the published model (`formulas.ring_allreduce_ms`), 2 (n-1) times.
+    M is `megabytes`, B the rate of the slowest link on the ring, which enters and leaves each host once, L the latency.
+    The published model (arXiv 2110.13363) rounds this to 2 M/B + 2 n L.
     """
-    n = cluster.ranks
+    n = cluster.workers
     if n == 1:
         return 0.0
     inside, across = cluster.intra_gbps, cluster.link_gbps.min()
@@ -28,9 +29,13 @@ def allreduce_ms(cluster: Cluster, megabytes: float) -> float:
 
 @dataclass(frozen=True)
 class Messages:
-    """What goes through queues, [messages] each: their turn, when they may begin, how long they take, in which queue.
+    """Messages in queues, an entry of each array for one message.
 
-    end: when they are through, as far as is known
+    turn:     messages of a queue are served in this order
+    ready:    earliest time at which it may begin
+    duration: for how long it occupies its queue
+    queue:    number of its queue
+    end:      time at which it leaves the queue, as far as is known
     """
 
     turn: np.ndarray
@@ -40,7 +45,7 @@ class Messages:
     end: np.ndarray
 
     def after(self, time: float) -> "Messages":
-        """Those that are not through by then."""
+        """Return the messages that end later than `time`."""
         late = self.end > time
         return self if late.all() else Messages(*(values[late] for values in self._values()))
 
@@ -48,7 +53,7 @@ class Messages:
         return self.turn, self.ready, self.duration, self.queue, self.end
 
     def and_also(self, others: "Messages") -> "Messages":
-        """These and others."""
+        """Return these messages and `others`."""
         pairs = zip(self._values(), others._values(), strict=True)
         return Messages(*(np.concatenate(pair) for pair in pairs)) if len(others.queue) else self
 
@@ -61,12 +66,13 @@ def serve(
 ) -> tuple[np.ndarray, np.ndarray, Messages]:
     """Send messages through queues, each of which works on one message at a time.
 
-    ready:    [buckets, edges], when bucket b of edge e may begin
-    duration: [edges], how long a bucket of edge e occupies its queue
+    ready:    [buckets, edges], earliest time at which bucket b of edge e may begin
+    duration: [edges], for how long a bucket of edge e occupies its queue
     node:     [edges], the queue of edge e
-    before:   messages of earlier steps that may still be on their way, when ranks of a host have come apart
-    shared:   whether other edges may use a queue in other steps; else `before` is none, and none are returned
-    Returns when they begin and end, [buckets, edges], and all messages, as `before` of the next step.
+    before:   messages of earlier steps that may still be in the queues (workers of a host need not be in step)
+    shared:   whether other edges may use a queue in other steps; if not, `before` is empty, and so is what is returned
+
+    Returns begin and end of each message, [buckets, edges], and all messages, to be passed as `before` next time.
 
     Messages are served in the order in which each edge, alone, would send them: edges that begin at the same time take
     turns, as connections share a link.
@@ -99,9 +105,9 @@ def serve(
 
 
 def queue(ready: np.ndarray, duration: np.ndarray) -> np.ndarray:
-    """When the buckets have gone through, one after another, [buckets, queues].
+    """Return the times at which buckets leave a queue that serves one after another, [buckets, queues].
 
-    ready: [buckets, queues], when each may begin; duration: [queues], of one bucket
+    ready: [buckets, queues], earliest time at which each may begin; duration: [queues], of one bucket
     """
     number = np.arange(len(ready))[:, None]
     return np.maximum.accumulate(ready - number * duration, axis=0) + (number + 1) * duration
