@@ -157,11 +157,11 @@ def _submit(arguments: ReproduceArguments, table: Table, cells: Sequence[Cell], 
 
     A dry run also goes without Slurm: then it says that the queue could not be asked, and why.
     """
-    from slurm.cluster import DEFAULT_CLUSTER, Cluster
+    from slurm.options import DEFAULT_CLUSTER, SbatchOptions
     from slurm.queue import TIMEOUT_S, ended, submitted
     from slurm.submit import sized, submit
 
-    default = Cluster.load(arguments.cluster or table.cluster or DEFAULT_CLUSTER, arguments.sbatch)
+    default = SbatchOptions.load(arguments.cluster or table.cluster or DEFAULT_CLUSTER, arguments.sbatch)
     runs, asked = Path(arguments.runs), True
     try:
         queue = submitted(table, runs, DRY_RUN_TIMEOUT_S if arguments.dry_run else TIMEOUT_S)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common.cli import UsageError
 from common.report.registry import Cell, Table
-from slurm.cluster import DEFAULT_CLUSTER, Cluster
+from slurm.options import DEFAULT_CLUSTER, SbatchOptions
 from slurm.queue import ask, folder
 
 
@@ -24,7 +24,9 @@ def sized(table: Table, cells: Sequence[Cell], name: str | None, more: str | Non
     """
     rows = {cell.run_dir.parent: cell for cell in cells}  # all seeds of a row need the same
     options = {
-        row: Cluster.load(name or cell.row.cluster or table.cluster or DEFAULT_CLUSTER, more).for_ranks(ranks_of(cell))
+        row: SbatchOptions.load(name or cell.row.cluster or table.cluster or DEFAULT_CLUSTER, more).for_ranks(
+            ranks_of(cell)
+        )
         for row, cell in rows.items()
     }
     groups: dict[tuple[str, ...], list[Cell]] = {}

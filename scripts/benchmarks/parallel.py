@@ -97,7 +97,7 @@ class BenchArguments(Arguments):
 
 
 @dataclass(frozen=True)
-class Job:
+class Measurement:
     """One engine on one emulated cluster."""
 
     hosts: int
@@ -178,7 +178,7 @@ def kept_rows(arguments: BenchArguments, machine: str) -> list[dict[str, object]
     return rows
 
 
-def jobs_of(arguments: BenchArguments) -> Iterator[Job]:
+def jobs_of(arguments: BenchArguments) -> Iterator[Measurement]:
     """Yield all that is to be measured."""
     for layout in arguments.layouts.split(","):
         hosts, ranks_per_host = map(int, layout.split("x"))
@@ -188,7 +188,7 @@ def jobs_of(arguments: BenchArguments) -> Iterator[Job]:
                     wanted = arguments.topologies is None or topology in arguments.topologies.split(",")
                     if wanted and engine in arguments.engines.split(","):
                         bucket = bucket_of(engine, arguments)
-                        yield Job(hosts, ranks_per_host, rate, model, engine, topology, bucket)
+                        yield Measurement(hosts, ranks_per_host, rate, model, engine, topology, bucket)
 
 
 def bucket_of(engine: str, arguments: BenchArguments) -> float:
@@ -218,7 +218,7 @@ def settings_of(arguments: BenchArguments, machine: str) -> dict[str, object]:
     return {name: getattr(arguments, name) for name in ("delay_ms", "steps", "rounds")} | {"machine": machine}
 
 
-def measure(job: Job, compute_ms: Sequence[float], arguments: BenchArguments) -> list[dict[str, object]] | None:
+def measure(job: Measurement, compute_ms: Sequence[float], arguments: BenchArguments) -> list[dict[str, object]] | None:
     """Return what scripts.benchmarks.parallel_engines measures for each compute_ms; None if it failed."""
     cluster = EmulateArguments(
         hosts=job.hosts, ranks_per_host=job.ranks_per_host, mbit_per_s=job.mbit_per_s, delay_ms=arguments.delay_ms

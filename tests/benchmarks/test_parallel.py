@@ -62,7 +62,7 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
     def record(
         engine: str, topology: str, step_ms: float, compute_ms: float = 400, rate: float = 200, day: int = 2
     ) -> dict:
-        job = bench_parallel.Job(4, 2, rate, "gpt_5m", engine, topology, 2)
+        job = bench_parallel.Measurement(4, 2, rate, "gpt_5m", engine, topology, 2)
         more = {"bytes_per_host": 12.5e6, "peak_mb": 300 + step_ms, "startup_s": 5.0 + rate, "ready_s": None}
         more |= {"date": f"2026-01-0{day}T00:00:00+00:00", "commit": f"{day}a"}
         return vars(job) | more | {"step_ms": step_ms, "compute_ms": compute_ms}
@@ -113,7 +113,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[float]]]:
     """(engine, compute_ms) of what was measured, by something that takes no time."""
     calls: list[tuple[str, list[float]]] = []
 
-    def measure(job: bench_parallel.Job, compute_ms: Sequence[float], arguments: object) -> list[dict] | None:
+    def measure(job: bench_parallel.Measurement, compute_ms: Sequence[float], arguments: object) -> list[dict] | None:
         calls.append((job.engine, list(compute_ms)))
         if job.model == "gpt_30m":
             raise KeyboardInterrupt
@@ -153,7 +153,7 @@ def test_the_table_keeps_what_was_measured(tmp_path: Path, measured: list, capsy
     assert list(after.model) == ["digits_resnet", *["gpt_5m"] * 4]
     pd.testing.assert_frame_equal(after[1:].reset_index(drop=True), third)
     assert bench_parallel.main([*SMALL, "models=digits_resnet", "compute_ms=0", f"output={tmp_path}"]) == 1
-    assert "failed, left out: Job(hosts=2, ranks_per_host=1" in capsys.readouterr().err
+    assert "failed, left out: Measurement(hosts=2, ranks_per_host=1" in capsys.readouterr().err
     assert len(pd.read_csv(tmp_path / "parallel.csv")) == 5
 
 

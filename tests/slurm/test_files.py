@@ -15,9 +15,9 @@ from common.cli import UsageError, parse
 from common.report.definitions import ROOT
 from common.report.registry import load_table, table_names
 from slurm.allocation import NOT_FOR_SRUN, Allocation
-from slurm.cluster import CLUSTERS, Cluster
 from slurm.exits import JobError
 from slurm.job import Attempt, cell, main
+from slurm.options import CLUSTERS, SbatchOptions
 from tests.slurm.fakes import VARIABLES
 
 TABLE_FILES = {file.stem: file for file in sorted((ROOT / "slurm").glob("*.sbatch")) if "reproduce" in file.read_text()}
@@ -101,7 +101,7 @@ def test_clusters_hold_options_of_sbatch_only(file: Path) -> None:
      (str(CLUSTERS / "a40_4x4"), "--gres=nvme:1,gpu:2", 32, 16)],
 )  # fmt: skip
 def test_nodes_follow_from_the_ranks(name: str, more: str | None, ranks: int, nodes: int) -> None:
-    options = Cluster.load(name, more).for_ranks(ranks)
+    options = SbatchOptions.load(name, more).for_ranks(ranks)
     assert [option for option in options if option.startswith("--nodes")] == [f"--nodes={nodes}"]
     assert len([option for option in options if "gpu" in option and "per-gpu" not in option]) <= 1
     assert ("--gres=nvme:1" in options) == ("nvme" in (more or ""))
@@ -109,23 +109,23 @@ def test_nodes_follow_from_the_ranks(name: str, more: str | None, ranks: int, no
 
 def test_ranks_that_do_not_fill_their_nodes_are_an_error() -> None:
     with pytest.raises(UsageError, match="6 ranks on nodes of 4"):
-        Cluster.load("a100_4x4").for_ranks(6)
+        SbatchOptions.load("a100_4x4").for_ranks(6)
 
 
 def test_gpus_without_a_number_are_an_error() -> None:
     with pytest.raises(UsageError, match="ranks of a node: a40 "):
-        Cluster.load("a40_4x4", "--gpus-per-node=a40").for_ranks(4)
+        SbatchOptions.load("a40_4x4", "--gpus-per-node=a40").for_ranks(4)
 
 
 def test_an_unknown_cluster_is_an_error() -> None:
     with pytest.raises(UsageError, match="cluster=h100: expected a file of yours, or one of slurm/clusters: a100_4x4"):
-        Cluster.load("h100")
+        SbatchOptions.load("h100")
 
 
 @pytest.mark.parametrize("option", ["-G 8", "--gpus=8", "--gpus-per-task=1"])
 def test_gpus_that_do_not_say_how_many_a_node_has_are_an_error(option: str) -> None:
     with pytest.raises(UsageError, match="expected --gpus-per-node"):
-        Cluster.load("a100_4x4", option)
+        SbatchOptions.load("a100_4x4", option)
 
 
 def test_the_allocation_is_read_from_slurms_variables() -> None:
@@ -200,7 +200,7 @@ def test_srun_is_told_what_the_job_was_not_asked_for(monkeypatch: pytest.MonkeyP
 
 
 def test_what_the_user_adds_takes_precedence_and_the_report_runs_where_the_runs_do() -> None:
-    cluster = Cluster.load("t4_4x8", "-p gpu --account=physics --gpus-per-node 4 --exclusive")
+    cluster = SbatchOptions.load("t4_4x8", "-p gpu --account=physics --gpus-per-node 4 --exclusive")
     assert cluster.for_ranks(32) == (
         "--gpus-per-node=4", "--account=physics", "--partition=gpu",
         "--cpus-per-gpu=16", "--mem-per-gpu=64G", "--exclusive", "--nodes=8",
@@ -214,10 +214,10 @@ def test_a_jobs_account_and_partition_hold_for_the_jobs_that_it_submits(
     for name in ("ACCOUNT", "PARTITION", "QOS", "RESERVATION"):
         monkeypatch.setenv(f"SLURM_JOB_{name}", f"my_{name.lower()}")
     inherited = ("--account=my_account", "--partition=my_partition", "--qos=my_qos", "--reservation=my_reservation")
-    assert Cluster.load("a40_4x4").for_report(None) == inherited
-    assert set(inherited) < set(Cluster.load("a40_4x4").for_ranks(4))
+    assert SbatchOptions.load("a40_4x4").for_report(None) == inherited
+    assert set(inherited) < set(SbatchOptions.load("a40_4x4").for_ranks(4))
     (tmp_path / "mine").write_text("--partition=gpu\n--qos=long\n")
-    chosen = Cluster.load(str(tmp_path / "mine"), "-q short").for_report(None)
+    chosen = SbatchOptions.load(str(tmp_path / "mine"), "-q short").for_report(None)
     assert chosen == ("--account=my_account", "--partition=gpu", "--qos=short", "--reservation=my_reservation")
 
 

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from common.report.definitions import ROOT
 from slurm import starts
-from slurm.cluster import CLUSTERS
+from slurm.options import CLUSTERS
 from tests.slurm.conftest import FOUR_GPUS, FOUR_RANKS, Slurm
 from tests.slurm.runs import MIDDLE, RUN, metrics, reached, status
 

@@ -18,7 +18,7 @@ from transformer import prepare
 from transformer.corpus import Corpus
 from transformer.preparation import pipeline
 from transformer.preparation.files import digest, read_lines
-from transformer.preparation.manifest import Manifest, read_manifest
+from transformer.preparation.manifest import DataManifest, read_manifest
 
 pytestmark = pytest.mark.usefixtures("compat")
 
@@ -96,7 +96,7 @@ def sgm(lines: list[str]) -> bytes:
 
 
 @pytest.fixture
-def wmt14(server: Server, monkeypatch: pytest.MonkeyPatch) -> Manifest:
+def wmt14(server: Server, monkeypatch: pytest.MonkeyPatch) -> DataManifest:
     """Return the manifest of two tiny archives on the server."""
     pairs = [*TRAIN, *LONG]
     train = {"train.en": text([s for s, _ in pairs[:20]]), "train.de": text([t for _, t in pairs[:20]])}
@@ -122,7 +122,7 @@ def wmt14(server: Server, monkeypatch: pytest.MonkeyPatch) -> Manifest:
         "valid": ["news.tar", "src.en.sgm", "ref.de.sgm"],
         "test": ["news.tar", "src.en.sgm", "ref.de.sgm"],
     }
-    manifest = Manifest.model_validate({"archives": known, "pairs": {"wmt14_en_de": pair}})
+    manifest = DataManifest.model_validate({"archives": known, "pairs": {"wmt14_en_de": pair}})
     monkeypatch.setattr(prepare, "read_manifest", lambda: manifest)
     return manifest
 
@@ -137,7 +137,7 @@ def words(corpus: Corpus, split: str) -> list[str]:
     return [corpus.words(side.target_tokens(i)) for i in range(len(side))]
 
 
-def test_the_recipe_from_archives_to_tokens(wmt14: Manifest, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_recipe_from_archives_to_tokens(wmt14: DataManifest, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert run(tmp_path) == 0
     output = tmp_path / "out"
     told = capsys.readouterr().out
@@ -164,7 +164,7 @@ def test_the_recipe_from_archives_to_tokens(wmt14: Manifest, tmp_path: Path, cap
 
 
 def test_what_is_made_is_not_made_again_nor_taken_for_something_else(
-    wmt14: Manifest, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture
+    wmt14: DataManifest, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture
 ) -> None:
     assert run(tmp_path) == 0
     asked, stamp = len(server.requests), (tmp_path / "out/prepared.json").stat().st_mtime_ns
@@ -174,7 +174,7 @@ def test_what_is_made_is_not_made_again_nor_taken_for_something_else(
     assert f"output={tmp_path}/out: holds other data" in capsys.readouterr().err
 
 
-def test_the_held_out_slice_is_in_no_training_line(wmt14: Manifest, tmp_path: Path) -> None:
+def test_the_held_out_slice_is_in_no_training_line(wmt14: DataManifest, tmp_path: Path) -> None:
     assert run(tmp_path, "validation=held_out") == 0
     corpus = Corpus(prepare.NumberNames.model_construct(path=f"{tmp_path}/out", source="en", target="de"))
     train, valid = words(corpus, "train"), words(corpus, "valid")
@@ -184,7 +184,7 @@ def test_the_held_out_slice_is_in_no_training_line(wmt14: Manifest, tmp_path: Pa
 
 
 def test_an_interrupted_preparation_goes_on_and_gives_the_same(
-    wmt14: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wmt14: DataManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "Recipe", lambda *a, **k: pipeline.Recipe(*a, **k, chunk=8))
     assert run(tmp_path, f"output={tmp_path}/whole") == 0
@@ -211,7 +211,7 @@ def test_an_interrupted_preparation_goes_on_and_gives_the_same(
     assert ours["sha256"] == whole["sha256"]
 
 
-def test_several_processes_give_the_same(wmt14: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_give_the_same(wmt14: DataManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "Recipe", lambda *a, **k: pipeline.Recipe(*a, **k, chunk=8))
     assert run(tmp_path) == 0
     assert run(tmp_path, f"output={tmp_path}/two", "jobs=2") == 0
@@ -223,7 +223,7 @@ def test_several_processes_give_the_same(wmt14: Manifest, tmp_path: Path, monkey
 
 
 def test_a_download_goes_on_where_it_broke_off(
-    wmt14: Manifest, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture
+    wmt14: DataManifest, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture
 ) -> None:
     server.breaks_after = 200
     assert run(tmp_path) == 2
@@ -238,21 +238,21 @@ def test_a_download_goes_on_where_it_broke_off(
     assert not list((tmp_path / "archives").glob("*.partial"))
 
 
-def test_a_server_without_ranges_begins_again(wmt14: Manifest, tmp_path: Path, server: Server) -> None:
+def test_a_server_without_ranges_begins_again(wmt14: DataManifest, tmp_path: Path, server: Server) -> None:
     server.ranges = False
     (tmp_path / "archives").mkdir()
     (tmp_path / "archives/train.tgz.partial").write_bytes(b"the beginning of something else")
     assert run(tmp_path) == 0
 
 
-def test_a_partial_file_that_is_whole_is_taken(wmt14: Manifest, tmp_path: Path, server: Server) -> None:
+def test_a_partial_file_that_is_whole_is_taken(wmt14: DataManifest, tmp_path: Path, server: Server) -> None:
     (tmp_path / "archives").mkdir()
     (tmp_path / "archives/train.tgz.partial").write_bytes(server.files["train.tgz"])
     assert run(tmp_path) == 0
 
 
 def test_a_dead_link_names_the_file_and_where_to_put_it(
-    wmt14: Manifest, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture
+    wmt14: DataManifest, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture
 ) -> None:
     content = server.files.pop("news.tar")
     assert run(tmp_path) == 2
@@ -266,7 +266,7 @@ def test_a_dead_link_names_the_file_and_where_to_put_it(
 
 @pytest.mark.parametrize(("content", "problem"), [(b"x", "bytes is 1, expected"), (None, "sha256 is")])
 def test_a_file_that_is_not_the_right_one_is_refused(
-    wmt14: Manifest, tmp_path: Path, server: Server, content: bytes | None, problem: str, capsys: Any
+    wmt14: DataManifest, tmp_path: Path, server: Server, content: bytes | None, problem: str, capsys: Any
 ) -> None:
     (tmp_path / "archives").mkdir()
     wrong = content or bytes(len(server.files["train.tgz"]))  # the right length, other bytes
@@ -278,7 +278,7 @@ def test_a_file_that_is_not_the_right_one_is_refused(
 
 
 def test_a_missing_member_and_uneven_sides_are_errors(
-    wmt14: Manifest, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture
+    wmt14: DataManifest, tmp_path: Path, server: Server, capsys: pytest.CaptureFixture
 ) -> None:
     (tmp_path / "archives").mkdir()
     file = tmp_path / "archives/news.tar"

@@ -27,7 +27,7 @@ class Archive(Strict):
         return self.url.rpartition("/")[2]
 
 
-class Corpus(Strict):
+class CorpusSource(Strict):
     """Two members of an archive, the source and the target lines."""
 
     archive: str
@@ -39,7 +39,7 @@ def _named(value: Any) -> Any:
     return dict(zip(("archive", "source", "target"), value, strict=True)) if isinstance(value, list) else value
 
 
-Named = Annotated[Corpus, BeforeValidator(_named)]
+Named = Annotated[CorpusSource, BeforeValidator(_named)]
 
 
 class LanguagePair(Strict):
@@ -54,14 +54,14 @@ class LanguagePair(Strict):
     test: Named
 
 
-class Manifest(Strict):
+class DataManifest(Strict):
     """Archives and the data sets made of them."""
 
     archives: dict[str, Archive]
     pairs: dict[str, LanguagePair]
 
     @model_validator(mode="after")
-    def _archives_exist(self) -> "Manifest":
+    def _archives_exist(self) -> "DataManifest":
         for pair in self.pairs.values():
             for corpus in (*pair.train, pair.valid, pair.test):
                 if corpus.archive not in self.archives:
@@ -70,6 +70,6 @@ class Manifest(Strict):
 
 
 @cache
-def read_manifest(file: Path = MANIFEST) -> Manifest:
+def read_manifest(file: Path = MANIFEST) -> DataManifest:
     """Read and check the manifest."""
-    return Manifest.model_validate(OmegaConf.to_container(OmegaConf.load(file)))
+    return DataManifest.model_validate(OmegaConf.to_container(OmegaConf.load(file)))

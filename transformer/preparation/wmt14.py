@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from common.training.config import ConfigError
-from transformer.preparation.manifest import Corpus, LanguagePair, Manifest
+from transformer.preparation.manifest import CorpusSource, DataManifest, LanguagePair
 from transformer.text import unescape
 
 Pair = tuple[str, str]
@@ -18,7 +18,7 @@ SEGMENT = re.compile(r"<seg[^>]*>\s*(.*?)\s*</seg>")
 
 
 def wmt14_pairs(
-    manifest: Manifest, pair: LanguagePair, folder: Path, validation: Literal["newstest2013", "held_out"]
+    manifest: DataManifest, pair: LanguagePair, folder: Path, validation: Literal["newstest2013", "held_out"]
 ) -> dict[str, Iterator[Pair]]:
     """Return the raw line pairs of each split, read from the archives in `folder`."""
 
@@ -37,7 +37,7 @@ def slice_out(pairs: Iterable[Pair], every: int, held_out: bool) -> Iterator[Pai
     return (pair for number, pair in enumerate(pairs, start=1) if (number % every == 0) == held_out)
 
 
-def corpus_pairs(manifest: Manifest, corpus: Corpus, folder: Path) -> Iterator[Pair]:
+def corpus_pairs(manifest: DataManifest, corpus: CorpusSource, folder: Path) -> Iterator[Pair]:
     """Yield the line pairs of a corpus. Raises ConfigError if a member is missing or its sides differ in length."""
     file = folder / manifest.archives[corpus.archive].file
     with ExitStack() as stack:

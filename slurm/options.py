@@ -39,7 +39,7 @@ class Gres(argparse.Action):
 
 
 @dataclass(frozen=True)
-class Cluster:
+class SbatchOptions:
     """Options of sbatch. Those that the user adds take precedence over those of the file.
 
     known:  values of SIZES and ACCOUNTS that are given, and of --gres without GPUs
@@ -50,7 +50,7 @@ class Cluster:
     others: tuple[str, ...]
 
     @classmethod
-    def load(cls, name: str, more: str | None = None) -> "Cluster":
+    def load(cls, name: str, more: str | None = None) -> "SbatchOptions":
         """Return the options of the preset `name`, or of the user's file at this path, then `more`.
 
         Inside a job, its account, partition, QOS and reservation hold unless others are given. Raises UsageError if
