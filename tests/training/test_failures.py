@@ -87,7 +87,7 @@ def test_a_signal_to_the_launcher_saves_and_stops(command: list[str], number: in
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["status"] == "interrupted", output
     assert 0 < summary["steps"] < 200
-    if command is PLAIN:  # torchrun has exit codes of its own
+    if command is PLAIN:  # torchrun has other exit codes
         assert process.returncode == 75, output
 
 

@@ -63,7 +63,7 @@ METHODS = {
 }
 
 
-REPEATED = ("dmsgd_ring", "two_ranks_allreduce", "evaluations")  # what the other methods have too, in other company
+REPEATED = ("dmsgd_ring", "two_ranks_allreduce", "evaluations")  # their parts are in other methods too
 
 
 @pytest.mark.parametrize(
