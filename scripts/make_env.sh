@@ -53,11 +53,11 @@ if ! "$python" -c "import ensurepip, venv" 2>/dev/null; then
   fi
 fi
 
-echo "making .venv with $("$python" --version) (a few minutes the first time) ..."
+echo "making .venv with $("$python" --version) (a minute or two the first time) ..."
 [ -x .venv/bin/python ] && .venv/bin/python -c "import pip" 2>/dev/null || "$python" -m venv --clear .venv
 pip=".venv/bin/python -m pip --disable-pip-version-check"
 
-# uv installs in a third of pip's time. It does not read pip's settings: those about package sources are passed on.
+# uv takes less than half of pip's time. It does not read pip's settings: those about package sources are passed on.
 pass_on() {  # UV_VARIABLE pip-setting separator-of-several-values
   value=$($pip config list | sed -n "s/^[^=]*\.$2='\(.*\)'$/\1/p" | sed "s/ /$3/g; s/\\\\n/$3/g" | head -n 1)
   [ -z "$value" ] || export "$1=${!1:-$value}"

@@ -20,7 +20,7 @@ PRELOAD += ["common.simulate", "common.training.launch", "cnn.task", *TASK.late_
 
 
 def run_processes(
-    function: Callable[..., Any], n: int, *args: Any, timeout: float = 120.0, backend: str | None = "gloo"
+    function: Callable[..., Any], n: int, *args: Any, timeout: float = 240.0, backend: str | None = "gloo"
 ) -> list[Any]:
     """Call `function(rank, n, *args)` in n processes with a gloo group; return the results in rank order.
 
@@ -35,7 +35,7 @@ def run_processes(
 
 
 def collect(
-    function: Callable[..., Any], n: int, args: tuple, timeout: float = 120.0, backend: str | None = "gloo"
+    function: Callable[..., Any], n: int, args: tuple, timeout: float = 240.0, backend: str | None = "gloo"
 ) -> list[tuple[bool, Any]]:
     """Do as `run_processes`, but return (ok, result or traceback text) for each rank."""
     context = multiprocessing.get_context("forkserver")
