@@ -141,7 +141,7 @@ def test_rows_and_columns() -> None:
     gossip = [(method, topology) for method in ("DAdam", "AccumAdam") for topology in topologies]
     assert [(row.method, row.topology) for row in proxy.rows] == [("AllReduce", "complete"), *gossip]
     assert len(proxy.seeds) == 3
-    assert ",".join(proxy.columns).startswith(
+    assert ",".join(column.name for column in proxy.columns).startswith(
         "method,topology,workers,seeds,validation_loss_mean,validation_loss_2sigma,train_loss_mean,unigram_entropy,"
         "consensus_distance_mean"
     )

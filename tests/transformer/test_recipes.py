@@ -59,7 +59,7 @@ def test_rows_and_columns_of_table2_and_of_its_proxy(name: str) -> None:
 
 
 def test_columns_of_the_proxy() -> None:
-    assert ",".join(TABLES["table2_proxy"].columns).startswith(
+    assert ",".join(column.name for column in TABLES["table2_proxy"].columns).startswith(
         "method,topology,workers,seeds,en_de_bleu_mean,en_de_bleu_2sigma,en_de_validation_loss_mean,"
         "en_fr_bleu_mean,en_fr_bleu_2sigma,en_fr_validation_loss_mean,en_de_meteor_mean,en_fr_meteor_mean"
     )
