@@ -5,7 +5,7 @@ size, however large a single (tied) embedding is. Sends read the vector in place
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -73,6 +73,25 @@ class FlatVector:
             view.copy_(parameter.detach())
             parameter.data = view
         return self
+
+    @torch.no_grad()
+    def group_by(self, key: Callable[[nn.Parameter], Hashable]) -> None:
+        """Lay parameters of one key side by side, in the same memory; the last parameter stays the last one.
+
+        So the length of the vector stays what it is, and with it the cut into buckets.
+        """
+        keys = [key(parameter) for parameter in self.parameters]
+        groups = [*(k for k in dict.fromkeys(keys) if k != keys[-1]), keys[-1]]
+        order = sorted(range(len(keys)), key=lambda index: groups.index(keys[index]))
+        if order == list(range(len(keys))):
+            return
+        values = [self.parameters[index].detach().clone() for index in order]
+        named = [(self.slots[index].name, self.parameters[index]) for index in order]
+        self.slots, _ = layout(named)
+        self.parameters = [parameter for _, parameter in named]
+        self.data.zero_()
+        for parameter, view, value in zip(self.parameters, self.views(), values, strict=True):
+            parameter.data = view.copy_(value)
 
     def views(self) -> Iterator[Tensor]:
         """Yield the parameters' places in the vector, in order, as tensors without gradient."""

@@ -103,11 +103,15 @@ class AccumAdam(Optimizer):
 
         place_gradients: whether backward puts gradients there by itself (see `FlatState`)
 
+        The vectors are reordered by parameter group, so that elements which take the same update are adjacent.
         Afterwards `update` takes buckets of these vectors, and `step` updates whole vectors or, where `arriving` is
         set, the buckets that it yields, in its order.
         """
         for flat in self._flat:
             flat.close()
+        groups = {param: index for index, group in enumerate(self.param_groups) for param in group["params"]}
+        for vector in vectors:
+            vector.group_by(groups.get)
         self._flat = [FlatState(vector, place_gradients=place_gradients) for vector in vectors]
         self._alone = {}
 

@@ -23,7 +23,6 @@ class Vectors(NamedTuple):
     """What one update reads and writes, vectors [N] of one dtype and device: names as in `functional.py`.
 
     a:        None with windows of one step
-    decays:   bool [N], the elements that decay; None: all of them
     received: what peers sent, merged first as x <- own x + weight received; None: nothing to merge
     """
 
@@ -32,7 +31,6 @@ class Vectors(NamedTuple):
     m: Tensor
     v: Tensor
     a: Tensor | None = None
-    decays: Tensor | None = None
     received: Tensor | None = None
 
 
@@ -42,29 +40,27 @@ def update_compiled(vectors: Vectors, k: int, hyper: Hyper, own: float = 1.0, we
         _update_single(vectors, k, hyper, own, weight)
         return
     decay = "none" if hyper.weight_decay == 0 else "decoupled" if hyper.decoupled else "coupled"
-    optional = (vectors.a, vectors.decays if decay != "none" else None, vectors.received)
+    optional = (vectors.a, vectors.received)
     kernel = fused_kernel(hyper.ends_window(k), decay, *(tensor is not None for tensor in optional))
     scalars = scalars_of(k, hyper, own, weight, vectors.x.dtype, vectors.x.device)
     kernel(scalars, *vectors[:4], *(tensor for tensor in optional if tensor is not None))
 
 
 @cache
-def fused_kernel(end_of_window: bool, decay: str, accumulates: bool, masked: bool, merges: bool) -> Callable[..., None]:
-    """Return the compiled update of vectors [N]: kernel(scalars, x, g, m, v, *a, *decays, *received).
+def fused_kernel(end_of_window: bool, decay: str, accumulates: bool, merges: bool) -> Callable[..., None]:
+    """Return the compiled update of vectors [N]: kernel(scalars, x, g, m, v, *a, *received).
 
-    decay: "none", "coupled" or "decoupled"; the flags say which of the last three vectors there are. The scalars are
-    those of `scalars_of`.
+    decay: "none", "coupled" or "decoupled"; the last two flags say which of the last two vectors there are. The scalars
+    are those of `scalars_of`.
     """
 
     def update(scalars: Tensor, x: Tensor, g: Tensor, m: Tensor, v: Tensor, *others: Tensor) -> None:
         step_size, eps, one_minus_b1, one_minus_b2, b1, b2, inverse_s, decay_factor, own, weight = scalars.unbind()
         new_x = own * x + weight * others[-1] if merges else x
         if decay == "coupled":
-            decayed = g + decay_factor * new_x
-            g = torch.where(others[accumulates], decayed, g) if masked else decayed
+            g = g + decay_factor * new_x
         elif decay == "decoupled":
-            decayed = new_x * decay_factor
-            new_x = torch.where(others[accumulates], decayed, new_x) if masked else decayed
+            new_x = new_x * decay_factor
         mean = others[0] + g * inverse_s if accumulates else g
         numerator = m + one_minus_b1 * g
         denominator = (v + one_minus_b2 * g * g).sqrt() + eps
@@ -77,7 +73,7 @@ def fused_kernel(end_of_window: bool, decay: str, accumulates: bool, masked: boo
             others[0].copy_((mean < -math.inf).to(mean.dtype) if end_of_window else mean)
 
     # A code object of its own: dynamo bounds the variants (here dtypes and devices) of each.
-    name = f"update_{decay}_{end_of_window}_{accumulates}_{masked}_{merges}"
+    name = f"update_{decay}_{end_of_window}_{accumulates}_{merges}"
     update.__code__ = update.__code__.replace(co_name=name)
     # The compiler leaves threads out where the vector it first meets is short, also from its disk cache; asked for
     # threads that are counted when the kernel runs, it always puts them in.
@@ -106,9 +102,7 @@ def merge_(x: Tensor, received: Tensor, own: float, weight: float) -> None:
 
 
 def _update_single(vectors: Vectors, k: int, hyper: Hyper, own: float, weight: float) -> None:
-    x, g, m, v, a, decays, received = vectors
+    x, g, m, v, a, received = vectors
     if received is not None:
         merge_(x, received, own, weight)
-    if decays is not None and not decays.all():
-        hyper = hyper.with_decay(0.0)
     update_one(x, g, m, v, a, k=k, hyper=hyper)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -31,6 +31,9 @@ class ParameterVector(Protocol):
     slots: Sequence[Slot]
     parameters: Sequence[nn.Parameter]
 
+    def group_by(self, key: Callable[[nn.Parameter], Hashable]) -> None:
+        """Lay parameters of one key side by side."""
+
 
 class Alone:
     """A parameter that lies in no flat vector, as a vector by itself; it stays where it is.
@@ -55,16 +58,12 @@ class Alone:
 
 
 class Stretch(NamedTuple):
-    """Elements start..stop of a vector that take the same update, the k-th with `hyper`; no update where k is 0.
-
-    masked: whether only some of them decay
-    """
+    """Elements start..stop of a vector that take the same update, the k-th with `hyper`; None: no update."""
 
     start: int
     stop: int
     k: int
     hyper: Hyper | None
-    masked: bool
 
 
 class FlatState:
@@ -82,8 +81,6 @@ class FlatState:
         self._views: dict[str, list[Tensor]] = {}  # their views, by parameter
         self._spans: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # x, m, v and a of earlier updates
         self._address = 0  # of x in these
-        self._decays: Tensor | None = None
-        self._decaying: list[bool] = []
         self._gradient = torch.zeros(0)
         self._gradient_views: list[Tensor] = []
         self._written: list[nn.Parameter] = []  # parameters whose version has to count this update
@@ -115,24 +112,14 @@ class FlatState:
         hypers: of every parameter with a gradient
         state:  the optimizer's, with this update counted in `step`
         """
-        decays = {hypers[p].weight_decay for p in self._vector.parameters if p in hypers}
-        masked = len(decays) == 2 and 0.0 in decays  # else what decays differently is updated apart
-        decay, decaying = max(decays, default=0.0), []
         self._stretches = []
         ends = [*(slot.offset for slot in self._slots[1:]), self.numel]
         for index, (slot, parameter, end) in enumerate(zip(self._slots, self._vector.parameters, ends, strict=True)):
             hyper, k = hypers.get(parameter), 0
-            decaying.append(hyper is not None and hyper.weight_decay != 0)
             if hyper is not None:
                 k = int(state[parameter]["step"])
                 self._place(index, parameter, state[parameter], hyper)
-                hyper = hyper.with_decay(decay) if masked else hyper
-            self._extend(Stretch(slot.offset, end, k, hyper, masked), slot)
-        if masked and decaying != self._decaying:
-            self._decays = torch.zeros(self.numel, dtype=torch.bool, device=self._vector.data.device)
-            for slot, decays_too in zip(self._slots, decaying, strict=True):
-                self._decays[slot.offset : slot.offset + slot.numel] = decays_too
-            self._decaying = decaying
+            self._extend(Stretch(slot.offset, end, k, hyper), slot)
         self._written = [p for p in self._vector.parameters if p in hypers]
 
     def update(self, span: slice, incoming: Incoming | None = None) -> None:
@@ -152,8 +139,7 @@ class FlatState:
                 continue
             x, *moments = self._lasting(start, stop, accumulates=stretch.hyper.s > 1)
             a = moments[2] if stretch.hyper.s > 1 else None
-            decays = alias(self._decays, start, stop) if stretch.masked and self._decays is not None else None
-            vectors = Vectors(x, alias(self._gradient, start, stop), *moments[:2], a, decays, received)
+            vectors = Vectors(x, alias(self._gradient, start, stop), *moments[:2], a, received)
             update_compiled(vectors, stretch.k, stretch.hyper, own, weight)
 
     def _extend(self, stretch: Stretch, slot: Slot) -> None:
@@ -164,7 +150,7 @@ class FlatState:
         if stretch.hyper is not None and stretch.hyper.eps == 0:
             stretch = stretch._replace(stop=slot.offset + slot.numel)
         last = self._stretches[-1] if self._stretches else None
-        if last is not None and last.stop == stretch.start and last[2:] == stretch[2:]:
+        if last is not None and last.stop == stretch.start and (last.k, last.hyper) == (stretch.k, stretch.hyper):
             self._stretches[-1] = last._replace(stop=stretch.stop)
         else:
             self._stretches.append(stretch)

@@ -15,7 +15,7 @@ m and v are stored already multiplied by b1 and b2 for their next use. With s = 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,10 +45,6 @@ class Hyper:
         """Return those of one of an optimizer's `param_groups` as it is now."""
         b1, b2 = group["betas"]
         return cls(group["lr"], b1, b2, group["eps"], group["weight_decay"], decoupled, group["accumulation_steps"])
-
-    def with_decay(self, weight_decay: float) -> Hyper:
-        """Return the same with another weight decay."""
-        return replace(self, weight_decay=weight_decay)
 
     def ends_window(self, k: int) -> bool:
         """Return whether the k-th update is the last one of a window."""

@@ -148,7 +148,10 @@ class DecentralizedDataParallel(DataParallel):
             self._bucketwise.arriving = self._bucketwise = None
         if optimizer is None or not is_bucketwise(optimizer):
             return
+        self.drain()
         optimizer.flatten_state(self._vectors, place_gradients=self._ddp is None)
+        order = [slot.name for vector in self._vectors for slot in vector.slots]
+        check_equal_on_all_ranks({"the order of the optimizer's parameters": order}, self._groups.world)
         alone = len(self._optimizers) == 1 and self.world_size > 1
         if alone and self._debiasing is None and self.order == "awc":
             optimizer.arriving = self.mixer.arriving

@@ -194,7 +194,9 @@ def contenders_of(shape: Shape) -> tuple[list[Contender], Callable[[], None], in
 
 def flat_update(numel: int, like: AccumAdamW, received: Tensor | None = None) -> Callable[[], None]:
     """Return an update of one flat tensor [numel] by the kernel alone, with the hyperparameters of `like`."""
-    vectors = Vectors(*(torch.zeros(numel) for _ in range(5)), received=received)
+    # Nothing but zeros would be one page of memory that the system maps everywhere.
+    x, g = torch.randn(numel), torch.randn(numel).mul_(0.01)
+    vectors = Vectors(x, g, *(torch.zeros(numel) for _ in range(3)), received=received)
     hyper, count = Hyper.of(like.param_groups[0], decoupled=True), itertools.count(1)
 
     @torch.no_grad()

@@ -138,3 +138,18 @@ def test_a_moved_parameter_is_noticed() -> None:
     linear.weight.data = linear.weight.data.clone()
     with pytest.raises(RuntimeError, match=r"here: parameter 'weight' is no longer a view.*before wrapping it"):
         vector.check("here")
+
+
+def test_parameters_are_reordered_in_the_same_memory() -> None:
+    """Values, shapes and the length of the vector stay; the last parameter stays the last one."""
+    module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7), nn.Linear(7, 2))
+    expected = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+    (vector,) = flatten(module)
+    address, numel = vector.data.data_ptr(), vector.numel
+    vector.group_by(lambda parameter: parameter.dim())
+    assert [slot.name for slot in vector.slots] == ["0.weight", "1.weight", "2.weight", "0.bias", "1.bias", "2.bias"]
+    last = vector.slots[-1]
+    assert (vector.data.data_ptr(), last.offset + last.numel, vector.numel) == (address, numel, numel)
+    vector.check("after reordering")
+    for name, parameter in module.named_parameters():
+        assert torch.equal(parameter, expected[name])
