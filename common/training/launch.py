@@ -119,7 +119,8 @@ def run_here(config: Config, overrides: list[str]) -> int:
     folder = None
     try:
         device = pick_device(config)
-        torch.set_num_threads(config.training.threads or threads_per_process(distributed))
+        simulated = config.workers.kind == "simulated" and device.type == "cpu"
+        torch.set_num_threads(config.training.threads or (1 if simulated else threads_per_process(distributed)))
         task = load_task(config.task)(config)
         # Before any process group is opened: a refused folder must not leave others waiting.
         folder = RunFolder(config, overrides) if rank == 0 else None

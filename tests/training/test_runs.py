@@ -219,3 +219,15 @@ def test_every_host_is_recorded(tmp_path: Path) -> None:
     folder = RunFolder(compose_config("cnn", [f"run_dir={run}"]), [])
     folder.record_hosts(["one", "one", "two", "two"])
     assert json.loads((run / "environment.json").read_text())["hosts"] == ["one", "two"]
+
+
+@pytest.mark.parametrize(("overrides", "expected"), [([], 1), (["training.threads=2"], 2)])
+def test_simulated_workers_take_one_thread_unless_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], expected: int
+) -> None:
+    """Several threads of small operations wait for each other, for long beside any other busy process."""
+    counts: list[int] = []
+    monkeypatch.setattr("torch.set_num_threads", counts.append)
+    quiet = ["logging.progress=false", "model.width=4", "training.steps=1", "workers=simulated", "workers.count=2"]
+    assert launch("cnn", [*quiet, *overrides, f"run_dir={tmp_path}/run"]) == 0
+    assert counts == [expected]
