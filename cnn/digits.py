@@ -52,7 +52,7 @@ class DigitsData:
         self.train_size = len(labels)
 
     def train(self, rank: int, ranks: int, batch_size: int, device: torch.device) -> InMemoryTrainData:
-        """Return rank `rank`'s batches, of all images (partition=iid) or of its own ones (partition=dirichlet)."""
+        """Return rank `rank`'s batches, of all images (partition=iid) or of those dealt to it (partition=dirichlet)."""
         images, labels = self._train
         data = images.to(device), labels.to(device)
         if self._config.partition == "iid":

@@ -78,7 +78,7 @@ class FlatVector:
     def group_by(self, key: Callable[[nn.Parameter], Hashable]) -> None:
         """Lay parameters of one key side by side, in the same memory; the last parameter stays the last one.
 
-        So the length of the vector stays what it is, and with it the cut into buckets.
+        So neither the length of the vector nor its cut into buckets changes.
         """
         keys = [key(parameter) for parameter in self.parameters]
         groups = [*(k for k in dict.fromkeys(keys) if k != keys[-1]), keys[-1]]

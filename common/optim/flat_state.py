@@ -216,6 +216,6 @@ def _placing(view: Tensor) -> Any:
 def alias(dense: Tensor, start: int, stop: int) -> Tensor:
     """Return elements start..stop of the memory of a dense tensor as a vector.
 
-    Not a view: the compiler would make a kernel for each number of dimensions of what it is a view of.
+    Not a view: the compiler would make a kernel for each number of dimensions of the tensor that is viewed.
     """
     return dense.data.as_strided_((stop - start,), (1,), dense.storage_offset() + start)

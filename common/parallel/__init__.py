@@ -12,7 +12,7 @@ host      machine; holds `workers_per_host` workers
 round     one gossip step, x_i <- sum_j W_ij x_j with mixing matrix W; a topology is a schedule of rounds
 clock     number of committed updates; round `clock` of the schedule comes next
 vector    all parameters of one dtype and device in one flat tensor, of which they are views (`common.flat`)
-bucket    slice of a vector that travels in messages of its own
+bucket    slice of a vector, the unit that is sent, mixed and updated
 exchange  what one rank sends and receives for one bucket in one round; its transport is SEND_RECV, SUBGROUP (an
           all-reduce in a group) or HIERARCHICAL (average inside the host, exchange shards between hosts, gather inside)
 rail      the workers with the same index in their hosts; they exchange the same shard of a bucket

@@ -17,7 +17,7 @@ class Route:
     """How this rank carries out one round.
 
     kind:       transport of the round: SEND_RECV, SUBGROUP or HIERARCHICAL
-    own_weight: weight of its own values in the point-to-point part of the round
+    own_weight: weight of this worker's values in the point-to-point part of the round
     receives:   {rank: weight} of the messages it mixes
     sends:      ranks that take its messages
     messages:   the process group in which messages travel
