@@ -122,17 +122,17 @@ class AccumAdam(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        hypers: dict[nn.Parameter, Hyper] = {}
+        fused: dict[nn.Parameter, tuple[int, Hyper]] = {}
         for group in self.param_groups:
-            params = self._count_updates(group)
+            params, steps = self._count_updates(group)
             hyper = Hyper.of(group, self.decoupled_weight_decay)
             if group["fused"]:
-                hypers |= dict.fromkeys(params, hyper)
+                fused |= {param: (k, hyper) for param, k in zip(params, steps, strict=True)}
             else:
-                self._update_lists(params, hyper, foreach=group["foreach"] is not False)
-        alone = self._flat_states_of(hypers)
+                self._update_lists(params, steps, hyper, foreach=group["foreach"] is not False)
+        alone = self._flat_states_of(fused)
         for flat in (*self._flat, *alone):
-            flat.begin(hypers, self.state)
+            flat.begin(fused, self.state)
         for flat in alone:
             flat.update(slice(0, flat.numel))
         for bucket, incoming in (self.arriving or self._whole_vectors)():
@@ -154,21 +154,21 @@ class AccumAdam(Optimizer):
         self._alone = {**self._alone, **{p: FlatState(Alone(p)) for p in outside if p not in self._alone}}
         return [self._alone[param] for param in outside]
 
-    def _count_updates(self, group: dict[str, Any]) -> list[nn.Parameter]:
-        """Count an update of every parameter of the group that has a gradient; return these."""
+    def _count_updates(self, group: dict[str, Any]) -> tuple[list[nn.Parameter], list[int]]:
+        """Count an update of every parameter of the group that has a gradient; return these and their counts."""
         params = [param for param in group["params"] if param.grad is not None]
         for param in params:
             dense_grad(type(self).__name__, param)
         steps = [self._state_of(param, group)["step"] for param in params]
-        if steps:
-            torch._foreach_add_(steps, 1)
-        return params
+        if not steps:
+            return [], []
+        torch._foreach_add_(steps, 1)
+        return params, torch.stack(steps).tolist()
 
-    def _update_lists(self, params: list[nn.Parameter], hyper: Hyper, foreach: bool) -> None:
+    def _update_lists(self, params: list[nn.Parameter], steps: list[int], hyper: Hyper, foreach: bool) -> None:
         states = [self.state[param] for param in params]
         columns = [[state[name] for state in states] for name in state_names(hyper.s)]
         accumulators = columns[2] if len(columns) > 2 else ()
-        steps = [int(state["step"]) for state in states]
         grads = [param.grad for param in params]
         accum_adam_update(params, grads, *columns[:2], accumulators, steps, hyper, foreach=foreach)
 

@@ -79,6 +79,7 @@ class FlatState:
         self._stretches: list[Stretch] = []
         self._state: dict[str, Tensor] = {}  # vectors by name
         self._views: dict[str, list[Tensor]] = {}  # their views, by parameter
+        self._addresses: dict[str, list[int]] = {}  # of these views and of those of the gradient
         self._spans: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # x, m, v and a of earlier updates
         self._address = 0  # of x in these
         self._gradient = torch.zeros(0)
@@ -106,21 +107,32 @@ class FlatState:
         """Length of the vector."""
         return self._vector.data.numel()
 
-    def begin(self, hypers: Mapping[nn.Parameter, Hyper], state: MutableMapping[nn.Parameter, dict[str, Any]]) -> None:
-        """Prepare an update of the parameters in `hypers`: put their gradients and state in place.
+    def begin(
+        self,
+        updates: Mapping[nn.Parameter, tuple[int, Hyper]],
+        state: MutableMapping[nn.Parameter, dict[str, Any]],
+    ) -> None:
+        """Prepare an update: put gradients and state in place.
 
-        hypers: of every parameter with a gradient
-        state:  the optimizer's, with this update counted in `step`
+        updates: {parameter: (k, hyper)} of every parameter with a gradient, for its k-th update
+        state:   the optimizer's
         """
         self._stretches = []
         ends = [*(slot.offset for slot in self._slots[1:]), self.numel]
+        begin, stop, last = 0, 0, None
         for index, (slot, parameter, end) in enumerate(zip(self._slots, self._vector.parameters, ends, strict=True)):
-            hyper, k = hypers.get(parameter), 0
-            if hyper is not None:
-                k = int(state[parameter]["step"])
-                self._place(index, parameter, state[parameter], hyper)
-            self._extend(Stretch(slot.offset, end, k, hyper), slot)
-        self._written = [p for p in self._vector.parameters if p in hypers]
+            update = updates.get(parameter)
+            if update is not None:
+                self._place(index, parameter, state[parameter], update[1])
+            if slot.offset != stop or update != last:
+                if stop > begin:
+                    self._stretches.append(Stretch(begin, stop, *(last or (0, None))))
+                begin, last = slot.offset, update
+            # Padding is updated with the parameter before it: it is 0 and stays 0, but for 0 / 0 with eps = 0.
+            stop = end if update is None or update[1].eps > 0 else slot.offset + slot.numel
+        if stop > begin:
+            self._stretches.append(Stretch(begin, stop, *(last or (0, None))))
+        self._written = [p for p in self._vector.parameters if p in updates]
 
     def update(self, span: slice, incoming: Incoming | None = None) -> None:
         """Update elements `span`, after merging `incoming`, if given, whether there is a gradient or not."""
@@ -141,19 +153,6 @@ class FlatState:
             a = moments[2] if stretch.hyper.s > 1 else None
             vectors = Vectors(x, alias(self._gradient, start, stop), *moments[:2], a, received)
             update_compiled(vectors, stretch.k, stretch.hyper, own, weight)
-
-    def _extend(self, stretch: Stretch, slot: Slot) -> None:
-        """Append a stretch, to the last one where both take the same update.
-
-        Padding between parameters is updated with them: all of it is 0 and stays 0, but for 0 / 0 with eps = 0.
-        """
-        if stretch.hyper is not None and stretch.hyper.eps == 0:
-            stretch = stretch._replace(stop=slot.offset + slot.numel)
-        last = self._stretches[-1] if self._stretches else None
-        if last is not None and last.stop == stretch.start and (last.k, last.hyper) == (stretch.k, stretch.hyper):
-            self._stretches[-1] = last._replace(stop=stretch.stop)
-        else:
-            self._stretches.append(stretch)
 
     def _lasting(self, start: int, stop: int, accumulates: bool) -> tuple[Tensor, ...]:
         """Return elements start..stop of x, m, v and, if needed, a; making these tensors takes time."""
@@ -176,29 +175,31 @@ class FlatState:
         else:
             if not self._gradient_views:
                 self._make_gradient()
-            view = self._gradient_views[index]
-            if parameter.grad.data_ptr() != view.data_ptr():
-                view.copy_(parameter.grad)
+            gradient = parameter.grad
+            if gradient.data_ptr() != self._addresses["gradient"][index]:
+                self._gradient_views[index].copy_(gradient)
         for name in STATE_NAMES[: 3 if hyper.s > 1 else 2]:
             if name not in self._state:
                 self._state[name] = self._zeros()
-                self._views[name] = self._views_of(self._state[name])
+                self._views[name] = self._views_of(self._state[name], name)
                 self._spans.clear()
-            view, found = self._views[name][index], state.get(name)
+            found = state.get(name)
             if found is None:
-                state[name] = view.zero_()
-            elif found.data_ptr() != view.data_ptr():  # a state that was loaded, or was there before
-                state[name] = view.copy_(found)
+                state[name] = self._views[name][index].zero_()
+            elif found.data_ptr() != self._addresses[name][index]:  # a state that was loaded, or was there before
+                state[name] = self._views[name][index].copy_(found)
 
     def _make_gradient(self) -> None:
         self._gradient = self._zeros()
-        self._gradient_views = self._views_of(self._gradient)
+        self._gradient_views = self._views_of(self._gradient, "gradient")
 
     def _zeros(self) -> Tensor:
         return torch.zeros_like(self._vector.data)
 
-    def _views_of(self, vector: Tensor) -> list[Tensor]:
-        return [vector.as_strided(slot.size, slot.stride, slot.offset) for slot in self._slots]
+    def _views_of(self, vector: Tensor, name: str) -> list[Tensor]:
+        views = [vector.as_strided(slot.size, slot.stride, slot.offset) for slot in self._slots]
+        self._addresses[name] = [view.data_ptr() for view in views]
+        return views
 
 
 def _placing(view: Tensor) -> Any:
