@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _with_seeds(table: Table, seeds: Sequence[str]) -> Table:
-    """Return the table with these seeds instead of its own, if any are given; UsageError if one is no integer."""
+    """Return the table with these seeds, if any are given; raise UsageError for one that is no integer."""
     if not seeds:
         return table
     try:
