@@ -1,5 +1,5 @@
 # Every target sets up what it needs: .venv is made once and again only when the pinned versions change.
-.PHONY: help env quickstart test test-slow lint format clean
+.PHONY: help env quickstart test test-slow gpu-check lint format clean
 
 PYTHON_ENV := .venv/bin/python
 
@@ -19,6 +19,9 @@ test: env  ## run the fast tests: every behaviour once, real processes included
 
 test-slow: env  ## run the other tests: repetitions, many processes, Slurm, benchmarks' programs
 	$(PYTHON_ENV) -m pytest -n 2 -m slow
+
+gpu-check: env  ## check everything on this machine's GPUs; without one, run the tests that emulate it
+	$(PYTHON_ENV) -m scripts.gpu_check
 
 lint: env  ## check style
 	$(PYTHON_ENV) -m ruff check

@@ -95,14 +95,21 @@ DataChoice = Annotated[Digits | Cifar10 | ImageFolder, Field(discriminator="name
 
 
 class ResNetDigits(Strict):
-    """The small ResNet of cnn.model."""
+    """The small ResNet of cnn.model.
+
+    norm: batch, or group: GroupNorm of 2 groups, whose statistics are those of one image and not of a worker's data
+    """
 
     name: Literal["resnet_digits"]
-    width: PositiveInt
+    width: Annotated[PositiveInt, Field(multiple_of=2)]
+    norm: Literal["batch", "group"] = "batch"
 
 
 class ResNetCifar(Strict):
-    """The CIFAR-10 ResNets of He et al. (2016, section 4.2): 6n + 2 layers, n blocks in each of 3 stages."""
+    """The CIFAR-10 ResNets of He et al. (2016, section 4.2): 6n + 2 layers, n blocks in each of 3 stages.
+
+    Shortcuts and initialisation are those of the CIFAR-10 script of arXiv 2110.13363.
+    """
 
     name: Literal["resnet_cifar"]
     depth: Annotated[int, Field(ge=8)]

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from common.transfer import to_device
+
 Images = tuple[Tensor, Tensor]  # images [B, C, H, W], labels [B] int64
 
 
@@ -38,10 +40,10 @@ class InMemoryTrainData:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Images]:
         """Yield the batches of this epoch, starting with batch `start`."""
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self._labels), generator=generator)
+        order = to_device(torch.randperm(len(self._labels), generator=generator), self._labels.device)
         for step in range(start, self.steps_per_epoch):
             first = (step * self._workers + self._worker) * self._batch_size
-            chosen = order[first : first + self._batch_size].to(self._labels.device)
+            chosen = order[first : first + self._batch_size]
             yield self._augment(self._images[chosen]), self._labels[chosen]
 
 
@@ -60,7 +62,7 @@ def random_shift(images: Tensor, pixels: int, fill: Literal["replicate", "consta
         return images
     batch, _, height, width = images.shape
     padded = F.pad(images, (pixels,) * 4, mode=fill)
-    top, left = torch.randint(0, 2 * pixels + 1, (2, batch)).to(images.device)
+    top, left = to_device(torch.randint(0, 2 * pixels + 1, (2, batch)), images.device)
     rows = (top[:, None] + torch.arange(height, device=images.device))[:, None, :, None]
     columns = (left[:, None] + torch.arange(width, device=images.device))[:, None, None, :]
     samples = torch.arange(batch, device=images.device)[:, None, None, None]
@@ -70,5 +72,5 @@ def random_shift(images: Tensor, pixels: int, fill: Literal["replicate", "consta
 
 def random_flip(images: Tensor) -> Tensor:
     """Mirror every image [B, C, H, W] with probability 1/2, drawn from torch's global generator."""
-    mirrored = (torch.rand(len(images)) < 0.5).to(images.device)
+    mirrored = to_device(torch.rand(len(images)) < 0.5, images.device)
     return torch.where(mirrored[:, None, None, None], images.flip(-1), images)

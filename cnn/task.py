@@ -21,6 +21,7 @@ class ImageClassification(Task):
     sums = ("loss", "correct", "correct_top5", "count")
     primary_metric = "accuracy"
     higher_is_better = True
+    fixed_shapes = True
     late_imports = ("sklearn.datasets", "sklearn.model_selection")
 
     def __init__(self, config: CnnConfig) -> None:
@@ -58,7 +59,7 @@ class ImageClassification(Task):
             "loss": F.cross_entropy(logits, labels, reduction="sum"),
             "correct": ranked[:, 0].sum(),
             "correct_top5": ranked.sum(),
-            "count": torch.tensor(len(labels), device=labels.device),
+            "count": torch.full((), len(labels), device=labels.device),
         }
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:

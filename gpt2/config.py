@@ -13,12 +13,21 @@ class TokenData(Strict):
 
     shard:              "independent": each rank draws its own windows; "global": the windows of an update are the same
                         for any number of ranks
-    evaluation_batches: batches of evaluation.batch_size windows in each split, spread evenly over it; null for all
+    evaluation_batches: batches of evaluation.batch_size windows of each split, over all ranks; null for all
+    evaluation_windows: "spread": evenly over the split, the same in every evaluation; "drawn": at random, anew in every
+                        evaluation
     """
 
     folder: str
     shard: Literal["independent", "global"]
     evaluation_batches: PositiveInt | None
+    evaluation_windows: Literal["spread", "drawn"] = "spread"
+
+    @model_validator(mode="after")
+    def _some_are_drawn(self) -> "TokenData":
+        if self.evaluation_windows == "drawn" and self.evaluation_batches is None:
+            raise ValueError("evaluation_batches=null with evaluation_windows=drawn: expected how many to draw")
+        return self
 
 
 class TokenFolder(TokenData):

@@ -56,9 +56,14 @@ class Windows:
 
     def starts(self, sample: int) -> NDArray[np.int64]:
         """Return where the windows of samples `sample`, `sample` + 1, ... begin, [batch_size]."""
-        # One step of Philox's counter gives four 64-bit numbers; each sample uses one step.
-        raw = np.random.Philox(key=self._key, counter=sample).random_raw(4 * self._batch_size)[::4]
-        return (raw % np.uint64(len(self._tokens) - self._context)).astype(np.int64)
+        return _random_starts(self._key, sample, self._batch_size, len(self._tokens) - self._context)
+
+
+def _random_starts(key: int, counter: int, count: int, below: int) -> NDArray[np.int64]:
+    """Return `count` random integers from 0 to below - 1, a function of the arguments."""
+    # One step of Philox's counter gives four 64-bit numbers; each sample uses one step.
+    raw = np.random.Philox(key=key, counter=counter).random_raw(4 * count)[::4]
+    return (raw % np.uint64(below)).astype(np.int64)
 
 
 def evaluation_starts(length: int, context: int, windows: int | None) -> list[int]:
@@ -72,6 +77,15 @@ def evaluation_starts(length: int, context: int, windows: int | None) -> list[in
     if windows is None or windows >= side_by_side:
         return list(range(0, predicted, context))
     return [round(i * (predicted - context) / max(1, windows - 1)) for i in range(windows)]
+
+
+def drawn_starts(length: int, context: int, windows: int, seed: int, split: int, step: int) -> list[int]:
+    """Return where the windows drawn for the evaluation after `step` begin in a split of `length` tokens.
+
+    split: its number; the two splits have streams of their own, apart from those of training
+    """
+    key = seed + ((2**63 + split) << 64)  # training uses the keys of ranks
+    return _random_starts(key, step << 64, windows, length - context).tolist()
 
 
 def evaluation_batches(

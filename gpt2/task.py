@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from common.training.config import ConfigError
 from common.training.task import Task
 from gpt2.config import Gpt2Config, PythonStdlib, TokenFolder
-from gpt2.data import Windows, evaluation_batches, evaluation_starts
+from gpt2.data import Windows, drawn_starts, evaluation_batches, evaluation_starts
 from gpt2.model import GPT2, flops_per_token, parameter_count
 from gpt2.prefetch import prefetch
 from gpt2.prepare import PrepareArguments, prepare
@@ -45,6 +45,8 @@ class LanguageModelling(Task):
         except DataError as error:
             raise ConfigError(f"data.folder={folder}: {error}") from error
         self._flops_per_token = flops_per_token(self._shape)
+        self._device = torch.device("cpu")  # until training data is asked for
+        self._step = 0  # of the evaluation
         if config.logging.progress and os.environ.get("RANK", "0") == "0":
             print(self.describe(), file=sys.stderr, flush=True)
 
@@ -65,6 +67,7 @@ class LanguageModelling(Task):
 
     def train_data(self, worker: int, workers: int, batch_size: int, device: torch.device) -> Windows:
         """Return random windows of the training split for rank `worker` of `workers`."""
+        self._device = device
         return Windows(
             self._tokens["train"],
             self._shape.context,
@@ -77,14 +80,21 @@ class LanguageModelling(Task):
             device,
         )
 
+    def before_evaluation(self, step: int) -> None:
+        """Note the step, on which drawn windows depend."""
+        self._step = step
+
     def evaluation_data(
         self, shard: int, shards: int, batch_size: int, device: torch.device
     ) -> Iterator[EvaluationBatch]:
-        """Yield this shard's windows of both splits, the same in every evaluation."""
-        context, vocabulary, wanted = self._shape.context, self._shape.vocabulary, self._config.data.evaluation_batches
-        windows = wanted * self._config.evaluation.batch_size if wanted else None
-        for split, tokens in self._tokens.items():
-            starts = evaluation_starts(len(tokens), context, windows)
+        """Yield this shard's windows of both splits, as `data.evaluation_windows` says."""
+        data, context, vocabulary = self._config.data, self._shape.context, self._shape.vocabulary
+        windows = data.evaluation_batches * self._config.evaluation.batch_size if data.evaluation_batches else None
+        for number, (split, tokens) in enumerate(self._tokens.items()):
+            if data.evaluation_windows == "drawn":
+                starts = drawn_starts(len(tokens), context, windows, self._config.seed, number, self._step)
+            else:
+                starts = evaluation_starts(len(tokens), context, windows)
             batches = evaluation_batches(tokens, starts[shard::shards], context, vocabulary, batch_size)
             for batch in prefetch(batches, device):
                 yield split, batch
@@ -96,7 +106,7 @@ class LanguageModelling(Task):
     def evaluate(self, model: nn.Module, batch: EvaluationBatch) -> dict[str, Tensor]:
         """Return the sum of the cross-entropy and the number of tokens, for the split of the batch."""
         split, windows = batch
-        count = torch.tensor(windows[:, 1:].numel(), device=windows.device)
+        count = torch.full((), windows[:, 1:].numel(), device=windows.device)
         values = dict.fromkeys(self.sums, torch.zeros((), device=windows.device))
         return values | {f"{split}_loss": self.loss(model, windows) * count, f"{split}_tokens": count}
 
@@ -113,7 +123,7 @@ class LanguageModelling(Task):
     def throughput(self, samples_per_s: float) -> dict[str, float]:
         """Return tokens per second of all workers and, where the peak is known, the model FLOPs utilisation."""
         tokens_per_s = samples_per_s * self._shape.context
-        on_gpu = self._config.training.device != "cpu" and torch.cuda.is_available()
+        on_gpu = self._device.type == "cuda"
         peak = self._config.peak_tflops or (known_peak_tflops(torch.cuda.get_device_name()) if on_gpu else None)
         figures = {"tokens_per_s": tokens_per_s}
         if peak is not None:

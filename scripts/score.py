@@ -1,14 +1,16 @@
 """Score the test set with the last models of a table's runs, where the table shows scores that a run lacks.
 
-python -m scripts.score table=table2 [runs=runs]
+python -m scripts.score table=table2 [runs=runs] [models=all]
 
-scripts.reproduce does this after training, slurm/report.sbatch before it makes the table.
+scripts.reproduce does this after training, slurm/report.sbatch before it makes the table. models=all scores every model
+that the runs kept, for Figure 7's curves.
 """
 
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -22,6 +24,7 @@ class ScoreArguments(Arguments):
 
     table: Text = Field(description="a file in results/definitions/tables")
     runs: Text = Field("runs", description="the folder that holds the runs")
+    models: Literal["last", "all"] = Field("last", description="last, or all that were kept, for curves")
 
 
 @main_function
@@ -30,14 +33,14 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(ScoreArguments, argv, "scripts.score", "Score the test set with finished runs.")
     table = load_table(arguments.table)
     runs = collect(table, Path(arguments.runs)).all_runs
-    return 1 if score(table, [run.folder for run in runs]) else 0
+    return 1 if score(table, [run.folder for run in runs], arguments.models) else 0
 
 
-def score(table: Table, runs: Sequence[Path]) -> list[Path]:
+def score(table: Table, runs: Sequence[Path], models: Literal["last", "all"] = "last") -> list[Path]:
     """Score those of these runs that lack scores, one after the other; return those where it failed."""
     failed = []
     for run in runs:
-        call = score_arguments(table, run)
+        call = score_arguments(table, run, models)
         if call:
             print(f"{run}: scoring the test set", flush=True)
             if subprocess.run([sys.executable, *call], check=False).returncode:

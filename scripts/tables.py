@@ -59,6 +59,8 @@ def main(argv: Sequence[str]) -> int:
         missing = missing_records(benchmark, Path(arguments.benchmarks))
     else:
         table = load_table(arguments.table, also=benchmark_names())
+        if table.untuned:
+            raise UsageError(table.untuned)
         # Published numbers are worth a table of their own, but not in place of one with runs when a folder is mistyped.
         allow_empty = bool(table.published) and arguments.runs == DEFAULT_RUNS
         collection = collect(table, *map(Path, arguments.runs), allow_empty=allow_empty)

@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 
 from common.cli import UsageError
-from common.report.registry import Table, parse_override
+from common.report.overrides import parse_override
+from common.report.registry import Table
 from slurm.starts import last_job
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Submits runs of a table: a job array for each number of nodes, then a job that builds the table.
+"""Submits runs of a table: a job array for each number of nodes, then a job that follows them.
 
 A cell is a run of a table. An array's command names the file that lists its cells, so that Slurm itself knows what was
 submitted and nothing else has to be remembered. `scripts.reproduce launcher=slurm` is the command line.
@@ -73,17 +73,18 @@ def submit(table: Table, groups: dict[tuple[str, ...], list[Cell]], runs: Path) 
     return jobs
 
 
-def report_command(table: Table, jobs: Sequence[str], runs: Path, options: Sequence[str]) -> list[str]:
-    """Return sbatch's arguments for the job that builds table and figure when these jobs have ended."""
+def after(table: Table, jobs: Sequence[str], runs: Path, options: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Return sbatch's arguments for a job that begins when these jobs have ended.
+
+    command: a file of slurm/, after which the job is named, and its arguments
+    """
     return [
-        f"--dependency=afterany:{':'.join(jobs)}",  # also if some fail: then the table names them
+        f"--dependency=afterany:{':'.join(jobs)}",  # also if some fail: it says which
         "--kill-on-invalid-dep=yes",
-        f"--job-name={table.name}-report",
+        f"--job-name={table.name}-{Path(command[0]).stem}",
         f"--output={folder(table, runs)}/%j.log",
         *options,
-        "slurm/report.sbatch",
-        f"table={table.name}",
-        f"runs={runs}",
+        *command,
     ]
 
 

@@ -6,7 +6,14 @@ import pytest
 
 SLURM = "tests/slurm/"  # in one process, as there is one Slurm on the machine
 # Begin first: at the end one process would be left with them.
-LONGEST = (SLURM, "tests/training/test_resume.py", "tests/distributed/test_engine_equals_simulator.py")
+LONGEST = (
+    SLURM,
+    "tests/training/test_resume.py",
+    "tests/training/test_failures.py",
+    "tests/distributed/test_engine_equals_simulator.py",
+    "tests/report/test_reproduce.py",
+    "tests/cuda/test_matcher.py",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +22,17 @@ def signal_handlers() -> None:
     handlers behind where it ran in this process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.fixture
+def eager_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the fused update as it is written, which takes no time to compile."""
+    import torch
+
+    from common.optim import compiled
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(compiled, "fused_kernel", compiled.fused_kernel.__wrapped__)
 
 
 @pytest.fixture(autouse=True, scope="session")

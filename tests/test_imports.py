@@ -1,10 +1,14 @@
 """The arrows of the architecture: no circles among modules, nothing in `common` imports a task, no task another."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = ("cnn", "transformer", "gpt2")
@@ -31,6 +35,24 @@ def imported(path: Path) -> Iterator[str]:
 @cache
 def graph() -> dict[str, set[str]]:
     return {name: set(imported(path)) - {name} for name, path in MODULES.items()}
+
+
+@pytest.mark.slow
+def test_what_is_imported_before_workers_are_forked_does_not_ask_for_gpus() -> None:
+    """Where NVML is missing, to ask starts CUDA, and a process that is forked after that cannot use it."""
+    code = """
+import importlib, torch
+def ask(*_):
+    raise SystemExit("CUDA may have started")
+torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = ask
+import common.training.launch, torch._dynamo
+for task in ("cnn", "transformer", "gpt2"):
+    for late in importlib.import_module(f"{task}.task").TASK.late_imports:
+        importlib.import_module(late)
+assert not torch.cuda.is_initialized()
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_modules_import_each_other_in_one_direction() -> None:

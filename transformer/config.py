@@ -5,14 +5,24 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from common.training.config import Config, Fraction, NonNegative, Strict
+from transformer.batching import TokenLimit
+from transformer.loss import SmoothedOver
+from transformer.model import Variant
 
 Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
+Validation = Literal["held_out", "newstest2013"]
+Cleaning = Literal["empty_lines", "length_ratio"]
 
 
 class Folder(Strict):
     """Binarized parallel text in fairseq's format, made by transformer.prepare or by fairseq-preprocess.
 
     max_length: training pairs are cut to this many tokens on each side, EOS included; null leaves them whole
+    validation: held_out: every so many-th training pair, cut like these; newstest2013; null: not known
+    cleaning:   what was dropped: empty_lines: pairs with an empty side; length_ratio: also long and uneven pairs;
+                null: not known
+
+    validation and cleaning are chosen when the folder is prepared; other values than those of the folder are refused.
     """
 
     name: Literal["wmt14_en_de", "wmt14_en_fr", "folder"]
@@ -20,6 +30,8 @@ class Folder(Strict):
     target: Language
     path: str
     max_length: Annotated[int, Field(ge=2)] | None
+    validation: Validation | None = None
+    cleaning: Cleaning | None = None
 
 
 class NumberNames(Strict):
@@ -58,16 +70,20 @@ Data = Annotated[Folder | NumberNames, Field(discriminator="name")]
 
 
 class Size(Strict):
-    """Size of the model; see transformer.model.Transformer."""
+    """Size and variant of the model; see transformer.model.
+
+    attention_dropout: null: that of the variant
+    """
 
     name: str
+    variant: Variant = "fairseq"
     width: PositiveInt
     hidden: PositiveInt
     heads: PositiveInt
     encoder_layers: PositiveInt
     decoder_layers: PositiveInt
     dropout: Fraction
-    attention_dropout: Fraction
+    attention_dropout: Fraction | None
 
     @model_validator(mode="after")
     def _width_fits(self) -> "Size":
@@ -89,12 +105,20 @@ class Decoding(Strict):
 
 
 class TransformerConfig(Config):
-    """Configuration of `python -m transformer.train`."""
+    """Configuration of `python -m transformer.train`.
+
+    smoothed_over: as `over` of transformer.loss.cross_entropy
+    token_limit:   as `limit` of transformer.batching.batch_by_tokens
+    loss_divisor:  of a training batch's summed loss: the mean number of target tokens in a batch, or this batch's own
+    """
 
     data: Data
     model: Size
     decoding: Decoding
     label_smoothing: Annotated[float, Field(ge=0, lt=1)]
+    smoothed_over: SmoothedOver
+    token_limit: TokenLimit
+    loss_divisor: Literal["mean_tokens", "own_tokens"]
 
 
 class TrainedConfig(Strict):
@@ -107,3 +131,4 @@ class TrainedConfig(Strict):
     model: Size
     decoding: Decoding
     label_smoothing: Annotated[float, Field(ge=0, lt=1)]
+    smoothed_over: SmoothedOver = "wrong_tokens"

@@ -11,6 +11,7 @@ from common.training.config import ConfigError
 from transformer.config import Folder, NumberNames
 from transformer.data import ParallelText
 from transformer.model import PAD
+from transformer.preparation import folder
 from transformer.preparation.files import read_lines
 from transformer.search import EOS
 from transformer.text import CODES, MosesText, Subwords, join_subwords
@@ -22,19 +23,21 @@ RAW = "raw"  # folder of untouched lines: raw/<split>.<language>
 class Corpus:
     """A data folder and its joint dictionary.
 
-    Raises ConfigError if the folder or its dictionary is missing, or if the dictionaries of source and target differ
-    (the model has one embedding matrix).
+    Raises ConfigError if the folder or its dictionary is missing, if it was prepared in another way than configured, or
+    if the dictionaries of source and target differ (the model has one embedding matrix).
     """
 
     def __init__(self, data: Folder | NumberNames) -> None:
         from transformer.fairseq_compat import read_dictionary
 
+        self._data = data
         self.source, self.target = data.source, data.target
         self.folder = Path(data.path)
         if not self.folder.is_dir():
             raise ConfigError(
                 f"data.path={data.path}: no such folder; `python -m transformer.prepare --help` says how to make one"
             )
+        check_preparation(data)
         self._dictionary: Any = read_dictionary(self.folder, self.source)
         if read_dictionary(self.folder, self.target).symbols != self._dictionary.symbols:
             raise ConfigError(
@@ -55,6 +58,11 @@ class Corpus:
     def split(self, name: str, max_length: int | None = None) -> ParallelText:
         """Open the split `name`: train, valid or test."""
         return ParallelText(self.folder, name, self.source, self.target, max_length)
+
+    def evaluated(self, name: str) -> ParallelText:
+        """Open a split to evaluate on: whole lines, but held-out training lines are cut like the others."""
+        held_out = name == "valid" and isinstance(self._data, Folder) and self._data.validation == "held_out"
+        return self.split(name, self._data.max_length if held_out else None)
 
     def encode(self, line: str) -> Tensor:
         """Convert a raw source line to tokens with EOS."""
@@ -92,3 +100,16 @@ class Corpus:
     @cached_property
     def _target_text(self) -> MosesText:
         return MosesText(self.target)
+
+
+def check_preparation(data: Folder | NumberNames) -> None:
+    """Raise ConfigError if data.validation or data.cleaning is set and the folder was prepared otherwise."""
+    found = folder.describe(Path(data.path)) or {}
+    for key in ("validation", "cleaning"):
+        expected = getattr(data, key, None)
+        if expected is not None and found.get(key) != expected:
+            raise ConfigError(
+                f"data.{key}={expected}: {data.path} has {found.get(key, 'no record of it')}; prepare it again "
+                f"(python -m transformer.prepare corpus={data.name} {key}={expected}) or set data.{key} to what it "
+                "has, or to null"
+            )

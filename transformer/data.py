@@ -5,14 +5,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from common.training.config import ConfigError
-from transformer.batching import Batches, Integers, batch_by_tokens
+from common.transfer import to_device
+from transformer.batching import Batches, Integers, TokenLimit, batch_by_tokens
 from transformer.model import PAD, mask_of
 from transformer.search import EOS
 
@@ -86,7 +87,7 @@ class ParallelText:
         # Decided on the CPU: asking a GPU whether there is padding would make the CPU wait for it.
         padded = len({len(sentence) for sentence in sources}) > 1
         tensors = (source, mask_of(source) if padded else None, target_input, target)
-        on_device = (_to(tensor, device) for tensor in tensors)
+        on_device = (None if tensor is None else to_device(tensor, device) for tensor in tensors)
         return Batch(*on_device, sentences=tuple(sentences.tolist()), mean_target_tokens=mean_target_tokens)
 
     def _cut(self, tokens: Tensor) -> Tensor:
@@ -96,7 +97,7 @@ class ParallelText:
 
 
 class TokenBatches:
-    """One rank's training batches of about `budget` source and `budget` target tokens each.
+    """One rank's training batches of about `budget` source and `budget` target tokens each, see `batch_by_tokens`.
 
     In every epoch all batches are shuffled, by (seed, epoch) and so alike on all ranks, and dealt to the ranks; the
     last few, fewer than there are ranks, are left out of that epoch. `mean_target_tokens` is the mean over all batches
@@ -105,15 +106,24 @@ class TokenBatches:
     Raises ConfigError if a sentence is longer than the budget, or if there are fewer batches than ranks.
     """
 
-    def __init__(self, text: ParallelText, rank: int, ranks: int, budget: int, seed: int, device: torch.device) -> None:
-        self._text, self._budget, self._seed, self._device = text, budget, seed, device
+    def __init__(
+        self,
+        text: ParallelText,
+        rank: int,
+        ranks: int,
+        budget: int,
+        seed: int,
+        device: torch.device,
+        limit: TokenLimit = "each_side",
+    ) -> None:
+        self._text, self._budget, self._seed, self._device, self._limit = text, budget, seed, device, limit
         self._rank, self._ranks = rank, ranks
         if text.longest > budget:
             raise ConfigError(
                 f"training.batch_size leaves {budget} tokens for a micro-batch of one rank, but the longest training "
                 f"sentence has {text.longest}; expected a larger batch or a data.max_length of at most {budget}"
             )
-        count = len(batch_by_tokens(text.source_lengths, text.target_lengths, budget))
+        count = len(self._batches())
         self.mean_target_tokens = int(text.target_lengths.sum()) / count
         self.steps_per_epoch = count // ranks
         if self.steps_per_epoch == 0:
@@ -125,9 +135,13 @@ class TokenBatches:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Return the batches of this epoch from number `start` on."""
         generator = np.random.default_rng((self._seed, epoch))
-        batches = batch_by_tokens(self._text.source_lengths, self._text.target_lengths, self._budget, generator)
+        batches = self._batches(generator)
         dealt = generator.permutation(len(batches))[self._rank :: self._ranks][start : self.steps_per_epoch]
         return load(self._text, batches, dealt.tolist(), self._device, self.mean_target_tokens)
+
+    def _batches(self, generator: np.random.Generator | None = None) -> Batches:
+        lengths = (self._text.source_lengths, self._text.target_lengths)
+        return batch_by_tokens(*lengths, self._budget, generator, self._limit)
 
 
 def evaluation_batches(
@@ -168,9 +182,3 @@ def ahead(function: Callable[[Item], Loaded], items: Iterable[Item]) -> Iterator
 def pad(sentences: list[Tensor]) -> Tensor:
     """Stack sequences of different lengths to [B, longest], with PAD on the right."""
     return torch.nn.utils.rnn.pad_sequence(sentences, batch_first=True, padding_value=PAD)
-
-
-def _to(tensor: Tensor | None, device: torch.device) -> Any:
-    if tensor is None or device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)

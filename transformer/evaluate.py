@@ -6,7 +6,7 @@ python -m transformer.evaluate run=runs/transformer/proxy/seed_0 [split=test] [m
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,8 +42,8 @@ DEFINITIONS = {
     "bleu": "sacreBLEU of detokenized translations",
     "chrf": "chrF2 of detokenized translations, by sacrebleu",
     "meteor": "METEOR by nltk (not METEOR 1.5) of detokenized translations",
-    "paper_bleu": "BLEU as the paper's code computes it: Moses tokens, references cut as in training, tokenizer 13a, "
-    "not smoothed; not comparable with sacreBLEU",
+    "paper_bleu": "BLEU as the paper's code computes it: greedy translations in Moses tokens, references cut as in "
+    "training, tokenizer 13a, not smoothed; not comparable with sacreBLEU",
     "paper_meteor": "METEOR by nltk of the same lines as paper_bleu",
 }
 
@@ -98,7 +98,7 @@ def evaluate(arguments: EvaluateArguments) -> None:
     config = with_data(read_config(run), arguments.data)
     candidates = list(find(run, arguments.models, arguments.average))
     corpus, device = Corpus(config.data), pick_device(arguments.device)
-    text = corpus.split(arguments.split)
+    text = corpus.evaluated(arguments.split)
     references, raw = corpus.references(arguments.split)
     # The authors' references are the lines as their vocabulary decodes them, cut like training pairs.
     cut = corpus.split(arguments.split, config.data.max_length)
@@ -109,13 +109,16 @@ def evaluate(arguments: EvaluateArguments) -> None:
         model = load_model(config, corpus, candidate.state(), candidate.name, device)
         translator = Translator(model, corpus, search_of(config), arguments.batch_size, device)
         best = translator.split(text)
+        # All hypotheses of the authors' beam search begin as the same one and stay the same, whatever the beam
+        # (batch_beam_search in their transformer/src/utils.py): it is greedy.
+        greedy = replace(translator, search=replace(translator.search, beam=1)).split(text)
         hypotheses = [corpus.line(tokens) for tokens in best]
         write_lines(folder / f"{arguments.split}.{candidate.name}.txt", hypotheses)
         row: dict[str, Any] = {"model": candidate.name, "step": candidate.step}
         row |= losses(translator, config, text)
         row["bleu"], signatures["bleu"] = bleu(hypotheses, references)
         row["chrf"], signatures["chrf"] = chrf(hypotheses, references)
-        paper_hypotheses = [corpus.words(tokens) for tokens in best]
+        paper_hypotheses = [corpus.words(tokens) for tokens in greedy]
         row["paper_bleu"] = paper_bleu(paper_hypotheses, paper_references)
         if wordnet_problem() is None:
             row["meteor"] = meteor(hypotheses, references)
@@ -176,7 +179,7 @@ def losses(translator: Translator, config: TrainedConfig, text: ParallelText) ->
     for batch in evaluation_batches(text, 0, 1, translator.batch_size, translator.device):
         logits = translator.model(batch.source, batch.target_input, batch.source_mask)
         for index, smoothing in enumerate((0.0, config.label_smoothing)):
-            sums[index] += cross_entropy(logits, batch.target, smoothing).item()
+            sums[index] += cross_entropy(logits, batch.target, smoothing, config.smoothed_over).item()
         tokens += int((batch.target != PAD).sum())
     return {"loss": sums[0] / tokens, "loss_smoothed": sums[1] / tokens}
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from hydra.core.config_store import ConfigStore
 
 from common.training.config import ConfigError
@@ -64,6 +65,17 @@ def quiet() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def gpus_hidden() -> Iterator[None]:
+    """Let fairseq, which counts GPUs on import, find none: without NVML that starts CUDA, which breaks later forks."""
+    count = torch.cuda.device_count
+    torch.cuda.device_count = lambda: 0
+    try:
+        yield
+    finally:
+        torch.cuda.device_count = count
+
+
+@contextlib.contextmanager
 def own_configs() -> Iterator[None]:
     """Restore Hydra's store: our configuration would take fairseq's entries for its schemas (optimizer/adam)."""
     store = ConfigStore.instance()
@@ -76,7 +88,7 @@ def own_configs() -> Iterator[None]:
 
 def _import() -> tuple[ModuleType, ModuleType]:
     try:
-        with quiet(), own_configs(), hashable_dataclasses("fairseq"):
+        with quiet(), own_configs(), gpus_hidden(), hashable_dataclasses("fairseq"):
             import fairseq.options
             from fairseq_cli import preprocess
     except ImportError as error:

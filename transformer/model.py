@@ -1,12 +1,22 @@
 """The Transformer of Vaswani et al. (2017): post-LN encoder and decoder, all embeddings shared.
 
+It comes in two variants. `fairseq` is fairseq's model; `paper` is that of the code of arXiv 2410.11998, which wraps
+torch.nn.Transformer (transformer/src/model.py there):
+
+                          fairseq                          paper
+    dropout               embeddings, sublayers' outputs   also attention weights, and inside the feed-forward
+    final norms           none                             of the encoder and of the decoder
+    positions             sines, then cosines; from 2      sines and cosines in turn; from 0
+    initial embeddings    N(0, 1/D), padding 0             U(-0.1, 0.1)
+    feed-forward biases   0                                U(-1/sqrt(inputs), 1/sqrt(inputs))
+
 Shapes: B sentences, S source tokens, T target tokens, D width, H heads, V vocabulary. Sentences are padded on the
 right with PAD. The decoder needs no padding mask, since causal tokens see only earlier ones and padding comes last. The
 encoder's keys need one only if sentences of different lengths share a batch.
 """
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +24,8 @@ from torch import Tensor, nn
 
 PAD = 1  # fairseq's index of padding
 LONGEST_WAVELENGTH = 10_000
+UNIFORM_EMBEDDING = 0.1  # largest initial weight of an embedding in the paper's variant
+Variant = Literal["fairseq", "paper"]
 
 
 class KeysValues(NamedTuple):
@@ -58,18 +70,20 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with a ReLU between."""
+    """Two linear layers with a ReLU between, and dropout behind it in the paper's variant."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, dropout: float, variant: Variant) -> None:
         super().__init__()
         self.hidden, self.output = nn.Linear(width, hidden), nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout if variant == "paper" else 0.0)
         for linear in (self.hidden, self.output):
             nn.init.xavier_uniform_(linear.weight)
-            nn.init.zeros_(linear.bias)
+            if variant == "fairseq":
+                nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., D] to [..., D]."""
-        return self.output(F.relu(self.hidden(x)))
+        return self.output(self.dropout(F.relu(self.hidden(x))))
 
 
 class Residual(nn.Module):
@@ -87,10 +101,12 @@ class Residual(nn.Module):
 class EncoderLayer(nn.Module):
     """Self-attention, then a feed-forward network."""
 
-    def __init__(self, width: int, hidden: int, heads: int, dropout: float, attention_dropout: float) -> None:
+    def __init__(
+        self, width: int, hidden: int, heads: int, dropout: float, attention_dropout: float, variant: Variant
+    ) -> None:
         super().__init__()
         self.attention = Attention(width, heads, attention_dropout)
-        self.feed_forward = FeedForward(width, hidden)
+        self.feed_forward = FeedForward(width, hidden, dropout, variant)
         self.residuals = nn.ModuleList(Residual(width, dropout) for _ in range(2))
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -102,11 +118,13 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     """Self-attention, attention to the source, then a feed-forward network."""
 
-    def __init__(self, width: int, hidden: int, heads: int, dropout: float, attention_dropout: float) -> None:
+    def __init__(
+        self, width: int, hidden: int, heads: int, dropout: float, attention_dropout: float, variant: Variant
+    ) -> None:
         super().__init__()
         self.attention = Attention(width, heads, attention_dropout)
         self.source_attention = Attention(width, heads, attention_dropout)
-        self.feed_forward = FeedForward(width, hidden)
+        self.feed_forward = FeedForward(width, hidden, dropout, variant)
         self.residuals = nn.ModuleList(Residual(width, dropout) for _ in range(3))
 
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None) -> Tensor:
@@ -125,8 +143,9 @@ class Transformer(nn.Module):
 
     vocabulary:        V, of source and target together
     width:             D, divisible by heads and by 2
-    dropout:           of embeddings and of each sublayer's output
-    attention_dropout: of attention weights
+    dropout:           of embeddings and of each sublayer's output; in the paper's variant also inside the feed-forward
+    attention_dropout: of attention weights; None: none, in the paper's variant `dropout`
+    variant:           see above
     """
 
     def __init__(
@@ -138,16 +157,25 @@ class Transformer(nn.Module):
         encoder_layers: int,
         decoder_layers: int,
         dropout: float,
-        attention_dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        variant: Variant = "fairseq",
     ) -> None:
         super().__init__()
+        as_in_paper = variant == "paper"
+        if attention_dropout is None:
+            attention_dropout = dropout if as_in_paper else 0.0
         self.embedding = nn.Embedding(vocabulary, width, padding_idx=PAD)
-        nn.init.normal_(self.embedding.weight, std=width**-0.5)
-        nn.init.zeros_(self.embedding.weight[PAD])
+        if as_in_paper:
+            nn.init.uniform_(self.embedding.weight, -UNIFORM_EMBEDDING, UNIFORM_EMBEDDING)
+        else:
+            nn.init.normal_(self.embedding.weight, std=width**-0.5)
+            nn.init.zeros_(self.embedding.weight[PAD])
+        self.positions = interleaved_sinusoids if as_in_paper else sinusoids
         self.dropout = nn.Dropout(dropout)
-        layer = (width, hidden, heads, dropout, attention_dropout)
+        layer = (width, hidden, heads, dropout, attention_dropout, variant)
         self.encoder = nn.ModuleList(EncoderLayer(*layer) for _ in range(encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(*layer) for _ in range(decoder_layers))
+        self.encoder_norm, self.decoder_norm = (nn.LayerNorm(width) if as_in_paper else nn.Identity() for _ in range(2))
 
     def forward(self, source: Tensor, target_input: Tensor, source_mask: Tensor | None = None) -> Tensor:
         """Return logits [B, T, V] of the token after each of target_input [B, T], given source [B, S].
@@ -161,7 +189,7 @@ class Transformer(nn.Module):
         x = self.dropout(self.embed(source))
         for layer in self.encoder:
             x = layer(x, source_mask)
-        return x
+        return self.encoder_norm(x)
 
     def decode(self, target_input: Tensor, memory: Tensor, source_mask: Tensor | None = None) -> Tensor:
         """Map target_input [B, T] and memory [B, S, D] to logits [B, T, V]."""
@@ -173,11 +201,11 @@ class Transformer(nn.Module):
     def embed(self, tokens: Tensor, first: int = 0) -> Tensor:
         """Embed tokens [B, T], scaled, and add positions; the first token has position `first` in its sentence."""
         width = self.embedding.embedding_dim
-        return self.embedding(tokens) * math.sqrt(width) + sinusoids(first, tokens.shape[1], width, tokens.device)
+        return self.embedding(tokens) * math.sqrt(width) + self.positions(first, tokens.shape[1], width, tokens.device)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Map x [..., D] to logits [..., V] by the transposed embedding."""
-        return F.linear(x, self.embedding.weight)
+        """Map the last layer's x [..., D] to logits [..., V]: the final norm, if any, and the transposed embedding."""
+        return F.linear(self.decoder_norm(x), self.embedding.weight)
 
 
 def mask_of(source: Tensor) -> Tensor:
@@ -197,3 +225,16 @@ def sinusoids(first: int, count: int, width: int, device: torch.device) -> Tenso
     positions = torch.arange(PAD + 1 + first, PAD + 1 + first + count, dtype=torch.float32, device=device)
     angles = positions[:, None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def interleaved_sinusoids(first: int, count: int, width: int, device: torch.device) -> Tensor:
+    """Return the encodings [count, width] of positions first, first + 1, ... as in the paper's code.
+
+    Vaswani et al.'s convention: sines at even and cosines at odd features, wavelengths from 2 pi to almost 10,000 x
+    2 pi, and the first token of a sentence is position 0.
+    """
+    step = 2 * math.log(LONGEST_WAVELENGTH) / width
+    frequencies = torch.exp(torch.arange(width // 2, dtype=torch.float32, device=device) * -step)
+    positions = torch.arange(first, first + count, dtype=torch.float32, device=device)
+    angles = positions[:, None] * frequencies
+    return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)

@@ -7,6 +7,7 @@ python -m transformer.prepare corpus=number_names_en_de
 It can be interrupted at any time and called again, and reuses what is finished.
 """
 
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from pydantic import Field, PositiveInt
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.training.compose import compose_config
 from common.training.config import ConfigError
-from transformer.config import NumberNames
+from transformer.config import Cleaning, NumberNames, Validation
 from transformer.preparation import folder
 from transformer.preparation.download import fetch
 from transformer.preparation.files import exclusive, read_lines
@@ -36,8 +37,13 @@ class PrepareArguments(Arguments):
     corpus: CorpusName = Field(description="wmt14_en_de, wmt14_en_fr, number_names_en_de, number_names_en_fr or files")
     output: Text | None = Field(None, description="the data folder to make; null: data/<corpus>")
     archives: Text = Field("data/archives", description="where WMT14's archives are downloaded to, or already are")
-    validation: Literal["newstest2013", "held_out"] = Field(
-        "newstest2013", description="for WMT14: newstest2013, or held_out, a slice of the training text"
+    validation: Validation = Field(
+        "held_out", description="for WMT14: held_out, a slice of the training text as in the paper, or newstest2013"
+    )
+    cleaning: Cleaning = Field(
+        "empty_lines",
+        description="what is dropped from WMT14: empty_lines as in the paper, or length_ratio, also pairs of very "
+        "different lengths or with more than 250 subwords on a side",
     )
     merges: PositiveInt | None = Field(None, description="byte pair merges; null: 37000 for En-De, 32000 for En-Fr")
     texts: Text | None = Field(None, description="corpus=files: a folder of {train,valid,test}.{source,target}")
@@ -105,9 +111,10 @@ def make_wmt14(arguments: PrepareArguments, output: Path) -> None:
     merges = arguments.merges or pair.merges
     # A slice of the training text is cleaned like the rest of it; newstest2013 is not.
     cleaned = ("train", "valid") if arguments.validation == "held_out" else ("train",)
-    recipe = Recipe(pair.source, pair.target, merges, cleaned=cleaned)
+    limits = {"longest": math.inf, "max_ratio": math.inf} if arguments.cleaning == "empty_lines" else {}
+    recipe = Recipe(pair.source, pair.target, merges, cleaned=cleaned, **limits)
     description = {"corpus": arguments.corpus, "source": pair.source, "target": pair.target, "merges": merges}
-    description |= {"validation": arguments.validation}
+    description |= {"validation": arguments.validation, "cleaning": arguments.cleaning}
     if is_made(output, description, "output"):
         return
     corpora = [*pair.train, pair.test, *([pair.valid] if arguments.validation == "newstest2013" else [])]

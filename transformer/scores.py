@@ -55,8 +55,9 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, s
 def paper_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     """Return BLEU in percent as the authors' code computes it, by Hugging Face's `evaluate.load("bleu")`.
 
-    Both sides are lines as the vocabulary decodes them (Moses tokens here), with references cut to data.max_length.
-    Tokenizer 13a splits them into words, and counts are not smoothed. Not comparable with sacreBLEU.
+    Hypotheses are greedy translations. Both sides are lines as the vocabulary decodes them (Moses tokens here), with
+    references cut to data.max_length. Tokenizer 13a splits them into words, and counts are not smoothed. Not comparable
+    with sacreBLEU.
     """
     metric = sacrebleu().BLEU(tokenize="13a", smooth_method="none", force=True)
     return metric.corpus_score(hypotheses, [references]).score

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from common.transfer import to_device
 from transformer.model import PAD, KeysValues, Transformer
 
 EOS = 2  # fairseq's index of the end of a sentence; it also begins the target
@@ -82,7 +83,7 @@ def beam_search(
             break
         if len(open_rows) < len(sentences):
             sentences = [sentences[row] for row in open_rows]
-            rows = torch.tensor(open_rows, device=source.device)
+            rows = to_device(torch.tensor(open_rows), source.device)
             totals, chosen, alive, limits = totals[rows], chosen[rows], alive[rows], limits[rows]
             decoder.keep_sentences(rows)
         else:

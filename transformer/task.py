@@ -38,7 +38,7 @@ class Translation(Task):
             make_embedded(config.data)
         self._corpus = Corpus(config.data)
         self._train = self._corpus.split("train", config.data.max_length)
-        self._validation: ParallelText = self._corpus.split("valid")
+        self._validation: ParallelText = self._corpus.evaluated("valid")
         self.sums = LOSS_SUMS + ((*BLEU_SUMS, *METEOR_SUMS) if config.decoding.in_training else ())
 
     def build_model(self) -> nn.Module:
@@ -47,7 +47,8 @@ class Translation(Task):
 
     def train_data(self, worker: int, workers: int, batch_size: int, device: torch.device) -> TokenBatches:
         """Return this rank's batches of about `batch_size` tokens."""
-        return TokenBatches(self._train, worker, workers, batch_size, self._config.seed, device)
+        config = self._config
+        return TokenBatches(self._train, worker, workers, batch_size, config.seed, device, config.token_limit)
 
     def evaluation_data(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Batch]:
         """Return the batches of this shard of the validation set."""
@@ -56,25 +57,27 @@ class Translation(Task):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the smoothed cross-entropy per target token.
 
-        The sum over the batch's tokens is divided by a constant, the mean number of tokens in a batch. So every token
-        counts the same in any batch and on any rank: the mean over ranks that all-reduce takes is, up to that
-        constant, the gradient of the mean over all their tokens. Dividing by the batch's own number of tokens would
-        give the tokens of small batches more weight.
+        With loss_divisor=mean_tokens, the sum over the batch's tokens is divided by a constant, the mean number of
+        tokens in a batch. So every token counts the same in any batch and on any rank: the mean over ranks that
+        all-reduce takes is, up to that constant, the gradient of the mean over all their tokens. Dividing by the
+        batch's own number of tokens, as the paper's code does, gives the tokens of small batches more weight.
         """
+        own = self._config.loss_divisor == "own_tokens"
+        tokens = (batch.target != PAD).sum() if own else batch.mean_target_tokens
         logits = model(batch.source, batch.target_input, batch.source_mask)
-        return cross_entropy(logits, batch.target, self._config.label_smoothing) / batch.mean_target_tokens
+        return self._cross_entropy(logits, batch.target, self._config.label_smoothing) / tokens
 
     def evaluate(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Return sums over the target tokens of a batch and, if configured, the statistics of its translations."""
         logits = model(batch.source, batch.target_input, batch.source_mask)
         sums = {
-            "loss": cross_entropy(logits, batch.target, 0.0),
-            "loss_smoothed": cross_entropy(logits, batch.target, self._config.label_smoothing),
+            "loss": self._cross_entropy(logits, batch.target, 0.0),
+            "loss_smoothed": self._cross_entropy(logits, batch.target, self._config.label_smoothing),
             "tokens": (batch.target != PAD).sum(),
         }
         if self._config.decoding.in_training:
             device = batch.source.device
-            sums |= {name: torch.tensor(v, device=device) for name, v in self._translate(model, batch).items()}
+            sums |= {name: torch.full((), v, device=device) for name, v in self._translate(model, batch).items()}
         return sums
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
@@ -85,6 +88,9 @@ class Translation(Task):
             if not sums["lines_without_meteor"]:
                 found["meteor"] = sums["meteor"] / sums["lines"]
         return found
+
+    def _cross_entropy(self, logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
+        return cross_entropy(logits, target, smoothing, self._config.smoothed_over)
 
     def _translate(self, model: nn.Module, batch: Batch) -> dict[str, float]:
         """Translate the batch and return the sums behind BLEU and METEOR of the best hypotheses."""

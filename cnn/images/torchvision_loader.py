@@ -15,6 +15,7 @@ from cnn.images.pixels import normalise, normalise_tensor
 from cnn.images.tree import BROKEN, ImageTree, read_rgb
 from cnn.torchvision_shim import torchvision
 from common.training.task import Batch
+from common.transfer import to_device
 
 BATCHES_AHEAD = 2
 
@@ -76,5 +77,5 @@ class TorchvisionReader:
         if device.type == "cpu":
             return images, labels
         # Normalised on the GPU, so that a quarter of the bytes are copied.
-        moved, labels = (tensor.pin_memory().to(device, non_blocking=True) for tensor in (images, labels))
+        moved, labels = (to_device(tensor, device) for tensor in (images, labels))
         return normalise_tensor(moved), labels

@@ -3,7 +3,8 @@
 from common.optim.accum_adam import AccumAdam, AccumAdamW
 from common.optim.dmsgd import DmSGD
 from common.optim.functional import Hyper, accum_adam_update
-from common.optim.groups import decay_groups
+from common.optim.groups import NORM_TYPES, decay_groups
+from common.optim.qg_dmsgd import QGDmSGD
 from common.optim.schedules import (
     constant_with_warmup,
     cosine_with_warmup,
@@ -12,10 +13,12 @@ from common.optim.schedules import (
 )
 
 __all__ = [
+    "NORM_TYPES",
     "AccumAdam",
     "AccumAdamW",
     "DmSGD",
     "Hyper",
+    "QGDmSGD",
     "accum_adam_update",
     "constant_with_warmup",
     "cosine_with_warmup",

@@ -44,9 +44,9 @@ class AccumAdam(Optimizer):
                         GPU); the first steps take seconds then
 
     A parameter without a gradient is skipped: neither its state nor its count of updates changes. State of each
-    parameter: `step`, its count of updates (int64, on the CPU, so that no step waits for the device), and `exp_avg`,
-    `exp_avg_sq`, `accumulator`, of the parameter's shape, dtype and memory layout; no `accumulator` with windows of one
-    step. With `fused` these are views of vectors laid out as the parameters.
+    parameter: `step`, its count of updates (an int), and `exp_avg`, `exp_avg_sq`, `accumulator`, of the parameter's
+    shape, dtype and memory layout; no `accumulator` with windows of one step. With `fused` these are views of vectors
+    laid out as the parameters.
 
     Raises ValueError for an argument out of range or a parameter that is complex or not floating-point, and
     RuntimeError in `step` for a sparse gradient.
@@ -130,11 +130,14 @@ class AccumAdam(Optimizer):
                 fused |= {param: (k, hyper) for param, k in zip(params, steps, strict=True)}
             else:
                 self._update_lists(params, steps, hyper, foreach=group["foreach"] is not False)
-        alone = self._flat_states_of(fused)
-        for flat in (*self._flat, *alone):
+        for flat in self._flat:
             flat.begin(fused, self.state)
-        for flat in alone:
-            flat.update(slice(0, flat.numel))
+        missing = {param: FlatState(Alone(param)) for param in fused if param not in self._alone}
+        if missing:
+            self._alone = {**self._alone, **missing}
+        for param in list(fused):  # they lie in none of the vectors
+            self._alone[param].begin(fused, self.state)
+            self._alone[param].update(slice(0, param.numel()))
         for bucket, incoming in (self.arriving or self._whole_vectors)():
             self.update(bucket, incoming)
         return loss
@@ -147,23 +150,15 @@ class AccumAdam(Optimizer):
         for index, flat in enumerate(self._flat):
             yield Bucket(index, slice(0, flat.numel)), None
 
-    def _flat_states_of(self, params: Iterable[nn.Parameter]) -> list[FlatState]:
-        """Return those of the parameters that lie in no flat vector."""
-        placed = {parameter for flat in self._flat for parameter in flat.parameters}
-        outside = [param for param in params if param not in placed]
-        self._alone = {**self._alone, **{p: FlatState(Alone(p)) for p in outside if p not in self._alone}}
-        return [self._alone[param] for param in outside]
-
     def _count_updates(self, group: dict[str, Any]) -> tuple[list[nn.Parameter], list[int]]:
         """Count an update of every parameter of the group that has a gradient; return these and their counts."""
         params = [param for param in group["params"] if param.grad is not None]
         for param in params:
             dense_grad(type(self).__name__, param)
-        steps = [self._state_of(param, group)["step"] for param in params]
-        if not steps:
-            return [], []
-        torch._foreach_add_(steps, 1)
-        return params, torch.stack(steps).tolist()
+        states = [self._state_of(param, group) for param in params]
+        for state in states:
+            state["step"] += 1
+        return params, [state["step"] for state in states]
 
     def _update_lists(self, params: list[nn.Parameter], steps: list[int], hyper: Hyper, foreach: bool) -> None:
         states = [self.state[param] for param in params]
@@ -180,15 +175,14 @@ class AccumAdam(Optimizer):
                 self._check_keys(
                     "the state of a parameter", param_state, ("step", *state_names(group["accumulation_steps"]))
                 )
-                # A copy, on the CPU: torch hands over the saved tensor itself, wherever torch.load has put it.
-                param_state["step"] = _count(int(param_state["step"]))
+                param_state["step"] = int(param_state["step"])  # a tensor in earlier state dicts
         super().__setstate__(state)
 
-    def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+    def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Return the state of `param`; what is missing is made of zeros, what its group has no use for is dropped."""
         state = self.state[param]
         if not state:
-            state["step"] = _count(0)
+            state["step"] = 0
         names = state_names(group["accumulation_steps"])
         for name in names:
             if name not in state and not group["fused"]:  # else FlatState has a place for it
@@ -249,8 +243,3 @@ class AccumAdamW(AccumAdam):
 def state_names(accumulation_steps: int) -> tuple[str, ...]:
     """Return the names of the tensors, of a parameter's shape, that its state holds."""
     return STATE_NAMES if accumulation_steps > 1 else STATE_NAMES[:2]
-
-
-def _count(k: int) -> Tensor:
-    """Return a count of updates as the state keeps it: exact, and on the CPU whatever the default device."""
-    return torch.tensor(k, dtype=torch.int64, device="cpu")

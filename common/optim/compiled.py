@@ -93,7 +93,9 @@ def scalars_of(k: int, hyper: Hyper, own: float, weight: float, dtype: torch.dty
     rates = [1 - hyper.b1, 1 - hyper.b2, hyper.b1, hyper.b2, 1 / hyper.s]
     # float32 for 16-bit parameters too: there 0.999 would be 1.
     dtype = torch.promote_types(dtype, torch.float32)
-    return torch.tensor([*step, *rates, decay_factor, own, weight], dtype=dtype, device=device)
+    values = [*step, *rates, decay_factor, own, weight]
+    # To a GPU from pinned memory: from any other the copy would wait until the GPU has done all before it.
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def merge_(x: Tensor, received: Tensor, own: float, weight: float) -> None:

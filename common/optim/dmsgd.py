@@ -6,8 +6,9 @@ this order:
     momentum_mixing=True     m_i <- sum_j w_ij (beta m_j + g_j);   x_i <- sum_j w_ij (x_j - lr m_j)
     momentum_mixing=False    m_i <- beta m_i + g_i;                x_i <- sum_j w_ij (x_j - lr m_j)
 
-The first is Algorithm 1 as it is commonly known. The second keeps the momentum local, as the authors'
-CIFAR-10 script does, which uses torch's SGD and combines after the step.
+The first is Algorithm 1 as it is commonly written down; we could not check it against the paper. The second keeps the
+momentum local ("vanilla DmSGD"), as the authors' CIFAR-10 script does, which uses torch's SGD and combines after the
+step.
 
 This module is the optimizer of one worker: the sums belong to the parallel engine, which sets `deferred`
 and then runs accumulate(), mixes `momentum_buffer`, runs descend() and mixes the parameters. Alone, step()
@@ -16,19 +17,18 @@ is both halves without mixing, and equals `torch.optim.SGD` with momentum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from common.optim.checks import dense_grad, require_decay_rate, require_non_negative
-from common.optim.foreach import chunked, scale_
+from common.optim.checks import require_decay_rate, require_non_negative
+from common.optim.foreach import scale_
+from common.optim.momentum import MomentumOptimizer
 
 
-class DmSGD(Optimizer):
+class DmSGD(MomentumOptimizer):
     """SGD with momentum whose step can be taken in two halves, to mix the momentum between them.
 
     params:          parameters or parameter groups; a group may override lr, momentum and weight_decay
@@ -42,8 +42,6 @@ class DmSGD(Optimizer):
     gradient is skipped in both halves. Raises ValueError for an argument out of range, and RuntimeError in `accumulate`
     for a sparse gradient.
     """
-
-    deferred: bool = False  # a copy is attached to nothing, so it starts again from this one
 
     def __init__(
         self,
@@ -99,21 +97,6 @@ class DmSGD(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle or a deep copy keeps."""
         return {**super().__getstate__(), "momentum_mixing": self.momentum_mixing}
-
-    def _chunks(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor], list[Tensor]]]:
-        """Yield (group, parameters, gradients, momenta) over all parameters that have a gradient."""
-        for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            grads = [dense_grad(type(self).__name__, param) for param in params]
-            momenta = [self._momentum_of(param) for param in params]
-            for _, chunk in chunked((params, grads, momenta), keys=[None] * len(params)):
-                yield group, *chunk
-
-    def _momentum_of(self, param: Tensor) -> Tensor:
-        state = self.state[param]
-        if state.get("momentum_buffer") is None:  # None: from a torch.optim.SGD without momentum
-            state["momentum_buffer"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-        return state["momentum_buffer"]
 
     def _check_options(self, options: dict[str, Any]) -> None:
         where = type(self).__name__

@@ -79,7 +79,6 @@ class FlatState:
         self._stretches: list[Stretch] = []
         self._state: dict[str, Tensor] = {}  # vectors by name
         self._views: dict[str, list[Tensor]] = {}  # their views, by parameter
-        self._addresses: dict[str, list[int]] = {}  # of these views and of those of the gradient
         self._spans: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # x, m, v and a of earlier updates
         self._address = 0  # of x in these
         self._gradient = torch.zeros(0)
@@ -109,21 +108,23 @@ class FlatState:
 
     def begin(
         self,
-        updates: Mapping[nn.Parameter, tuple[int, Hyper]],
-        state: MutableMapping[nn.Parameter, dict[str, Any]],
+        updates: MutableMapping[nn.Parameter, tuple[int, Hyper]],
+        state: Mapping[nn.Parameter, dict[str, Any]],
     ) -> None:
         """Prepare an update: put gradients and state in place.
 
-        updates: {parameter: (k, hyper)} of every parameter with a gradient, for its k-th update
-        state:   the optimizer's
+        updates: {parameter: (k, hyper)} of parameters with a gradient, for their k-th update; those that lie in this
+                 vector are taken out
+        state:   the optimizer's, with a dict for each of them
         """
-        self._stretches = []
+        self._stretches, self._written = [], []
         ends = [*(slot.offset for slot in self._slots[1:]), self.numel]
         begin, stop, last = 0, 0, None
         for index, (slot, parameter, end) in enumerate(zip(self._slots, self._vector.parameters, ends, strict=True)):
-            update = updates.get(parameter)
+            update = updates.pop(parameter, None)
             if update is not None:
                 self._place(index, parameter, state[parameter], update[1])
+                self._written.append(parameter)
             if slot.offset != stop or update != last:
                 if stop > begin:
                     self._stretches.append(Stretch(begin, stop, *(last or (0, None))))
@@ -132,7 +133,6 @@ class FlatState:
             stop = end if update is None or update[1].eps > 0 else slot.offset + slot.numel
         if stop > begin:
             self._stretches.append(Stretch(begin, stop, *(last or (0, None))))
-        self._written = [p for p in self._vector.parameters if p in updates]
 
     def update(self, span: slice, incoming: Incoming | None = None) -> None:
         """Update elements `span`, after merging `incoming`, if given, whether there is a gradient or not."""
@@ -175,31 +175,28 @@ class FlatState:
         else:
             if not self._gradient_views:
                 self._make_gradient()
-            gradient = parameter.grad
-            if gradient.data_ptr() != self._addresses["gradient"][index]:
-                self._gradient_views[index].copy_(gradient)
+            if (gradient := parameter.grad) is not (view := self._gradient_views[index]):
+                view.copy_(gradient)
         for name in STATE_NAMES[: 3 if hyper.s > 1 else 2]:
             if name not in self._state:
                 self._state[name] = self._zeros()
-                self._views[name] = self._views_of(self._state[name], name)
+                self._views[name] = self._views_of(self._state[name])
                 self._spans.clear()
-            found = state.get(name)
+            view, found = self._views[name][index], state.get(name)
             if found is None:
-                state[name] = self._views[name][index].zero_()
-            elif found.data_ptr() != self._addresses[name][index]:  # a state that was loaded, or was there before
-                state[name] = self._views[name][index].copy_(found)
+                state[name] = view.zero_()
+            elif found is not view:  # a state that was loaded, or was there before
+                state[name] = view.copy_(found)
 
     def _make_gradient(self) -> None:
         self._gradient = self._zeros()
-        self._gradient_views = self._views_of(self._gradient, "gradient")
+        self._gradient_views = self._views_of(self._gradient)
 
     def _zeros(self) -> Tensor:
         return torch.zeros_like(self._vector.data)
 
-    def _views_of(self, vector: Tensor, name: str) -> list[Tensor]:
-        views = [vector.as_strided(slot.size, slot.stride, slot.offset) for slot in self._slots]
-        self._addresses[name] = [view.data_ptr() for view in views]
-        return views
+    def _views_of(self, vector: Tensor) -> list[Tensor]:
+        return [vector.as_strided(slot.size, slot.stride, slot.offset) for slot in self._slots]
 
 
 def _placing(view: Tensor) -> Any:
@@ -208,7 +205,7 @@ def _placing(view: Tensor) -> Any:
     @torch.no_grad()
     def place(parameter: nn.Parameter) -> None:
         gradient = parameter.grad
-        if gradient.layout == torch.strided and not gradient.requires_grad and gradient.data_ptr() != view.data_ptr():
+        if gradient.layout == torch.strided and not gradient.requires_grad and gradient is not view:
             parameter.grad = view.copy_(gradient)
 
     return place

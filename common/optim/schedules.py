@@ -52,10 +52,14 @@ class Constant:
 
 @dataclass(frozen=True, kw_only=True)
 class Cosine(Constant):
-    """Half a cosine from 1 at t = warmup_steps to `final_fraction` at t = total_steps and after."""
+    """Half a cosine from 1 at t = warmup_steps to `final_fraction` at t = total_steps and after.
+
+    The factor changes in every `hold`-th update after the warm-up: with an epoch's updates, once an epoch.
+    """
 
     total_steps: int
     final_fraction: float
+    hold: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,12 +67,14 @@ class Cosine(Constant):
         expected = f"fewer than total_steps={self.total_steps}"
         require(self.warmup_steps < self.total_steps, self._name, "warmup_steps", self.warmup_steps, expected)
         require_fraction(self._name, "final_fraction", self.final_fraction)
+        require_count(self._name, "hold", self.hold, at_least=1)
 
     def after_warmup(self, t: int) -> float:
         """Return the factor of update `t >= warmup_steps`."""
         if t >= self.total_steps:
             return self.final_fraction
-        progress = (t - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        updates = (t - self.warmup_steps) // self.hold * self.hold
+        progress = updates / (self.total_steps - self.warmup_steps)
         return self.final_fraction + (1 - self.final_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
@@ -118,12 +124,14 @@ def cosine_with_warmup(
     *,
     final_lr: float | None = None,
     final_fraction: float | None = None,
+    hold: int = 1,
 ) -> LambdaLR:
     """Return linear warm-up, then half a cosine to `final_lr` or to `final_fraction` x the base lr (default 0).
 
     The final value belongs to t = total_steps, as in nanoGPT and torch's CosineAnnealingLR: the last of
     `total_steps` updates, t = total_steps - 1, uses a value just above it. `final_lr` is the same for all
-    parameter groups, whatever their base lr. Raises ValueError for arguments out of range.
+    parameter groups, whatever their base lr. After the warm-up lr changes in every `hold`-th update. Raises ValueError
+    for arguments out of range.
     """
     where = "cosine_with_warmup"
     if final_lr is None:
@@ -144,6 +152,7 @@ def cosine_with_warmup(
                 warmup_start=warmup_start,
                 total_steps=total_steps,
                 final_fraction=fraction,
+                hold=hold,
             )
             for fraction in fractions
         ],

@@ -5,10 +5,10 @@ from datetime import timedelta
 from torch import Tensor, nn
 
 from common.parallel.averaging import average_buffers_, consensus_distance
-from common.parallel.checks import check_equal_on_all_ranks, check_sizes
+from common.parallel.checks import check_device, check_equal_on_all_ranks, check_sizes
 from common.parallel.collectives import broadcast_from_first
 from common.parallel.data_parallel import DataParallel, averageable_buffers
-from common.parallel.process_groups import ProcessGroups
+from common.parallel.process_groups import ProcessGroups, patience
 
 
 class AllReduceDataParallel(DataParallel):
@@ -32,7 +32,8 @@ class AllReduceDataParallel(DataParallel):
         timeout_s: float = 300.0,
     ) -> None:
         check_sizes(bucket_mb, timeout_s)
-        groups = ProcessGroups(1, timedelta(seconds=timeout_s))
+        device = check_device(p for p in module.parameters() if p.requires_grad)
+        groups = ProcessGroups(1, patience(timedelta(seconds=timeout_s), device))
         super().__init__(module, groups.rank, groups.world_size)
         self._groups = groups
         facts = {"bucket_mb": bucket_mb, "find_unused_parameters": find_unused_parameters}

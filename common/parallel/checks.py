@@ -4,8 +4,9 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from common.spelling import did_you_mean
 from common.topology import Topology, build, push_sum
@@ -23,12 +24,30 @@ def check_transport(transport: str) -> None:
         raise ValueError(f"transport={transport!r}: expected 'auto', 'send_recv' or 'subgroup'")
 
 
-def check_sizes(bucket_mb: float, timeout_s: float) -> None:
-    """Raise ValueError unless both are > 0."""
-    if not bucket_mb > 0:
-        raise ValueError(f"bucket_mb={bucket_mb}: expected a size in MiB > 0")
+def check_sizes(bucket_mb: float | str, timeout_s: float) -> None:
+    """Raise ValueError unless both are > 0; a bucket's size may be "auto"."""
+    if bucket_mb != "auto" and (isinstance(bucket_mb, str) or not bucket_mb > 0):
+        raise ValueError(f"bucket_mb={bucket_mb!r}: expected a size in MiB > 0, or 'auto'")
     if not timeout_s > 0:
         raise ValueError(f"timeout_s={timeout_s}: expected seconds > 0")
+
+
+def check_device(parameters: Iterable[Tensor]) -> torch.device:
+    """Return the device of the parameters, the CPU if there are none.
+
+    Raises ValueError unless it is one device and, if it is a GPU, the process's current one: messages and streams
+    belong to that.
+    """
+    devices = list(dict.fromkeys(parameter.device for parameter in parameters)) or [torch.device("cpu")]
+    if len(devices) > 1:
+        raise ValueError(f"module on devices {[str(device) for device in devices]}: expected all parameters on one")
+    (device,) = devices
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        raise ValueError(
+            f"module on {device}, but the current device of this process is cuda:{torch.cuda.current_device()}: call "
+            f"torch.cuda.set_device({device.index}) before wrapping it (a rank's device is usually its LOCAL_RANK)"
+        )
+    return device
 
 
 def refuse_unknown(where: str, unknown: Iterable[str], known: Iterable[str]) -> None:

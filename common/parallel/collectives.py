@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.parallel.streams import is_queued
+
 
 def is_distributed() -> bool:
     """Return whether a default process group exists.
@@ -76,7 +78,7 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
     if not is_distributed():
         return
     tensors = list(tensors)
-    if not any(tensor.is_cuda for tensor in tensors) and _equal_on_all_ranks(tensors, group):
+    if not any(is_queued(tensor.device) for tensor in tensors) and _equal_on_all_ranks(tensors, group):
         return
     for tensor in tensors:
         whole = tensor.detach().contiguous()

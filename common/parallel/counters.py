@@ -11,8 +11,9 @@ class CommunicationCounters:
                        what averages for evaluation send, or what they make a round send again, is not counted
     messages:          messages it sent
     rounds:            rounds merged (one for each committed update)
-    launch_to_merge_s: seconds between the launch of a round and its merge, summed
-    exposed_s:         seconds the rank stood still waiting for messages, summed (on CUDA the host does not: about 0)
+    launch_to_merge_s: seconds between the launch of a round and its merge, summed, by the host's clock
+    exposed_s:         seconds the rank stood still waiting for messages, summed; on a GPU by its stream, counted when
+                       the device has passed the wait, so at most some steps later
     """
 
     bytes_sent: float = 0.0

@@ -10,15 +10,17 @@ to overlap with: `optimizer.step()` updates, then exchanges.
 
 import inspect
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.flat import flatten
+from common.optim import QGDmSGD
 from common.parallel.averaging import average_buffers_, consensus_distance
 from common.parallel.checks import (
+    check_device,
     check_equal_on_all_ranks,
     check_order,
     check_sizes,
@@ -30,8 +32,14 @@ from common.parallel.collectives import broadcast_from_first, mean_over_ranks_
 from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
 from common.parallel.gossip import Mixer
-from common.parallel.optimizers import BucketwiseOptimizer, MomentumVectors, is_bucketwise, mixes_momentum
-from common.parallel.process_groups import ProcessGroups
+from common.parallel.optimizers import (
+    BucketwiseOptimizer,
+    MomentumVectors,
+    is_bucketwise,
+    mixes_momentum,
+    tracks_mixing,
+)
+from common.parallel.process_groups import ProcessGroups, patience
 from common.topology import Topology
 
 
@@ -43,15 +51,16 @@ class DecentralizedDataParallel(DataParallel):
         model.attach(optimizer)
 
     module:           a module whose device, dtype and memory format are final; its trainable parameters become views
-                      of flat vectors. Frozen parameters are not mixed. Rank 0's parameters and buffers are broadcast.
+                      of flat vectors. Gossip mixes these: what an optimizer trains besides, such as a parameter that
+                      is frozen now, every worker trains for itself. Rank 0's parameters and buffers are broadcast.
     topology:         a name of `common.topology.NAMES` or a Topology over the workers
     order:            "awc" or "atc", see above
     ranks_per_worker: ranks that share one replica: gradients are averaged among them (DDP), gossip runs between
                       workers (arXiv 2110.13363 treats a server of 8 GPUs as one node)
     workers_per_host: for topologies that know hosts (aer) and for how rounds travel; only used with a name, a Topology
                       has its own
-    bucket_mb:        MiB of a message; 1-2 suit slow links. An all-reduce cuts a bucket into a message for each member,
-                      there buckets are as many times larger (at most 25)
+    bucket_mb:        MiB of a message; 1-2 suit slow links; "auto": 2 on the CPU, 64 on a GPU. An all-reduce cuts a
+                      bucket into a message for each member, there buckets are as many times larger (at most 25)
     transport:        "auto", "send_recv" or "subgroup" (where a round averages in groups)
     message_dtype:    dtype of messages between peers; None: the parameters' own; torch.int8: 8 bits with error feedback
                       (one more vector of the parameters' size). Not of all-reduces, nor inside hosts that talk to
@@ -74,7 +83,7 @@ class DecentralizedDataParallel(DataParallel):
         ranks_per_worker: int = 1,
         *,
         workers_per_host: int = 1,
-        bucket_mb: float = 2.0,
+        bucket_mb: float | Literal["auto"] = "auto",
         transport: str = "auto",
         message_dtype: torch.dtype | None = None,
         phases: str = "aligned",
@@ -87,8 +96,9 @@ class DecentralizedDataParallel(DataParallel):
         check_order(order)
         check_transport(transport)
         check_sizes(bucket_mb, timeout_s)
+        device = check_device(p for p in module.parameters() if p.requires_grad)
         timeout = timedelta(seconds=timeout_s)
-        groups = ProcessGroups(ranks_per_worker, timeout)
+        groups = ProcessGroups(ranks_per_worker, patience(timeout, device))
         super().__init__(module, groups.worker, groups.workers)
         self.topology = resolve_topology(topology, groups.workers, workers_per_host, push_sum)
         self.order = order
@@ -121,6 +131,7 @@ class DecentralizedDataParallel(DataParallel):
             vectors = [vector.data for vector in self._vectors]
             self._debiasing = Debiasing(self.topology, groups.worker, vectors)
         self._momentum: list[MomentumVectors] = []
+        self._tracking: list[QGDmSGD] = []
         self._bucketwise: BucketwiseOptimizer | None = None
         if groups.within_worker is not None:
             self._average_gradients(groups.within_worker, find_unused_parameters=find_unused_parameters)
@@ -128,17 +139,21 @@ class DecentralizedDataParallel(DataParallel):
     def attach(self, optimizer: Optimizer) -> Optimizer:
         """Attach to `optimizer.step()`.
 
-        DmSGD with momentum mixing has its momentum placed in flat vectors too. Alone and with order "awc", a fused
+        DmSGD with momentum mixing has its momentum placed in flat vectors too; QGDmSGD finishes its step after the
+        exchange. Alone and with order "awc", a fused
         AccumAdam(W) steps bucket by bucket: merging costs it no pass over memory, and messages leave earlier.
         """
         mixes = mixes_momentum(optimizer, self.order, self.topology)
-        if mixes and self.mixer.errors:
-            raise ValueError(
-                "DmSGD(momentum_mixing=True): expected messages of 16 bits or more, got message_dtype=int8"
-            )
+        tracks = tracks_mixing(optimizer, self.order, self.topology)
+        if (mixes or tracks) and self.mixer.errors:
+            name = "DmSGD(momentum_mixing=True)" if mixes else "QGDmSGD"
+            raise ValueError(f"{name}: expected messages of 16 bits or more, got message_dtype=int8")
         super().attach(optimizer)
         if mixes:
             self._momentum.append(MomentumVectors(optimizer, self._vectors))
+        if tracks:
+            optimizer.deferred = True
+            self._tracking.append(optimizer)
         self._step_by_bucket(optimizer)
         return optimizer
 
@@ -175,6 +190,8 @@ class DecentralizedDataParallel(DataParallel):
                 self.mixer.mix_now(momentum.flat())  # m_i <- sum_j w_ij (beta m_j + g_j)
                 momentum.descend()
             self.mixer.merge()
+            for optimizer in self._tracking:
+                optimizer.track()
 
     def _after_commit(self) -> None:
         if self.order == "awc":
@@ -192,6 +209,9 @@ class DecentralizedDataParallel(DataParallel):
         for momentum in self._momentum:
             momentum.close()
         self._momentum.clear()
+        for optimizer in self._tracking:
+            optimizer.deferred = False
+        self._tracking.clear()
 
     def communication_state(self) -> list[Tensor]:
         """Return what messages of 8 bits have left out so far."""

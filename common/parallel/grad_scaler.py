@@ -1,64 +1,71 @@
-"""Loss scaling with one decision per step for all workers."""
+"""Loss scaling for gossip: every worker deals with its own overflows, and nobody waits."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Iterable
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
-from common.parallel.collectives import explained, is_distributed
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 
 
 class GradScaler(torch.amp.GradScaler):
-    """`torch.amp.GradScaler` that skips a step on all ranks or on none.
+    """`torch.amp.GradScaler` for gossip: on an overflow the worker takes its gradients as zero and steps all the same.
 
-    A rank that skips alone would fall out of step with its peers: a skipped step commits no update, so the
-    topology clock does not tick and the round in flight stays in flight. Here an inf or NaN on any rank makes
-    every rank skip, and lower its scale, alike. Optimizers that handle `found_inf` themselves (fused=True) are not
-    called at all on a skipped step.
-
-    `step` and `all_finite` are collective: every rank calls one of them once per step, with the same number of
-    optimizers. Several optimizers step after one decision:
-
-        if scaler.all_finite(optimizers):
-            for optimizer in optimizers:
-                optimizer.step()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
         scaler.update()
+
+    If any gradient of an optimizer is inf or NaN, all of them are zero in this step:
+    x_i(t+1) = sum_j W_ij(t) x_j(t) + d_i(t), where d_i(t) is the displacement of a zero gradient; momentum and weight
+    decay act as usual. The worker mixes, and its clock and its schedule tick, as everybody's do. Only its own scale
+    falls. Scales of workers may differ, since gradients are unscaled before they are used.
+
+    Other rules cost more. A worker that skips the step alone, as with torch's scaler, misses a round that its peers
+    count on; to skip it on all workers takes an all-reduce in every step, a barrier that brings back the jitter which
+    gossip hides. No displacement at all, d_i(t) = 0, would have the host wait for the flag before it calls the
+    optimizer, or every optimizer read the flag on the device.
+
+    Ranks that share a replica average their gradients in backward, so they see the same overflows and their scales
+    stay equal. So do all ranks under all-reduce, where torch's own scaler works too, with one optimizer: it skips the
+    step on all ranks.
+
+    Nothing here is collective or waits for the device. Arguments and state are those of `torch.amp.GradScaler`.
     """
 
-    def __init__(self, device: str = "cuda", process_group: dist.ProcessGroup | None = None, **options: Any) -> None:
-        super().__init__(device, **options)
-        self._group = process_group
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the optimizer's gradients by the scale; then make all of them zero if one is inf or NaN.
 
-    def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """Unscale if that was not done yet, agree with all ranks, then step or skip."""
-        if not self.is_enabled():
-            return optimizer.step(*args, **kwargs)
-        if self.all_finite([optimizer]):
-            return super().step(optimizer, *args, **kwargs)
-        return None
-
-    def all_finite(self, optimizers: Sequence[Optimizer]) -> bool:
-        """Unscale all gradients that are still scaled; return whether they are finite on every rank. True if disabled.
-
-        Raises RuntimeError if no parameter has a gradient.
+        Call it before clipping, whose norm is then finite; at most once before each `step`.
         """
-        if not self.is_enabled():
-            return True
-        flags = []
-        for optimizer in optimizers:
+        super().unscale_(optimizer)
+        if self.is_enabled():
+            gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            zero_if_(self._found_inf_per_device(optimizer).values(), gradients)
+
+    def step(self, optimizer: Optimizer) -> float | None:
+        """Unscale if that was not done yet, then step. Unlike torch's it never skips, and it takes no closure.
+
+        Raises RuntimeError if called twice without `update`.
+        """
+        if self.is_enabled():
             state = self._per_optimizer_states[id(optimizer)]
-            if not state["found_inf_per_device"]:
+            if state["stage"] is not OptState.UNSCALED:
                 self.unscale_(optimizer)
-                state = self._per_optimizer_states[id(optimizer)]
-            flags += state["found_inf_per_device"].values()
-        if not flags:
-            raise RuntimeError("GradScaler.step: no parameter of the optimizer has a gradient; call backward() first")
-        found = torch.stack([flag.to(flags[0].device) for flag in flags]).amax(0)
-        if is_distributed():
-            with explained("the decision whether to step"):
-                dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._group)
-        for flag in flags:  # update() reads these: every rank lowers its scale
-            flag.copy_(found)
-        return not found.item()
+            state["stage"] = OptState.STEPPED
+        return optimizer.step()
+
+
+@torch.no_grad()
+def zero_if_(flags: Collection[Tensor], tensors: Iterable[Tensor]) -> None:
+    """Make dense or sparse floating-point tensors zero, in place and on their devices, if any flag [] is not zero."""
+    lists: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        values = tensor._values() if tensor.is_sparse else tensor
+        # As an integer: 0 * NaN is NaN, but the bits of any number times 0 or 1 are those of 0 or of the number.
+        bits = values.view(_INTEGERS[values.element_size()])
+        lists.setdefault((bits.device, bits.dtype), []).append(bits)
+    for (device, dtype), bits in lists.items():
+        found = sum(flag.to(device, non_blocking=True) for flag in flags)
+        torch._foreach_mul_(bits, (found == 0).to(dtype))

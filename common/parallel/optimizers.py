@@ -1,4 +1,7 @@
-"""What the engine asks of optimizers that do more than update: to go bucket by bucket, or to have momentum mixed."""
+"""What the engine asks of optimizers that do more than update.
+
+To go bucket by bucket, to have momentum mixed, or to see what mixing did to the parameters.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeGuard
@@ -8,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from common.flat import Bucket, FlatVector
-from common.optim import AccumAdam, DmSGD
+from common.optim import AccumAdam, DmSGD, QGDmSGD
 from common.optim.flat_state import Incoming
 from common.topology import Topology
 
@@ -41,14 +44,26 @@ def mixes_momentum(optimizer: Optimizer, order: str, topology: Topology) -> bool
     """
     if not (isinstance(optimizer, DmSGD) and optimizer.momentum_mixing and topology.world_size > 1):
         return False
-    if order != "atc":
-        raise ValueError(f"DmSGD(momentum_mixing=True) needs order='atc', got order={order!r}")
-    if not topology.doubly_stochastic:
-        raise ValueError(
-            f"DmSGD(momentum_mixing=True) is defined for doubly stochastic topologies, got {topology.name}: use "
-            "momentum_mixing=False"
-        )
+    _require_definition("DmSGD(momentum_mixing=True)", order, topology, "momentum_mixing=False")
     return True
+
+
+def tracks_mixing(optimizer: Optimizer, order: str, topology: Topology) -> TypeGuard[QGDmSGD]:
+    """Return whether `optimizer` needs a call of `track()` after the parameters were mixed.
+
+    Raises ValueError for QGDmSGD in another order than "atc", or with a topology that needs push-sum.
+    """
+    if not isinstance(optimizer, QGDmSGD) or topology.world_size == 1:
+        return False
+    _require_definition("QGDmSGD", order, topology, "DmSGD(momentum_mixing=False)")
+    return True
+
+
+def _require_definition(optimizer: str, order: str, topology: Topology, instead: str) -> None:
+    if order != "atc":
+        raise ValueError(f"{optimizer} needs order='atc', got order={order!r}")
+    if not topology.doubly_stochastic:
+        raise ValueError(f"{optimizer} is defined for doubly stochastic topologies, got {topology.name}: use {instead}")
 
 
 class MomentumVectors:

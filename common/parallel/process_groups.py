@@ -1,6 +1,5 @@
 """Process groups: the default one of a program, and those that gossip needs, made once in one order on every rank."""
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -9,21 +8,17 @@ import torch
 import torch.distributed as dist
 
 from common.parallel.checks import check_equal_on_all_ranks
-from common.parallel.collectives import is_distributed
+from common.parallel.collectives import explained, is_distributed
+from common.parallel.devices import local_device
+from common.parallel.streams import is_queued
 
-
-def local_device() -> torch.device:
-    """Return the GPU of this local rank, made the current one, or the CPU where there is none."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(device)
-    return device
+WATCH_FIRST = timedelta(seconds=10)
 
 
 def open_process_group(device: torch.device, timeout_s: float) -> None:
     """Open the default group: NCCL among GPUs, gloo among CPUs; collectives fail after `timeout_s` seconds."""
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout_s))
+    timeout = patience(timedelta(seconds=timeout_s), device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
 
 
 @contextmanager
@@ -35,6 +30,14 @@ def process_group(timeout_s: float) -> Iterator[torch.device]:
         yield device
     finally:
         dist.destroy_process_group()
+
+
+def patience(timeout: timedelta, device: torch.device) -> timedelta:
+    """Return the timeout of process groups on a device: where it would end the run without a word, a little longer.
+
+    There `common.parallel.streams.Watch` first says which messages have not arrived after `timeout`.
+    """
+    return timeout + WATCH_FIRST if is_queued(device) else timeout
 
 
 class ProcessGroups:
@@ -97,6 +100,20 @@ class ProcessGroups:
     def group(self, purpose: str, members: tuple[int, ...]) -> dist.ProcessGroup | None:
         """Return the process group of these workers at this rank's index; None if it was not opened."""
         return self._groups.get((purpose, self._ranks(members, self._index)))
+
+    def warm_up(self, device: torch.device) -> None:
+        """Have every group of this rank make its connections now, in the order in which groups were made. Collective.
+
+        NCCL makes them in a group's first operation, for which it waits for all members: in a round in which one of
+        them has nobody to talk to it would wait for that member's next round.
+        """
+        if not self.distributed:
+            return
+        opened = [self.world, self.between_workers, self.within_worker, *self._groups.values()]
+        for group in opened:
+            if group is not None and dist.get_rank(group) >= 0:
+                with explained("connecting the ranks of a process group"):
+                    dist.all_reduce(torch.zeros(1, device=device), group=group)
 
     def _ranks(self, workers: range | tuple[int, ...], index: int) -> tuple[int, ...]:
         return tuple(worker * self.ranks_per_worker + index for worker in workers)

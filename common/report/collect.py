@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from common.cli import UsageError
 from common.report.registry import Cell, Table
@@ -64,14 +65,18 @@ def collect(table: Table, *roots: Path, allow_empty: bool = False) -> Collection
     """Read the run of every cell from the first of these folders that has a usable one.
 
     Runs that are unfinished, broken, without a number that the table needs, or made with other overrides than the
-    table's are named in a warning and counted as missing. Raises UsageError if no usable run is left, unless
-    allow_empty.
+    table's are named in a warning and counted as missing. Raises UsageError if no usable run is left, or if the table
+    is not tuned, unless allow_empty.
     """
+    if table.untuned and not allow_empty:
+        raise UsageError(table.untuned)
     runs: dict[str, list[FinishedRun]] = {row.name: [] for row in table.rows}
     variant_of: dict[Path, str | None] = {}
     missing = []
     for cells in zip(*(table.cells(root) for root in roots), strict=True):
-        run, reasons = _first_usable(table, [cell for cell in cells if cell.run_dir.exists()])
+        run, reasons = None, [table.untuned] if table.untuned else []
+        if not reasons:
+            run, reasons = _first_usable(table, [cell for cell in cells if cell.run_dir.exists()])
         if run is None:
             missing.append(Missing(cells[0], "; ".join(reasons) or "not run yet"))
         else:
@@ -104,15 +109,17 @@ def reproduce_command(table: Table, root: Path) -> str:
     return shlex.join(["python", "-m", "scripts.reproduce", f"table={table.name}", *runs])
 
 
-def score_arguments(table: Table, run: Path) -> list[str]:
-    """Return Python's arguments for scoring the test set with a run's last model.
+def score_arguments(table: Table, run: Path, models: Literal["last", "all"] = "last") -> list[str]:
+    """Return Python's arguments for scoring the test set with a run's last model, or with all that it kept.
 
     The list is empty if the table needs no such scores or the run has them.
     """
+    scores = run / "evaluation" / "test.csv"
+    scored = scores.read_text(encoding="utf-8").splitlines() if scores.exists() else []
     needed = any(quantity.of_test_set for quantity in table.quantities)
-    if not needed or (run / "evaluation" / "test.csv").exists():
+    if not needed or any(line.startswith("step_" if models == "all" else "last") for line in scored):
         return []
-    return ["-m", f"{table.task}.evaluate", f"run={run}", "models=last"]
+    return ["-m", f"{table.task}.evaluate", f"run={run}", f"models={models}"]
 
 
 def read_cell(table: Table, cell: Cell) -> FinishedRun:

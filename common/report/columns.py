@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from common.cli import nearest
+from common.report.comparisons import Compared, Equivalence
 from common.report.published import Published
 from common.report.quantities import QUANTITIES, Quantity
 from common.report.runs import FinishedRun
-from common.report.significance import welch
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,10 @@ class Label:
     def show(self, value: object) -> str:
         """Return a value as readers see it."""
         return "" if value is None else str(value)
+
+    def exact(self, value: object) -> dict[str, object]:
+        """Return what CSV files hold of a value."""
+        return {self.name: value}
 
 
 LABELS = {
@@ -44,23 +48,29 @@ LABELS = {
 class RowData:
     """What a row's numbers are computed from.
 
-    runs:       its finished runs (of one variant, if the table has variants)
-    baseline:   those of the row that it is compared with
-    published:  {[<variant>_]<quantity>: number} of the papers
+    runs:        its finished runs (of one variant, if the table has variants)
+    baseline:    those of the row that differences are taken from; None for that row itself
+    equal_to:    the name of the row that it is tested to equal, if any
+    equal_runs:  the runs of that row
+    published:   {[<variant>_]<quantity>: number} of the papers
     """
 
     runs: Sequence[FinishedRun]
-    baseline: Sequence[FinishedRun] = ()
+    baseline: Sequence[FinishedRun] | None = None
+    equal_to: str | None = None
+    equal_runs: Sequence[FinishedRun] = ()
     published: Mapping[str, Published] = field(default_factory=dict)
+
+
+Value = float | Compared | None
 
 
 @dataclass(frozen=True)
 class Statistic:
     """How the runs of a row, or what is published of it, become a column's number.
 
-    definition:  with {quantity} for the quantity's name and {what} for its definition
+    definition:  with {quantity} for the quantity's name, {what} for its definition, {baseline} and {margin}
     of:          compute it; None where there is no number
-    style:       its format for reading, if not the quantity's
     empty:       what readers see where there is no number
     spread:      the name of the statistic that is shown behind this one, after a plus-minus sign
     of_runs:     whether it needs the quantity of every run
@@ -68,8 +78,7 @@ class Statistic:
 
     name: str
     definition: str
-    of: Callable[["Column", RowData], float | None]
-    style: str | None = None
+    of: Callable[["Column", RowData], Value]
     empty: str = ""
     spread: str | None = None
     of_runs: bool = True
@@ -77,21 +86,36 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers."""
+    """A column of numbers, or of comparisons with another row.
+
+    margin: how far apart rows may be to count as equal
+    """
 
     name: str
     variant: str | None
     quantity: Quantity
     statistic: Statistic
     definition: str
+    margin: float | None = None
 
-    def of(self, row: RowData) -> float | None:
-        """Return the number of a row; None if there is none."""
+    def of(self, row: RowData) -> Value:
+        """Return the value of a row; None if there is none."""
         return self.statistic.of(self, row)
 
-    def show(self, value: float | None) -> str:
+    def show(self, value: Value) -> str:
         """Return a value as readers see it."""
-        return self.statistic.empty if value is None else format(value, self.statistic.style or self.quantity.style)
+        if isinstance(value, Compared):
+            return value.show(self.quantity.style)
+        return self.statistic.empty if value is None else format(value, self.quantity.style)
+
+    def exact(self, value: Value) -> dict[str, object]:
+        """Return what CSV files hold of a value: {column: number or text}, None where there is nothing."""
+        parts = value.parts() if isinstance(value, Compared) else {"": value}
+        return {f"{self.name}{ending}": part for ending, part in parts.items()}
+
+    def by_seed(self, runs: Sequence[FinishedRun]) -> dict[int, float | None]:
+        """Return the quantity of these runs by seed."""
+        return {run.seed: self.quantity.of(run) for run in runs}
 
     @property
     def published_name(self) -> str:
@@ -116,8 +140,16 @@ def _two_sigma(column: Column, row: RowData) -> float | None:
     return 2 * statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
-def _p_value(column: Column, row: RowData) -> float | None:
-    return welch(column.quantity.of_all(row.runs), column.quantity.of_all(row.baseline))
+def _difference(column: Column, row: RowData) -> Compared:
+    if row.baseline is None:
+        return Compared(None, "baseline")
+    return Compared.of(column.by_seed(row.runs), column.by_seed(row.baseline))
+
+
+def _equivalence(column: Column, row: RowData) -> Equivalence:
+    if row.equal_to is None:
+        return Equivalence(None)
+    return Equivalence.to(row.equal_to, column.margin, column.by_seed(row.runs), column.by_seed(row.equal_runs))
 
 
 def _published(column: Column, row: RowData) -> float | None:
@@ -131,11 +163,19 @@ def _published_two_sigma(column: Column, row: RowData) -> float | None:
 
 
 MEAN = Statistic("mean", "{what}; mean over seeds", _mean, empty="missing", spread="2sigma")
-P_VALUE = Statistic(
-    "p_value",
-    "{quantity}: p of Welch's t-test over seeds against the baseline row (two-sided, not corrected for several rows)",
-    _p_value,
-    style=".2g",
+DIFFERENCE = Statistic(
+    "difference",
+    "{quantity}: the row's minus that of the baseline, {baseline}; mean of the differences seed by seed "
+    "[their 95 % t interval, each on its own]",
+    _difference,
+)
+EQUIVALENT = Statistic(
+    "equivalent",
+    "{quantity}: whether the row equals the row named in the cell to within {margin:g}, and the difference to it [its "
+    "95 % t interval]: two one-sided t-tests of the differences seed by seed; p is corrected by Holm's method for all "
+    "such comparisons of this table. yes: within the margin (p < 0.05); no: beyond it (by the opposite test, corrected "
+    "likewise); undecided: neither",
+    _equivalence,
 )
 PUBLISHED = Statistic(
     "published",
@@ -148,7 +188,8 @@ PUBLISHED = Statistic(
 STATISTICS = (
     MEAN,
     Statistic("2sigma", "{what}; 2 x sample standard deviation over seeds (n - 1; empty for one seed)", _two_sigma),
-    P_VALUE,
+    DIFFERENCE,
+    EQUIVALENT,
     PUBLISHED,
     Statistic("published_2sigma", "{quantity}: its published 2 sigma", _published_two_sigma, of_runs=False),
     Statistic("by_formula", "{quantity}: the paper's formula, evaluated by us", _published, of_runs=False),
@@ -180,10 +221,11 @@ def parse_column(
     variants: Iterable[str] = (),
     baseline: str | None = None,
     proxy_of: str | None = None,
+    margins: Mapping[str, float] | None = None,
 ) -> Column | Label:
-    """Return the column of this name in a table with these labels, variants, baseline row and larger original.
+    """Return the column of this name in a table with these labels, variants, baseline row, original and margins.
 
-    Raises ValueError with the names that are known, or for p-values of a table without a baseline.
+    Raises ValueError with the names that are known, or for a comparison without a baseline or margin.
     """
     if name in labels:
         return Label(name, labels[name])
@@ -194,13 +236,16 @@ def parse_column(
     if rest not in NUMBERS:
         raise ValueError(nearest(rest, [*LABELS, *NUMBERS]))
     quantity, statistic = NUMBERS[rest]
-    definition = statistic.definition.format(quantity=quantity.name, what=quantity.definition)
+    margin = (margins or {}).get(quantity.name) if statistic is EQUIVALENT else None
+    if statistic is DIFFERENCE and baseline is None:
+        raise ValueError("differences need a baseline, the row to compare with")
+    if statistic is EQUIVALENT and margin is None:
+        raise ValueError(f"it needs margins.{quantity.name}: how far apart rows may be to count as equal")
+    definition = statistic.definition.format(
+        quantity=quantity.name, what=quantity.definition, baseline=baseline, margin=margin
+    )
     if variant is not None:
         definition = f"{variant}: {definition}"
-    if statistic is P_VALUE:
-        if baseline is None:
-            raise ValueError("columns with p-values need a baseline, the row to compare with")
-        definition += f"; baseline: {baseline}"
     if statistic is PUBLISHED and proxy_of:
         definition += f", of {proxy_of}, at the paper's scale: only the order of rows can be compared with the proxy"
-    return Column(name, variant, quantity, statistic, definition)
+    return Column(name, variant, quantity, statistic, definition, margin)

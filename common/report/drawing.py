@@ -40,12 +40,22 @@ LARGEST_SVG_BYTES = 1_000_000
 
 METRIC_LABELS = {
     "accuracy": "validation accuracy (%)",
-    "bleu": "validation BLEU",
-    "meteor": "validation METEOR",
+    "bleu": "validation sacreBLEU",
+    "meteor": "validation METEOR (nltk)",
+    "test_paper_bleu": "test BLEU (HF), %",
+    "test_paper_meteor": "test METEOR (nltk)",
     "validation_loss": "validation loss",
+    "validation_loss_smoothed": "validation loss, smoothed (nats)",
     "train_loss": "training loss",
 }
-RECORDED_AS = {"validation_loss": ("validation", "loss"), "train_loss": ("train", "loss")}  # (split, name) in a run
+# (split, name) in a run; scores of the split "test" are not recorded in training, but by transformer.evaluate
+RECORDED_AS = {
+    "validation_loss": ("validation", "loss"),
+    "validation_loss_smoothed": ("validation", "loss_smoothed"),
+    "train_loss": ("train", "loss"),
+    "test_paper_bleu": ("test", "paper_bleu"),
+    "test_paper_meteor": ("test", "paper_meteor"),
+}
 
 RC = {
     "font.size": 9,

@@ -38,6 +38,7 @@ class Excerpt(Definition):
     medians:  columns that tell rows apart; other numbers become medians over the `n` rows that agree in these
     baseline: gives a record columns `<number>_ratio`, a row's number over the baseline's
     across:   a template; each of its texts becomes a column for every cell
+    cells:    in their headings, {margins[<quantity>]} is the table's margin
     """
 
     table: str | None = Field(None, description="a file of results/definitions/tables")
@@ -70,13 +71,15 @@ def fill_tables(text: str) -> str:
 def show_excerpt(excerpt: Excerpt) -> str:
     """Return the excerpt as Markdown."""
     source = _texts_of_runs(excerpt) if excerpt.table else _numbers_of_record(excerpt)
+    margins = load_table(excerpt.table).margins if excerpt.table else {}
+    cells = {heading.format(margins=margins): template for heading, template in excerpt.cells.items()}
     lines: dict[tuple[str, ...], dict[str, str]] = {}
     columns = list(dict.fromkeys(excerpt.across.format_map(row) for row in source))
     for row in source:
         line = lines.setdefault(tuple(label.format_map(row) for label in excerpt.rows.values()), {})
-        for heading, template in excerpt.cells.items():
+        for heading, template in cells.items():
             line[_join(heading, excerpt.across.format_map(row))] = _cell(template, row)
-    headings = [_join(heading, column) for heading in excerpt.cells for column in columns]
+    headings = [_join(heading, column) for heading in cells for column in columns]
     frame = pd.DataFrame(
         [[*label, *(line.get(heading, "") for heading in headings)] for label, line in lines.items()],
         columns=[*excerpt.rows, *headings],

@@ -25,12 +25,15 @@ class Bars(_Figure):
 
 
 class Curves(_Figure):
-    """Metrics against time: published curves above, those of some rows (and one variant) of a table below."""
+    """Metrics against time: published curves above, those of some rows (and one variant) of a table below.
+
+    metrics: {metric of the published curves: the metric of ours that is drawn below it}
+    """
 
     kind: Literal["curves"]
     variant: str | None = None
     rows: tuple[str, ...] = Field(min_length=1)
-    metrics: tuple[str, ...] = Field(min_length=1)
+    metrics: dict[str, str] = Field(min_length=1)
     published: str
 
 

@@ -152,7 +152,8 @@ def _curve(run: FinishedRun, metric: str) -> pd.DataFrame | None:
     """Return a run's curve, None if it cannot be drawn; bytes and time are those that the training rows count."""
     split, name = recorded_as(metric)
     try:
-        frame = run.curve(split, name).rename(columns={name: "value"}).assign(run=str(run.folder))
+        recorded = run.test_curve(name) if split == "test" else run.curve(split, name)
+        frame = recorded.rename(columns={name: "value"}).assign(run=str(run.folder))
         sent = run.curve("train", "bytes_sent").dropna()
         steps, megabytes = sent["step"].to_numpy(), sent["bytes_sent"].to_numpy() / run.total("workers") / 1e6
         frame["sent_mb"] = np.interp(frame["step"], [0, *steps], [0, *megabytes])

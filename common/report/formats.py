@@ -16,6 +16,14 @@ def exact(value: object) -> str:
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
+def exact_frame(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
+    """Return a table of runs as CSV files hold it: the numbers of a comparison in columns of their own."""
+    parts = [
+        pd.DataFrame([column.exact(value) for value in frame[column.name]], dtype=object) for column in table.columns
+    ]
+    return pd.concat(parts, axis="columns")
+
+
 def format_table(frame: pd.DataFrame, style: str, table: Table) -> str:
     """Return a table of runs in one of tabulate's styles; "pipe" is Markdown."""
     return format_texts(readable(frame, table), style, left_of(table))

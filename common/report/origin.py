@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from common.report.collect import Collection
+from common.report.registry import Table
 from common.report.runs import FinishedRun
+from common.report.tuning import sweep_command
 
 
 def describe_origin(collection: Collection) -> list[str]:
@@ -19,13 +21,26 @@ def describe_origin(collection: Collection) -> list[str]:
     ends = sorted(str(run.environment.get("end")) for run in runs)
     return [
         f"Folder: {_census(runs, lambda run: _root(run, collection))}",
-        f"Hardware: {_census(runs, describe_hardware)}",
-        f"Software: {_census(runs, _software)}",
+        f"Hardware: {_census(runs, lambda run: describe_hardware(run.environment))}",
+        f"Software: {_census(runs, lambda run: _settings(run.environment.get('versions'), separator=' '))}",
         f"Date: {starts[0]} (first start) to {ends[-1]} (last end)",
-        f"Commit: {_census(runs, describe_commit)}",
+        f"Commit: {_census(runs, lambda run: describe_commit(run.environment))}",
         f"Workers: {_census(runs, lambda run: _settings(run.config.get('workers')))}",
         f"Evaluation: {_census(runs, lambda run: _settings(run.config.get('evaluation')))}",
+        *_tuned(collection.table),
     ]
+
+
+def _tuned(table: Table) -> list[str]:
+    """Return a line on each method's tuned values, and where its trials are; none if the table is not tuned."""
+    if table.tuned is None:
+        return []
+    quantity, lines = table.tuned.sweep.of, []
+    for name, tuned in table.tuned.methods.items():
+        values = f"{' '.join(tuned.best.overrides)}, {quantity.name} {tuned.best.mean:{quantity.style}}"
+        edge = f", the {tuned.edge} learning rate that was tried" if tuned.edge else ""
+        lines.append(f"Tuned: {name}: {values} on seeds that are not reported, best of {tuned.trials} trials{edge}")
+    return [*lines, f"Trials: results/sweeps/{table.name}.md and .csv, made by `{sweep_command(table.name)}`"]
 
 
 def _census(runs: list[FinishedRun], describe: Callable[[FinishedRun], str]) -> str:
@@ -42,9 +57,9 @@ def _root(run: FinishedRun, collection: Collection) -> str:
     return next((str(root) for root in collection.roots if run.folder.is_relative_to(root)), str(run.folder))
 
 
-def describe_hardware(run: FinishedRun) -> str:
-    """Return processor, cores and GPUs as text."""
-    hardware = run.environment.get("hardware") or {}
+def describe_hardware(environment: Mapping[str, Any]) -> str:
+    """Return processor, cores and GPUs as text, from a run's environment.json."""
+    hardware = environment.get("hardware") or {}
     gpus = ", ".join(_names(hardware.get("gpus") or [])) or "no GPU"
     return f"{hardware.get('cpu', 'unknown CPU')}, {hardware.get('cores', '?')} cores, {gpus}"
 
@@ -54,14 +69,10 @@ def _names(gpus: Iterable[object]) -> list[str]:
     return [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
 
 
-def _software(run: FinishedRun) -> str:
-    return _settings(run.environment.get("versions"), separator=" ")
-
-
-def describe_commit(run: FinishedRun) -> str:
-    """Return the commit, and whether there were uncommitted changes."""
-    commit = run.environment.get("git_commit") or "unknown"
-    return f"{commit} with uncommitted changes" if run.environment.get("git_dirty") else str(commit)
+def describe_commit(environment: Mapping[str, Any]) -> str:
+    """Return the commit, and whether there were uncommitted changes, from a run's environment.json."""
+    commit = environment.get("git_commit") or "unknown"
+    return f"{commit} with uncommitted changes" if environment.get("git_dirty") else str(commit)
 
 
 def _settings(values: Mapping[str, Any] | None, separator: str = "=") -> str:

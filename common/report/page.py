@@ -187,6 +187,7 @@ def _published(name: str) -> Section:
         badge="published",
         frame=texts,
         left=tuple(table.rows[0].labels),
+        definitions=[f"`{key}` ({quantity.unit}): {quantity.definition}" for key, quantity in table.quantities.items()],
         published=published_lines([name]),
     )
 
@@ -209,8 +210,8 @@ def _run(run: FinishedRun, label: str, page: Path, with_config: bool) -> dict[st
     link = os.path.relpath(run.folder, page.parent)
     return {
         "label": label,
-        "hardware": describe_hardware(run),
-        "commit": describe_commit(run),
+        "hardware": describe_hardware(run.environment),
+        "commit": describe_commit(run.environment),
         "start": run.environment.get("start"),
         "command": run.environment.get("command"),
         "links": {file: quote(f"{link}/{file}") for file in FILES},

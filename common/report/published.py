@@ -67,6 +67,7 @@ class PublishedTable(Definition):
     """A published table or figure: its numbers and their source.
 
     curves: a CSV file beside it with the columns method, topology, epoch, time_ks and metrics
+    axes:   those metrics, and what each is
     """
 
     paper: Literal["promise", "exponential"]
@@ -77,6 +78,7 @@ class PublishedTable(Definition):
     quantities: dict[str, PublishedQuantity]
     rows: tuple[PublishedRow, ...] = Field(min_length=1)
     curves: Annotated[str, AfterValidator(_is_file)] | None = None
+    axes: dict[str, str] = Field({}, description="the curves' metrics as names of axes")
     reference_bleu: float | None = Field(None, description="a dashed line in the figure")
 
     @model_validator(mode="after")

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
-
 from common.report.prediction import ASSUMED, predicted_step_ms
 from common.report.runs import FinishedRun, RunError
 from common.topology import build
@@ -51,13 +49,12 @@ def _translation(score: str) -> Callable[[FinishedRun], float | None]:
     """Return the quantity that reads a score of the last model's translations from what transformer.evaluate wrote."""
 
     def of(run: FinishedRun) -> float | None:
-        path = run.folder / "evaluation" / "test.csv"
-        if not path.exists():
+        rows = run.test_scores()
+        if rows is None or score not in rows:
             return None
         try:
-            rows = pd.read_csv(path).set_index("model")
-            return float(rows.loc["last", score]) if score in rows else None
-        except (OSError, ValueError, KeyError) as error:
+            return float(rows.loc["last", score])
+        except (ValueError, KeyError) as error:
             raise RunError(f"{run.folder}: evaluation/test.csv: no {score!r} of the last model ({error!r})") from None
 
     return of
@@ -106,7 +103,8 @@ _ALL = (
     Quantity(
         "train_loss",
         "training loss of the last epoch: mean of the training rows of metrics.jsonl less than an epoch before the "
-        "last one; of language models that of the averaged model at the last evaluation, on fixed training windows",
+        "last one; of language models that of the averaged model at the last evaluation, on windows of the training "
+        "split",
         ".4f",
         _train_loss,
     ),
@@ -144,7 +142,8 @@ _ALL = (
     ),
     Quantity(
         "test_paper_bleu",
-        "BLEU of the same as the paper's code computes it, of cut references in Moses tokens; not sacreBLEU",
+        "BLEU as the paper's code computes it, of the last model's greedy translations of the test set and of cut "
+        "references, both in Moses tokens; not sacreBLEU",
         ".2f",
         _translation("paper_bleu"),
         of_test_set=True,

@@ -4,24 +4,22 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
-from pydantic import AfterValidator, Field, PlainValidator, PositiveInt, StrictInt, ValidationInfo, model_validator
+from pydantic import Field, PlainValidator, PositiveFloat, PositiveInt, StrictInt, ValidationInfo, model_validator
 
 from common.cli import nearest
-from common.report.columns import DEFAULT_COLUMNS, Column, Label, parse_column
+from common.report.columns import DEFAULT_COLUMNS, EQUIVALENT, Column, Label, parse_column
 from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
+from common.report.overrides import Override, meaning, parse_override
 from common.report.published import Published, published_names, published_values
 from common.report.quantities import QUANTITIES, Quantity
+from common.report.tuning import SWEEPS, Sweep, TunedFile, read_tuned, sweep_command
 
 TABLES = ROOT / "results" / "definitions" / "tables"
 
-# Keys that reproduce sets for each run when it is made.
-OF_EACH_RUN = ("seed", "run_dir", "resume")
 # Keys that do not change what a run computes, only where it computes, reads and writes, and what it prints.
 BOOKKEEPING = re.compile(
     r"run_dir|resume|name|profile|peak_tflops|logging(\..*)?"
@@ -29,28 +27,6 @@ BOOKKEEPING = re.compile(
 )
 
 
-@cache  # the parser is slow, and the runs of a table share most of their overrides
-def parse_override(text: str) -> tuple[str, Any]:
-    """Return (key, value) of a Hydra override, so that 1e-3 equals 0.001; ValueError if it is none or a sweep."""
-    try:
-        override = OverridesParser.create().parse_override(text)
-    except HydraException:
-        raise ValueError(f"{text!r}: expected one Hydra override, key=value") from None
-    if override.is_sweep_override():
-        raise ValueError(f"{text!r}: expected one value, got a sweep over several")
-    prefix = "~" if override.is_delete() else ""
-    package = f"@{override.package}" if override.package else ""
-    return f"{prefix}{override.key_or_group}{package}", override.value()
-
-
-def _check_override(text: str) -> str:
-    key, _ = parse_override(text)
-    if key in OF_EACH_RUN:
-        raise ValueError(f"{key} is set for each run when it is made; expected any other key")
-    return text
-
-
-Override = Annotated[str, AfterValidator(_check_override)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case letters, digits and _")]
 
 
@@ -63,6 +39,8 @@ class Row(Definition):
     labels: dict[Name, str] = Field({}, description="labels in the columns that the table defines")
     cluster: str | None = Field(None, description="a file of slurm/clusters instead of the table's")
     overrides: tuple[Override, ...] = ()
+    centre: PositiveFloat | None = Field(None, description="the middle of the learning rates that are tried")
+    tuned_with: Name | None = Field(None, description="the row whose tuned values this one takes, instead of a centre")
 
     def __hash__(self) -> int:
         return hash((self.name, self.overrides))  # labels are a dict
@@ -70,12 +48,15 @@ class Row(Definition):
     def with_workers(self, count: int) -> "Row":
         """Return the same row with this number of workers."""
         overrides = (*self.overrides, f"workers.count={count}")
-        return self.model_copy(update={"name": f"{self.name}_{count}", "overrides": overrides})
+        tuned_with = self.tuned_with and f"{self.tuned_with}_{count}"
+        return self.model_copy(
+            update={"name": f"{self.name}_{count}", "overrides": overrides, "tuned_with": tuned_with}
+        )
 
     @property
     def workers(self) -> int | None:
         """The number of workers, if the row sets it."""
-        return dict(map(parse_override, self.overrides)).get("workers.count")
+        return meaning(self.overrides).get("workers.count")
 
 
 def _parse_column(written: Any, info: ValidationInfo) -> Column | Label:
@@ -84,7 +65,7 @@ def _parse_column(written: Any, info: ValidationInfo) -> Column | Label:
         return written  # of a file that has been validated
     if not isinstance(written, str):
         raise ValueError("expected a column's name")
-    context = {key: info.data.get(key) for key in ("baseline", "proxy_of")}
+    context = {key: info.data.get(key) for key in ("baseline", "proxy_of", "margins")}
     return parse_column(written, info.data.get("labels", {}), info.data.get("variants", {}), **context)
 
 
@@ -106,10 +87,15 @@ class TableFile(Definition):
     )
     published: tuple[str, ...] = Field((), description="files of results/paper whose rows have the same names")
     proxy_of: Name | None = Field(None, description="the table that this one is a small version of")
-    baseline: Name | None = Field(None, description="the row that p-values compare with, for each number of workers")
+    baseline: Name | None = Field(
+        None, description="the row that differences are taken from, for each number of workers"
+    )
+    equivalent: dict[Name, Name] = Field({}, description="rows that columns <quantity>_equivalent test: {row: other}")
+    margins: dict[str, PositiveFloat] = Field({}, description="how far apart these may be, by quantity, in its unit")
     columns: tuple[Annotated[Column | Label, PlainValidator(_parse_column)], ...] = Field(
         DEFAULT_COLUMNS, validate_default=True, description="a list of columns' names"
     )
+    sweep: Sweep | None = Field(None, description="how the learning rates of the rows are tuned")
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows")
 
     @model_validator(mode="after")
@@ -125,15 +111,46 @@ class TableFile(Definition):
         names = [row.name.removesuffix(f"_{row.workers}") for row in self.rows]
         if self.baseline is not None and self.baseline not in names:
             raise ValueError(f"baseline={self.baseline!r}: {nearest(self.baseline, names)}")
+        self._check_equivalent(names)
         _expect_unique("seeds", self.seeds)
         _expect_unique("the rows' names", [row.name for row in self.rows])
-        labels = [(row.method, row.topology, row.workers) for row in self.rows]
-        _expect_unique("method, topology and workers of the rows", labels)
+        labels = [(row.method, row.topology, row.workers, *row.labels.values()) for row in self.rows]
+        _expect_unique("method, topology, workers and labels of the rows", labels)
         for row in self.rows:
             for variant in self.variants.values() or [()]:
                 keys = [parse_override(text)[0] for text in (*self.overrides, *variant, *row.overrides)]
-                _expect_unique(f"the overrides of row {row.name!r}", keys)
+                tuned = self.sweep.keys if self.sweep else ()
+                _expect_unique(f"the overrides of row {row.name!r}", [*keys, *tuned])
+        self._check_sweep()
         return self
+
+    def _check_sweep(self) -> None:
+        with_centre = [row.name for row in self.rows if row.centre is not None]
+        for row in self.rows:
+            if self.sweep is None and (row.centre or row.tuned_with):
+                raise ValueError(f"row {row.name!r}: centre and tuned_with: expected in a table with a sweep only")
+            if self.sweep and (row.centre is None) == (row.tuned_with is None):
+                raise ValueError(f"row {row.name!r}: expected either centre or tuned_with, as the table has a sweep")
+            if row.tuned_with and row.tuned_with not in with_centre:
+                raise ValueError(
+                    f"row {row.name!r}: tuned_with={row.tuned_with!r}: {nearest(row.tuned_with, with_centre)}"
+                )
+        if self.sweep and (both := sorted({*self.sweep.seeds} & {*self.seeds})):
+            raise ValueError(f"sweep.seeds: expected none that the table reports, got {', '.join(map(str, both))}")
+
+    def _check_equivalent(self, names: Sequence[str]) -> None:
+        for row, other in self.equivalent.items():
+            for name in (row, other):
+                if name not in names:
+                    raise ValueError(f"equivalent: {name!r}: {nearest(name, names)}")
+            if row == other:
+                raise ValueError(f"equivalent: {row!r}: expected another row to compare it with")
+        tested = {column.quantity.name for column in self.numbers if column.statistic is EQUIVALENT}
+        for quantity in self.margins:
+            if quantity not in tested:
+                raise ValueError(f"margins.{quantity}: expected a column {quantity}_equivalent")
+        if bool(tested) != bool(self.equivalent):
+            raise ValueError("equivalent: expected with columns <quantity>_equivalent, and only with them")
 
     @property
     def numbers(self) -> list[Column]:
@@ -142,15 +159,21 @@ class TableFile(Definition):
 
 
 class Table(TableFile):
-    """A table: the name and content of its file, with a row for each number of workers."""
+    """A table: the name and content of its file, with a row for each number of workers.
 
+    settled: the states of a run that need no more training
+    tuned:   what the table's sweep chose; None if it has none, or if that has not been made
+    """
+
+    settled: ClassVar[tuple[str, ...]] = ("finished",)
     name: str
+    tuned: TunedFile | None = None
 
     @classmethod
-    def of(cls, name: str, file: TableFile) -> "Table":
-        """Return the table of a file."""
+    def of(cls, name: str, file: TableFile, tuned: TunedFile | None = None) -> "Table":
+        """Return the table of a file, with what its sweep chose."""
         rows = [row.with_workers(count) for row in file.rows for count in file.workers] or file.rows
-        return cls(name=name, **dict(file) | {"workers": (), "rows": tuple(rows)})
+        return cls(name=name, tuned=tuned, **dict(file) | {"workers": (), "rows": tuple(rows)})
 
     def cells(self, runs: Path) -> Iterator["Cell"]:
         """Yield every run of the table, row by row and seed by seed, in <runs>/<table>/<row>[/<variant>]/seed_<k>."""
@@ -161,10 +184,48 @@ class Table(TableFile):
 
     def cell(self, row: Row, seed: int | str, runs: Path, variant: str | None = None) -> "Cell":
         """Return the run of a row and seed; the seed may be a text such as K in commands that stand for all seeds."""
-        more = () if variant is None else self.variants[variant]
-        settings = (*self.overrides, *more, *row.overrides, f"seed={seed}")
+        settings = (*self.settings(row, variant), *self.tuned_overrides(row, variant), f"seed={seed}")
         folder = runs / self.runs / row.name / (variant or "")
         return Cell(self.task, row, seed, settings, folder / f"seed_{seed}", variant)
+
+    def settings(self, row: Row, variant: str | None) -> tuple[str, ...]:
+        """Return the overrides that the table states for all runs of a row, without tuned values."""
+        more = () if variant is None else self.variants[variant]
+        return (*self.overrides, *more, *row.overrides)
+
+    def method(self, row: Row, variant: str | None) -> str:
+        """Return the name under which a sweep keeps the values that a row takes: ROW or ROW/VARIANT."""
+        return "/".join(filter(None, [row.tuned_with or row.name, variant]))
+
+    def tuned_overrides(self, row: Row, variant: str | None) -> tuple[str, ...]:
+        """Return the overrides that the table's sweep chose for a row; none if the table is not tuned."""
+        if self.sweep is None or self.untuned:
+            return ()
+        return self.tuned.methods[self.method(row, variant)].best.overrides
+
+    @property
+    def untuned(self) -> str | None:
+        """Why the rows lack their tuned values, and the command that makes them; None if they have or need none."""
+        if self.sweep is None:
+            return None
+        command = sweep_command(self.name)
+        if self.tuned is None:
+            return f"{self.name} is not tuned yet: results/sweeps/{self.name}.yaml is missing; make it with: {command}"
+        tuned, rows = self.tuned, [row for row in self.rows if row.centre is not None]
+        wanted = {self.method(row, v): (row, v) for row in rows for v in self.variants or [None]}
+        changed = [
+            name
+            for name, (row, variant) in wanted.items()
+            if name not in tuned.methods
+            or tuned.methods[name].centre != row.centre
+            or meaning(tuned.methods[name].settings) != meaning(self.settings(row, variant))
+        ]
+        if tuned.sweep != self.sweep:
+            changed.append("sweep")
+        if not changed:
+            return None
+        where = f"results/sweeps/{self.name}.yaml"
+        return f"{where} was made by another definition of {', '.join(changed)}; make it again with: {command}"
 
     @cached_property
     def published_values(self) -> Mapping[str, Mapping[str, Published]]:
@@ -173,11 +234,17 @@ class Table(TableFile):
 
     def baseline_of(self, row: Row) -> str | None:
         """Return the name of the row that this one is compared with; None if there is none or it is this one."""
-        if self.baseline is None:
-            return None
-        alike = [other.name for other in self.rows if other.name == f"{self.baseline}_{row.workers}"]
-        name = alike[0] if alike else self.baseline
+        name = self._with_workers_of(row, self.baseline)
         return None if name == row.name else name
+
+    def equivalent_of(self, row: Row) -> str | None:
+        """Return the name of the row that this one is tested to equal; None if there is none."""
+        return self._with_workers_of(row, self.equivalent.get(row.name.removesuffix(f"_{row.workers}")))
+
+    def _with_workers_of(self, row: Row, name: str | None) -> str | None:
+        """Return the name of the row of this name, of the same number of workers if there are several."""
+        alike = f"{name}_{row.workers}"
+        return alike if alike in {other.name for other in self.rows} else name
 
     @property
     def quantities(self) -> set[Quantity]:
@@ -213,7 +280,7 @@ class Cell:
 
     @cached_property
     def _expected(self) -> dict[str, Any]:
-        return _meaning(self.settings)
+        return meaning(self.settings)
 
     def disagreement(self, recorded: Sequence[str]) -> str | None:
         """Return how the overrides that a run recorded differ from this cell's; None if they mean the same.
@@ -221,7 +288,7 @@ class Cell:
         Keys that do not change what a run computes count only if the cell sets them.
         """
         try:
-            found = _meaning(recorded)
+            found = meaning(recorded)
         except ValueError as error:
             return f"it records {error}"
         missing = object()
@@ -235,8 +302,10 @@ class Cell:
         return "; ".join(differences) or None
 
 
-def load_table(name: str, key: str = "table", folder: Path = TABLES, also: Sequence[str] = ()) -> Table:
-    """Read and validate a table's file; the name 3 means table3.
+def load_table(
+    name: str, key: str = "table", folder: Path = TABLES, also: Sequence[str] = (), sweeps: Path = SWEEPS
+) -> Table:
+    """Read and validate a table's file, with what its sweep chose if there is that; the name 3 means table3.
 
     key:   what the user typed before the name, for messages
     also:  other names that would have been accepted
@@ -246,7 +315,8 @@ def load_table(name: str, key: str = "table", folder: Path = TABLES, also: Seque
     name = full_name(name, key)
     content = read_definition(folder, name, key, also)
     with explained(folder, name, TableFile):
-        return Table.of(name, TableFile.model_validate(content))
+        file = TableFile.model_validate(content)
+        return Table.of(name, file, read_tuned(name, sweeps) if file.sweep else None)
 
 
 def full_name(name: str, key: str) -> str:
@@ -257,10 +327,6 @@ def full_name(name: str, key: str) -> str:
 def table_names(folder: Path = TABLES) -> list[str]:
     """Return the names of all tables of runs."""
     return names_in(folder)
-
-
-def _meaning(overrides: Sequence[str]) -> dict[str, Any]:
-    return dict(map(parse_override, overrides))
 
 
 def _show(settings: dict[str, Any], key: str) -> str:

@@ -35,6 +35,14 @@ class FinishedRun:
     summary: dict[str, Any]
     metrics: pd.DataFrame
 
+    @property
+    def seed(self) -> int:
+        """The seed; raises RunError if the configuration has none."""
+        seed = self.config.get("seed")
+        if not isinstance(seed, int):
+            raise RunError(f"{self.folder}: config.yaml: seed={seed!r}: expected an integer")
+        return seed
+
     def curve(self, split: str, metric: str) -> pd.DataFrame:
         """Return a split's rows with columns step and `metric`; raises RunError if none were recorded."""
         if metric not in self.metrics:
@@ -43,6 +51,27 @@ class FinishedRun:
         if rows.empty:
             raise RunError(f"{self.folder}: metrics.jsonl has no row with split {split!r}")
         return rows[["step", metric]]
+
+    def test_scores(self) -> pd.DataFrame | None:
+        """Return a line for each model that transformer.evaluate has scored on the test set; None before it has."""
+        path = self.folder / "evaluation" / "test.csv"
+        if not path.exists():
+            return None
+        try:
+            return pd.read_csv(path).set_index("model")
+        except (OSError, ValueError, KeyError) as error:
+            raise RunError(f"{self.folder}: evaluation/test.csv: {one_line(error)}") from None
+
+    def test_curve(self, score: str) -> pd.DataFrame:
+        """Return step and `score` of the models kept in training; raises RunError if none has been scored."""
+        scores = self.test_scores()
+        kept = None if scores is None else scores[scores.index.str.startswith("step_")]
+        if kept is None or kept.empty or score not in kept:
+            raise RunError(
+                f"{self.folder}: evaluation/test.csv has no {score!r} of the models kept in training; "
+                f"python -m transformer.evaluate run={self.folder} makes it"
+            )
+        return kept.sort_values("step")[["step", score]].reset_index(drop=True)
 
     def last(self, split: str, metric: str) -> float:
         """Return the metric in the last row of a split; raises RunError if none was recorded."""
@@ -62,10 +91,9 @@ def read_run(folder: Path) -> FinishedRun:
         raise RunError(f"{folder}: no such folder")
     if not (folder / "summary.json").exists():
         raise RunError(f"{folder}: not finished: no summary.json")
-    summary = read_json(folder / "summary.json")
-    if summary.get("status") != "finished":
-        status, steps = summary.get("status"), summary.get("steps")
-        raise RunError(f"{folder}: not finished: status {status!r} at step {steps}")
+    summary, status = read_json(folder / "summary.json"), read_status(folder)
+    if status != "finished":
+        raise RunError(f"{folder}: not finished: status {status!r} at step {summary.get('steps')}")
     return FinishedRun(
         folder=folder,
         config=_read_config(folder / "config.yaml"),
@@ -73,6 +101,13 @@ def read_run(folder: Path) -> FinishedRun:
         summary=summary,
         metrics=_read_metrics(folder / "metrics.jsonl"),
     )
+
+
+def read_status(folder: Path) -> str:
+    """Return a run's status in summary.json, "diverged" for one that failed because its loss was not finite."""
+    summary = read_json(folder / "summary.json")
+    diverged = summary.get("status") == "failed" and str(summary.get("error")).startswith("DivergedError")
+    return "diverged" if diverged else str(summary.get("status"))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -7,20 +7,22 @@ from pathlib import Path
 import pandas as pd
 
 from common.report.collect import Collection, reproduce_command, score_arguments
-from common.report.columns import Column, Label, RowData
-from common.report.formats import format_table, latex, write_files
+from common.report.columns import Column, Label, RowData, Value
+from common.report.comparisons import Equivalence, corrected
+from common.report.formats import exact_frame, format_table, latex, write_files
 from common.report.origin import describe_origin
 from common.report.published import load_published
 from common.report.registry import Row, Table
+from common.report.tuning import sweep_command
 
 
 def build_table(collection: Collection) -> pd.DataFrame:
-    """Return a frame with the table's rows and columns, None where there is no number.
+    """Return a frame with the table's rows and columns: labels, numbers, comparisons; None where there is nothing.
 
     Rows without a finished run stay, with seeds = 0.
     """
     table = collection.table
-    rows = [_build_row(collection, row) for row in table.rows]
+    rows = _correct([_build_row(collection, row) for row in table.rows])
     # Plain objects: pandas would turn None (no number) into NaN (a run that diverged).
     return pd.DataFrame(rows, columns=[column.name for column in table.columns], dtype=object)
 
@@ -29,7 +31,7 @@ def write_table(collection: Collection, folder: Path, command: str) -> list[Path
     """Write <folder>/<table>.csv, .md and .tex and return their paths; `command` is what the user typed."""
     table, frame = collection.table, build_table(collection)
     tex = latex(format_table(frame, "latex_booktabs", table), table.title, f"Made by {command}")
-    return write_files(folder / table.name, frame, _render(collection, frame, command), tex)
+    return write_files(folder / table.name, exact_frame(frame, table), _render(collection, frame, command), tex)
 
 
 def missing_lines(collection: Collection) -> list[str]:
@@ -39,8 +41,10 @@ def missing_lines(collection: Collection) -> list[str]:
 
 def _missing(collection: Collection) -> list[tuple[str, str]]:
     """Return pairs: what is missing and why, and the shell command that makes it."""
-    runs = [(f"{m.cell.label}: {m.reason}", m.cell.command) for m in collection.missing]
-    scores = [(run.folder, score_arguments(collection.table, run.folder)) for run in collection.all_runs]
+    table = collection.table
+    tuning = sweep_command(table.name) if table.untuned else None
+    runs = [(f"{m.cell.label}: {m.reason}", tuning or m.cell.command) for m in collection.missing]
+    scores = [(run.folder, score_arguments(table, run.folder)) for run in collection.all_runs]
     return runs + [(f"{run}: no scores of the test set", shlex.join(["python", *call])) for run, call in scores if call]
 
 
@@ -88,13 +92,27 @@ def _seeds(counts: Sequence[int]) -> int | str:
     return counts[0] if len(set(counts)) == 1 else "/".join(map(str, counts))
 
 
-def _number(collection: Collection, row: Row, column: Column) -> float | None:
+def _correct(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
+    """Return rows with the equivalence tests of all columns corrected together."""
+    cells = {
+        (i, name): value
+        for i, row in enumerate(rows)
+        for name, value in row.items()
+        if isinstance(value, Equivalence) and value.other
+    }
+    after = dict(zip(cells, corrected(list(cells.values())), strict=True))
+    return [{name: after.get((i, name), value) for name, value in row.items()} for i, row in enumerate(rows)]
+
+
+def _number(collection: Collection, row: Row, column: Column) -> Value:
     table = collection.table
-    baseline = table.baseline_of(row)
+    baseline, other = table.baseline_of(row), table.equivalent_of(row)
     return column.of(
         RowData(
             runs=collection.of(row.name, column.variant),
-            baseline=collection.of(baseline, column.variant) if baseline else [],
+            baseline=collection.of(baseline, column.variant) if baseline else None,
+            equal_to=other,
+            equal_runs=collection.of(other, column.variant) if other else (),
             published=table.published_values.get(row.name, {}),
         )
     )

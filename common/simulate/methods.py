@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from common.parallel.collectives import sum_dtype
 from common.parallel.counters import CommunicationCounters
 from common.topology import Round, Transport, bytes_sent, messages_sent, transport_of
+from common.transfer import to_device
 
 
 def mix_(stacked: Tensor, matrix: np.ndarray) -> None:
@@ -16,7 +17,7 @@ def mix_(stacked: Tensor, matrix: np.ndarray) -> None:
     if np.array_equal(matrix, np.eye(len(matrix))):
         return
     wide = stacked.to(sum_dtype(stacked.dtype))
-    weights = torch.as_tensor(matrix, dtype=wide.dtype, device=wide.device)
+    weights = to_device(torch.as_tensor(matrix, dtype=wide.dtype), wide.device)
     stacked.copy_(weights @ wide)
 
 

@@ -6,23 +6,26 @@ done, X <- W(t) X, for all workers at once.
 """
 
 import copy
+import itertools
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.flat import ALIGNMENT_BYTES, FlatVector, flatten
-from common.optim import DmSGD
+from common.optim import DmSGD, QGDmSGD
 from common.parallel.checks import check_order, resolve_topology
 from common.parallel.collectives import sum_dtype
 from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
 from common.parallel.gossip.buckets import plan_buckets
-from common.parallel.optimizers import MomentumVectors, is_bucketwise, mixes_momentum
+from common.parallel.optimizers import MomentumVectors, is_bucketwise, mixes_momentum, tracks_mixing
 from common.simulate.methods import average_gradients_, count_allreduce, count_gossip, mix_
 from common.topology import Topology, weights_of
+from common.transfer import to_device
 
 
 def simulate(
@@ -34,14 +37,15 @@ def simulate(
     order: str = "awc",
     ranks_per_worker: int = 1,
     *,
-    bucket_mb: float = 2.0,
+    bucket_mb: float | Literal["auto"] = "auto",
     phases: str = "aligned",
     push_sum: bool = False,
 ) -> list["SimulatedReplica"]:
     """Return N virtual workers that start from copies of `module` (which is left alone).
 
     method: "decentralized" or "allreduce"; topology, order, phases and push_sum as in DecentralizedDataParallel.
-    bucket_mb: only matters with phases="staggered", where buckets mix differently
+    bucket_mb: only matters with phases="staggered", where buckets mix differently; real workers on GPUs have larger
+               ones with "auto": give both a number to compare them
     ranks_per_worker: only matters for the bytes that an all-reduce over all ranks would send.
     In each step call forward and backward on every replica, then `synchronize_gradients()` on every replica (before
     clipping), then `optimizer.step()` on every replica.
@@ -71,9 +75,13 @@ class SimulatedReplica(DataParallel):
     def attach(self, optimizer: Optimizer) -> Optimizer:
         """Attach to `optimizer.step()`."""
         mixes = self._cohort.gossips and mixes_momentum(optimizer, self.order, self.topology)
+        tracks = self._cohort.gossips and tracks_mixing(optimizer, self.order, self.topology)
         super().attach(optimizer)
         if mixes:
             self._cohort.add_momentum(self.worker, optimizer)
+        if tracks:
+            optimizer.deferred = True
+            self._cohort.tracking[self.worker].append(optimizer)
         if is_bucketwise(optimizer):
             optimizer.flatten_state(self._cohort.vectors[self.worker], place_gradients=True)
         return optimizer
@@ -82,6 +90,9 @@ class SimulatedReplica(DataParallel):
         """Detach from the optimizers; the bare module and they stay usable."""
         super().close()
         self._cohort.remove_momentum(self.worker)
+        for optimizer in self._cohort.tracking[self.worker]:
+            optimizer.deferred = False
+        self._cohort.tracking[self.worker].clear()
 
     def _before_forward(self) -> None:
         if self._cohort.updating:
@@ -89,6 +100,7 @@ class SimulatedReplica(DataParallel):
                 f"simulated worker {self.worker} ran a training forward while others had stepped already: in each "
                 "step run forward and backward on every replica first, then step every optimizer"
             )
+        self._cohort.synchronized = False  # a scaler may have skipped the last step
 
     def synchronize_gradients(self) -> None:
         """Average the gradients of all workers under all-reduce, once for each step."""
@@ -125,7 +137,7 @@ class Cohort:
         topology: Topology,
         order: str,
         ranks_per_worker: int,
-        bucket_mb: float,
+        bucket_mb: float | Literal["auto"],
         phases: str,
     ) -> None:
         self.method, self.topology, self.order = method, topology, order
@@ -140,6 +152,7 @@ class Cohort:
             rows = [[vector.data for vector in of_worker] for of_worker in self.vectors]
             self.debiasing = [Debiasing(topology, worker, vectors) for worker, vectors in enumerate(rows)]
         self.momentum: dict[int, list[MomentumVectors]] = {}  # by worker, its optimizers in order
+        self.tracking: list[list[QGDmSGD]] = [[] for _ in modules]  # by worker
         self.clock = 0
         self.updating: set[int] = set()  # workers that began the current update
         self.updated: set[int] = set()  # workers that finished it
@@ -179,6 +192,8 @@ class Cohort:
             for momenta in zip(*self.momentum.values(), strict=True):
                 self._mix_momentum(momenta)
             self._mix(self.stacked)
+            for optimizer in itertools.chain(*self.tracking):
+                optimizer.track()
         self._count()
         self.updating.clear()
         self.updated.clear()
@@ -232,7 +247,7 @@ class Cohort:
         if not self.debiasing:
             return matrix
         weights = weights_of(self.topology, self.replicas[0].clock)
-        return matrix * torch.as_tensor(weights, dtype=sum_dtype(matrix.dtype), device=matrix.device)[:, None]
+        return matrix * to_device(torch.as_tensor(weights, dtype=sum_dtype(matrix.dtype)), matrix.device)[:, None]
 
     def _mix(self, matrices: Sequence[Tensor]) -> None:
         for bucket in self.buckets:

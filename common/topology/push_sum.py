@@ -16,6 +16,8 @@ import numpy as np
 from common.topology.round import TOLERANCE, Round
 from common.topology.topology import Topology
 
+REMEMBERED = 8  # weights of the last clocks: in a step several parts ask for neighbouring ones
+
 
 @dataclass(frozen=True)
 class DebiasedRound(Round):
@@ -46,24 +48,25 @@ class PushSum:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
         self.world_size = topology.world_size
-        self._clock, self._latest = 0, np.ones(topology.world_size)
+        self._known = {0: np.ones(topology.world_size)}  # w by clock, without gaps
 
     def weights(self, t: int) -> np.ndarray:
-        """Return w(t), float64 [n], of sum n."""
-        if t < self._clock:
-            self._clock, self._latest = 0, np.ones(self.world_size)
-        while self._clock < t:
-            self._latest = mixed(self.topology.round(self._clock), self._latest)
-            self._clock += 1
-        return self._latest
+        """Return w(t), float64 [n], of sum n. Takes one mixing for each clock after the latest that was asked for."""
+        if t not in self._known and t < max(self._known):
+            self._known = {0: np.ones(self.world_size)}
+        while t not in self._known:
+            latest = max(self._known)
+            self._known[latest + 1] = mixed(self.topology.round(latest), self._known[latest])
+            if len(self._known) > REMEMBERED:
+                del self._known[min(self._known)]
+        return self._known[t]
 
     def __call__(self, t: int) -> Round:
         """Return the round of z at step t."""
-        now = self.weights(t)
-        round_ = self.topology.round(t)
-        after = mixed(round_, now)
+        now, after = self.weights(t), self.weights(t + 1)
         rows: list[Mapping[int, float]] = [
-            {j: weight * now[j] / after[i] for j, weight in row.items()} for i, row in enumerate(round_.weights)
+            {j: weight * now[j] / after[i] for j, weight in row.items()}
+            for i, row in enumerate(self.topology.round(t).weights)
         ]
         return DebiasedRound(tuple(rows))
 

@@ -6,25 +6,29 @@
     checkpoints/models/step_00000120.pt ...   the mean models of the last evaluations, if they are kept
 
 A folder without a manifest is an unfinished checkpoint and is ignored. Every file is written under a temporary name,
-synced and renamed. All files are read with `torch.load(weights_only=True)`.
+synced and renamed. All files are read with `torch.load(weights_only=True)`. Neither writing nor reading takes a copy of
+the state in memory: bytes are hashed on their way into the file, and a file is mapped.
 """
 
-import io
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from common.parallel.collectives import gather_objects, rank
 from common.training.atomic import describe, write_atomically
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 MODELS = "models"
+SMALL = 1 << 16  # elements of a tensor
 
 
 class CheckpointError(RuntimeError):
@@ -68,7 +72,7 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)  # a killed run may have left files of this step
             folder.mkdir(parents=True)
         gather_objects(None)  # nobody writes into a folder that is being removed
-        entries = gather_objects(write_atomically(folder / file_name(rank()), serialize(state)))
+        entries = gather_objects(write_atomically(folder / file_name(rank()), partial(torch.save, state)))
         if rank() == 0:
             files = {file_name(r): entry for r, entry in enumerate(entries)}
             manifest = Manifest(FORMAT, step, self._fingerprint, metrics_bytes, files)
@@ -78,13 +82,15 @@ class Checkpoints:
     def load(self, device: torch.device, tell: Callable[[str], None]) -> tuple[Manifest, dict[str, Any]] | None:
         """Return the newest checkpoint that is complete and undamaged on every rank; None if there never was one.
 
-        Collective. `tell` is called with a sentence for each damaged one that is skipped. Raises CheckpointError
-        if there are checkpoints but none can be used.
+        device: where the state will go; its tensors are on the CPU, for a GPU in the mapped file
+        tell:   called with a sentence for each damaged checkpoint that is skipped
+
+        Collective. Raises CheckpointError if there are checkpoints but none can be used.
         """
         complaints: list[str] = []
         for folder in self._complete():
             try:
-                found: tuple[Manifest, bytes] | None = self._read(folder)
+                found: Manifest | None = self._read(folder)
                 problem = None
             except CheckpointError as error:
                 found, problem = None, str(error)
@@ -92,8 +98,7 @@ class Checkpoints:
             if found is not None and not problems:
                 for complaint in complaints:
                     tell(f"{complaint}; using {folder.name} instead")
-                manifest, content = found
-                return manifest, torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+                return found, read_state(folder / file_name(rank()), mapped=device.type != "cpu")
             complaints += dict.fromkeys(problems)
         if complaints:
             raise CheckpointError("no usable checkpoint: " + "; ".join(complaints))
@@ -102,13 +107,13 @@ class Checkpoints:
     def save_model(self, name: str, state_dict: dict[str, Any]) -> None:
         """Write a mean model as `name`, "best.pt" or "last.pt". Called by rank 0 only."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._folder / name, serialize(state_dict))
+        write_atomically(self._folder / name, partial(torch.save, state_dict))
 
     def keep_model(self, step: int, state_dict: dict[str, Any], keep: int) -> None:
         """Write the mean model of an evaluation as models/step_<step>.pt; only the `keep` newest stay. Rank 0 only."""
         folder = self._folder / MODELS
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / f"step_{step:08d}.pt", serialize(state_dict))
+        write_atomically(folder / f"step_{step:08d}.pt", partial(torch.save, state_dict))
         for file in sorted(folder.glob("step_*.pt"))[:-keep]:
             file.unlink()
 
@@ -117,26 +122,26 @@ class Checkpoints:
         folders = sorted((f.parent.name for f in self._folder.glob(f"step_*/{MANIFEST}")), reverse=True)
         return [self._folder / name for name in gather_objects(folders)[0]]
 
-    def _read(self, folder: Path) -> tuple[Manifest, bytes]:
+    def _read(self, folder: Path) -> Manifest:
+        """Return the manifest of a checkpoint whose file of this rank is as it was written."""
         manifest = read_manifest(folder / MANIFEST)
         if manifest.fingerprint != self._fingerprint:
             raise CheckpointError(f"{folder} is foreign: it was written with another configuration")
         file = folder / file_name(rank())
         try:
-            content = file.read_bytes()
+            found = describe(file)
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read ({error.strerror})") from error
-        expected = manifest.files.get(file.name)
-        if expected != describe(content):
+        if manifest.files.get(file.name) != found:
             raise CheckpointError(f"{file} is damaged: size or sha256 are not those of {MANIFEST}")
-        return manifest, content
+        return manifest
 
     def _prune(self) -> None:
         for name in sorted((f.parent.name for f in self._folder.glob(f"step_*/{MANIFEST}")), reverse=True)[
             self._keep :
         ]:
             (self._folder / name / MANIFEST).unlink()  # first: without it the rest does not count
-            shutil.rmtree(self._folder / name)
+            shutil.rmtree(self._folder / name, ignore_errors=True)  # NFS keeps files that some process has open
 
 
 def read_manifest(file: Path) -> Manifest:
@@ -155,8 +160,13 @@ def file_name(process: int) -> str:
     return f"rank_{process}.pt"
 
 
-def serialize(state: dict[str, Any]) -> bytes:
-    """Return the bytes that torch.save writes."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
+def read_state(file: Path, mapped: bool) -> dict[str, Any]:
+    """Return what `torch.save` wrote, on the CPU; if `mapped`, large tensors are views of the file.
+
+    What goes to a GPU is copied there from the mapped file. Optimizers keep tensors that they load, on the CPU all and
+    on a GPU the counters of steps: these must not hold the file, or it would stay mapped as long as the run.
+    """
+    state = torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
+    if not mapped:
+        return state
+    return tree_map_only(Tensor, lambda tensor: tensor.clone() if tensor.numel() < SMALL else tensor, state)

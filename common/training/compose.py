@@ -17,8 +17,10 @@ from common.training.config import Config, ConfigError
 from common.training.task import Task, load_task
 
 QUOTE = "'"
-# ${mul:a,b} in YAML: for example the global batch as samples of a worker times the number of workers.
+# ${mul:a,b} in YAML: for example the global batch as samples of a worker times the number of workers. ${div:a,b}
+# divides.
 OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
+OmegaConf.register_new_resolver("div", lambda a, b: a / b, replace=True)
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
@@ -120,6 +122,7 @@ def _explain_one(item: dict[str, Any], given: dict[str, Any]) -> str:
             tag, names = item["ctx"]["tag"], item["ctx"]["expected_tags"]
             return f"{key}.{item['ctx']['discriminator'].strip(QUOTE)}={tag}: expected one of {names}"
         case "value_error":
-            return f"{key}.{message}" if key else message
+            # Of one key the message begins with its value, of a group with a key in it.
+            return f"{key}{'.' if isinstance(item['input'], dict) else '='}{message}" if key else message
         case _:
             return f"{key}={item['input']!r}: {message[0].lower()}{message[1:]}"

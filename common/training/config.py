@@ -4,6 +4,7 @@ Hydra composes YAML files and command-line overrides; pydantic refuses unknown k
 and contradictory choices.
 """
 
+import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -11,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeInt,
+    PlainValidator,
     PositiveFloat,
     PositiveInt,
     ValidationInfo,
@@ -22,7 +24,8 @@ from common.topology import Topology, build
 
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-Betas = Annotated[tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]], Field(strict=False)]
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[tuple[DecayRate, DecayRate], Field(strict=False)]
 
 
 class ConfigError(ValueError):
@@ -36,6 +39,14 @@ class Strict(BaseModel):
 
 
 # -- parallel: the method
+
+
+def _megabytes_or_auto(value: object) -> float | Literal["auto"]:
+    if value == "auto":
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise ValueError(f"{value}: expected a size in MiB greater than 0, or auto")
 
 
 class AllReduceConfig(Strict):
@@ -54,7 +65,7 @@ class DecentralizedConfig(Strict):
     method: Literal["decentralized"]
     order: Literal["awc", "atc"]
     ranks_per_worker: PositiveInt
-    bucket_mb: PositiveFloat
+    bucket_mb: Annotated[float | Literal["auto"], PlainValidator(_megabytes_or_auto)]
     transport: Literal["auto", "send_recv", "subgroup"]
     message_dtype: Literal["float16", "bfloat16", "int8"] | None
     phases: Literal["aligned", "staggered"] = "aligned"
@@ -94,16 +105,16 @@ class TopologyConfig(Strict):
 
 
 class BaseOptimizerConfig(Strict):
-    """Keys of all optimizers; norms do not decay (common.optim.decay_groups).
+    """Keys of all optimizers.
 
-    lr_batch:     batch size for which lr is meant: lr is scaled linearly to training.batch_size; null: not scaled
-    decay_biases: whether other layers' biases decay
+    lr_batch: batch size for which lr is meant: lr is scaled linearly to training.batch_size; null: not scaled
+    no_decay: what does not decay, see common.optim.groups
     """
 
     lr: PositiveFloat
     lr_batch: PositiveInt | None
     weight_decay: NonNegative
-    decay_biases: bool = False
+    no_decay: Literal["norms_and_biases", "norms", "named_bn_or_bias", "nothing"] = "norms_and_biases"
 
 
 class SgdConfig(BaseOptimizerConfig):
@@ -141,7 +152,18 @@ class DmSgdConfig(BaseOptimizerConfig):
     momentum_mixing: bool
 
 
-OptimizerConfig = Annotated[SgdConfig | AdamConfig | AccumAdamConfig | DmSgdConfig, Field(discriminator="name")]
+class QgDmSgdConfig(BaseOptimizerConfig):
+    """common.optim.QGDmSGD."""
+
+    name: Literal["qg_dmsgd"]
+    momentum: DecayRate
+    tracking: DecayRate | None
+    nesterov: bool
+
+
+OptimizerConfig = Annotated[
+    SgdConfig | AdamConfig | AccumAdamConfig | DmSgdConfig | QgDmSgdConfig, Field(discriminator="name")
+]
 
 
 class ConstantConfig(Strict):
@@ -162,10 +184,14 @@ class ConstantConfig(Strict):
 
 
 class CosineConfig(ConstantConfig):
-    """Half a cosine from lr down to final_fraction x lr at the last step."""
+    """Half a cosine from lr down to final_fraction x lr at the last step.
+
+    change: whether lr changes in every step, or in every epoch after the warm-up
+    """
 
     name: Literal["cosine"]
     final_fraction: Fraction
+    change: Literal["step", "epoch"] = "step"
 
 
 class InverseSquareRootConfig(ConstantConfig):
@@ -194,7 +220,9 @@ ScheduleConfig = Annotated[
 class TrainingConfig(Strict):
     """Length and manner of training. Exactly one of steps and epochs is set.
 
-    batch_size: of all workers together in one update; samples, or another unit of the task (transformer: tokens)
+    batch_size:    of all workers together in one update; samples, or another unit of the task (transformer: tokens)
+    tf32:          whether GPUs compute float32 matrix products and convolutions in TF32 (10 bits of mantissa)
+    deterministic: whether GPUs repeat a run bit for bit, see common.training.numerics
     """
 
     steps: PositiveInt | None
@@ -203,6 +231,8 @@ class TrainingConfig(Strict):
     gradient_accumulation: PositiveInt
     clip: PositiveFloat | None
     precision: Literal["fp32", "bf16", "fp16"]
+    tf32: bool = False
+    deterministic: bool = False
     compile: bool
     device: Literal["auto", "cpu", "cuda"]
     threads: PositiveInt | None
@@ -276,11 +306,11 @@ class Config(Strict):
                 f"topology={self.topology.name} with parallel=allreduce: all-reduce averages over everybody, "
                 "expected topology=complete (or parallel=decentralized)"
             )
-        mixes_momentum = optimizer.name == "dmsgd" and optimizer.momentum_mixing
-        if mixes_momentum and parallel.method == "decentralized" and parallel.order != "atc":
-            raise ValueError(
-                f"parallel.order={parallel.order} with optimizer.momentum_mixing=true: expected parallel.order=atc"
-            )
+        atc = {"optimizer=qg_dmsgd": optimizer.name == "qg_dmsgd"}
+        atc["optimizer.momentum_mixing=true"] = optimizer.name == "dmsgd" and optimizer.momentum_mixing
+        for choice, needs_atc in atc.items():
+            if needs_atc and parallel.method == "decentralized" and parallel.order != "atc":
+                raise ValueError(f"parallel.order={parallel.order} with {choice}: expected parallel.order=atc")
         unit, warmup = self.schedule.unit, self.schedule.warmup
         length = self.training.steps if unit == "steps" else self.training.epochs
         if self.schedule.name == "cosine" and length is not None and warmup >= length:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from common.parallel.averaging import restored
 from common.parallel.collectives import mean_over_ranks_, sum_over_ranks, world_size
 from common.training.config import Config
+from common.training.numerics import autocast
 from common.training.stream import RandomState
 from common.training.task import Batch, Task, TrainData
 from common.training.worker import Worker
@@ -67,7 +68,8 @@ class Evaluator:
         for model, batches in models:
             model.eval()
             for batch in batches:
-                values = self._task.evaluate(model, batch)
+                with self._autocast():
+                    values = self._task.evaluate(model, batch)
                 sums += torch.stack([values[name].double() for name in self._task.sums])
             model.train()
         return sum_over_ranks(sums)
@@ -97,12 +99,17 @@ class Evaluator:
                 random = RandomState(RECALIBRATION_SEED + stream, self._device)
                 with random.active():
                     for _, batch in zip(range(batches), data.epoch(0), strict=False):
-                        self._task.loss(model, batch)
+                        with self._autocast():
+                            self._task.loss(model, batch)
             for norm, momentum in zip(norms, momenta, strict=True):
                 norm.momentum = momentum
             statistics = [s for norm in norms for s in (norm.running_mean, norm.running_var)]
             mean_over_ranks_(statistics, world_size())
             yield
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context of a forward pass, the same as in training."""
+        return autocast(self._config.training.precision, self._device)
 
     def _streams(self) -> list[int]:
         """Return the ranks, real or simulated, for which this process draws batches."""

@@ -1,6 +1,7 @@
 """Signals that ask a run to save and stop: SIGTERM, SIGINT and SIGUSR1 (Slurm's warning before the time limit)."""
 
 import signal
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -28,7 +29,8 @@ class Interruption:
         self._device = device
         self._every = min(every, EVERY)
         self._asked = False
-        self._sum: tuple[Tensor, dist.Work] | None = None
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._sum: tuple[Tensor, Tensor, Callable[[], object]] | None = None  # what is summed, the result, how to wait
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
@@ -49,19 +51,28 @@ class Interruption:
         if step % self._every:
             return False
         stop = self._agreed()
-        asked = torch.tensor(float(self._asked), device=self._device)
-        self._sum = asked, dist.all_reduce(asked, async_op=True)
+        asked = torch.full((), float(self._asked), device=self._device)
+        work = dist.all_reduce(asked, async_op=True)
+        self._sum = asked, *((asked, work.wait) if self._side is None else self._copied(asked, work, self._side))
         return stop
+
+    @staticmethod
+    def _copied(asked: Tensor, work: dist.Work, side: torch.cuda.Stream) -> tuple[Tensor, Callable[[], object]]:
+        """Copy the sum to the host beside the stream that trains, for all of whose work reading it would wait."""
+        with torch.cuda.stream(side):
+            work.wait()
+            answer = torch.empty((), pin_memory=True).copy_(asked, non_blocking=True)
+            return answer, side.record_event().synchronize
 
     @explained("asking whether to stop")
     def _agreed(self) -> bool:
         """Return the result of the last sum; False without one."""
         if self._sum is None:
             return False
-        asked, work = self._sum
-        work.wait()
+        _, answer, wait = self._sum
+        wait()
         self._sum = None
-        return bool(asked > 0)
+        return bool(answer > 0)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = True

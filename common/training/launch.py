@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 import uuid
 from pathlib import Path
@@ -18,17 +19,22 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, r
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from common.parallel.collectives import gather_objects
-from common.parallel.process_groups import local_device, open_process_group
+from common.parallel.devices import gpu_shortage, local_device
+from common.parallel.process_groups import open_process_group
 from common.training.checkpoint import CheckpointError, Checkpoints
 from common.training.compose import compose_config
 from common.training.config import Config, ConfigError
 from common.training.loop import train
+from common.training.numerics import configure_gpu, require_determinism
 from common.training.recorder import Recorder
 from common.training.run_folder import RunFolder, fingerprint, is_finished, read_status
 from common.training.session import Setup
 from common.training.task import load_task
 
 FINISHED, FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 75
+# Patience with ranks that prepare data or, as rank 0, write models while others wait. A rank that hangs in training is
+# found after parallel.timeout_s, by the groups in which workers exchange messages.
+ALONE_S = 1800.0
 
 
 def launch(task: str, overrides: list[str]) -> int:
@@ -113,19 +119,22 @@ def run_worker(task: str, values: dict, overrides: list[str]) -> None:
 
 
 def run_here(config: Config, overrides: list[str]) -> int:
-    """Run this process's part; return the exit code."""
+    """Run this process's part; return the exit code. A rank that fails among others ends its process instead."""
     distributed = "RANK" in os.environ and config.workers.kind == "processes"
     rank = int(os.environ["RANK"]) if distributed else 0
-    folder = None
+    folder, code = None, FAILED
     try:
+        require_determinism(config.training.deterministic)
         device = pick_device(config)
+        if device.type == "cuda":
+            configure_gpu(config.training, load_task(config.task).fixed_shapes)
         simulated = config.workers.kind == "simulated" and device.type == "cpu"
         torch.set_num_threads(config.training.threads or (1 if simulated else threads_per_process(distributed)))
         task = load_task(config.task)(config)
         # Before any process group is opened: a refused folder must not leave others waiting.
         folder = RunFolder(config, overrides) if rank == 0 else None
         if distributed:
-            open_process_group(device, config.parallel.timeout_s)
+            open_process_group(device, max(config.parallel.timeout_s, ALONE_S))
         hosts = gather_objects(socket.gethostname())
         if folder is not None:
             folder.record_hosts(hosts)
@@ -133,26 +142,47 @@ def run_here(config: Config, overrides: list[str]) -> int:
             Path(config.run_dir) / "checkpoints", fingerprint(config), config.training.checkpoints_kept
         )
         status = train(Setup(task, config, device, rank, folder, Recorder(config, task, folder), checkpoints))
+        code = FINISHED if status == "finished" else INTERRUPTED
     except (ConfigError, CheckpointError) as error:
-        return refuse(error) if rank == 0 or not distributed else BAD_CONFIGURATION
+        code = refuse(error) if rank == 0 else BAD_CONFIGURATION
     except Exception as error:
         print(f"rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         if folder is not None:
             folder.finish({"status": "failed", "error": f"{type(error).__name__}: {error}"})
-        return FAILED
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-    return FINISHED if status == "finished" else INTERRUPTED
+        if distributed and dist.is_initialized():
+            leave_process_group(code)
+    return code
+
+
+def leave_process_group(code: int) -> None:
+    """Close the process group after success; after a failure among several ranks end this process at once.
+
+    Closing waits for collectives in flight. On GPUs they never end without the peers, so that the launcher would learn
+    of a failure only when NCCL's watchdog loses patience, and of neither its exit code nor its message.
+    """
+    if code in (FINISHED, INTERRUPTED) or dist.get_world_size() == 1:
+        dist.destroy_process_group()
+        return
+    if code == BAD_CONFIGURATION and dist.get_rank() > 0:
+        time.sleep(1)  # rank 0 tells what is wrong; launchers end all others when the first one ends
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def pick_device(config: Config) -> torch.device:
-    """Return the configured device; each local rank has its own GPU. Raises ConfigError if there is no GPU."""
+    """Return the configured device; each local process has its own GPU.
+
+    With training.device=auto all take the CPU if there are too few GPUs. With cuda that raises ConfigError.
+    """
     wanted = config.training.device
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("training.device=cuda: no GPU is available, expected cpu or auto")
-    if wanted == "cpu" or not torch.cuda.is_available():
+    if wanted == "cpu":
         return torch.device("cpu")
+    if wanted == "cuda":
+        shortage = gpu_shortage() if torch.cuda.is_available() else "no GPU is available"
+        if shortage is not None:
+            raise ConfigError(f"training.device=cuda: {shortage}; expected a GPU for each of them, or cpu or auto")
     return local_device()
 
 

@@ -7,17 +7,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from common.parallel import GradScaler
 from common.parallel.regions import region
 from common.training.config import Config
 from common.training.interruption import Interruption
+from common.training.numerics import autocast
 from common.training.profiling import Trace
 from common.training.recorder import Recorder
 from common.training.session import Session, Setup
 from common.training.task import Task
 from common.training.worker import Worker, build_workers
-
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def train(setup: Setup) -> str:
@@ -31,9 +29,8 @@ def train(setup: Setup) -> str:
     steps, steps_per_epoch = lengths(task, config, device)
     evaluate_every = config.evaluation.every or steps_per_epoch
     workers = build_workers(task, config, device, setup.rank, steps, steps_per_epoch)
-    scaler = GradScaler(device.type, enabled=config.training.precision == "fp16")
-    session = Session(setup, workers, scaler)
-    session.resume(lambda: [backward(task, worker, scaler, config, device) for worker in workers])
+    session = Session(setup, workers)
+    session.resume(lambda: [backward(task, worker, config, device) for worker in workers])
     recorder.begin(workers, steps)
     with (
         step_named(recorder),
@@ -42,14 +39,14 @@ def train(setup: Setup) -> str:
     ):
         stop = False
         while recorder.clock < steps and not stop:
-            losses = [backward(task, worker, scaler, config, device) for worker in workers]
-            norms = [finish_gradients(worker, scaler, config.training.clip) for worker in workers]
-            committed = scaler.all_finite([worker.optimizer for worker in workers])  # alike on all ranks
-            if committed:
-                with region("optimizer"):
-                    for worker in workers:
-                        worker.optimizer.step()
-            scaler.update()
+            before = recorder.clock
+            losses = [backward(task, worker, config, device) for worker in workers]
+            norms = [finish_gradients(worker, config.training.clip) for worker in workers]
+            with region("optimizer"):
+                for worker in workers:
+                    worker.scaler.step(worker.optimizer)
+                    worker.scaler.update()
+            committed = recorder.clock > before  # alike on all ranks; false if a scaler skipped the step
             recorder.step(committed, losses, norms)
             for worker in workers:
                 worker.optimizer.zero_grad(set_to_none=True)
@@ -90,7 +87,7 @@ def lengths(task: Task, config: Config, device: torch.device) -> tuple[int, int]
     return steps, steps_per_epoch
 
 
-def backward(task: Task, worker: Worker, scaler: GradScaler, config: Config, device: torch.device) -> Tensor:
+def backward(task: Task, worker: Worker, config: Config, device: torch.device) -> Tensor:
     """Compute the (scaled) gradients of one update; return the mean loss over its micro-batches, detached."""
     passes = list(enumerate(worker.streams)) * config.training.gradient_accumulation
     if not worker.model.training:  # walking over all modules costs 0.1 ms
@@ -104,20 +101,15 @@ def backward(task: Task, worker: Worker, scaler: GradScaler, config: Config, dev
             with region("forward"), autocast(config.training.precision, device):
                 loss = task.loss(worker.model, batch)
             with region("backward"):
-                scaler.scale(loss / len(passes) if len(passes) > 1 else loss).backward()
+                worker.scaler.scale(loss / len(passes) if len(passes) > 1 else loss).backward()
         losses.append(loss.detach())
     return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
 
-def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Return the context of a forward pass; none for fp32, as entering even a disabled autocast costs time."""
-    return torch.autocast(device.type, AUTOCAST[precision]) if precision in AUTOCAST else contextlib.nullcontext()
-
-
-def finish_gradients(worker: Worker, scaler: GradScaler, clip: float | None) -> Tensor | None:
+def finish_gradients(worker: Worker, clip: float | None) -> Tensor | None:
     """Average gradients if the method does that, unscale and clip them; return their exact global norm if clipped."""
     worker.model.synchronize_gradients()
     if clip is None:
         return None
-    scaler.unscale_(worker.optimizer)
+    worker.scaler.unscale_(worker.optimizer)
     return clip_grad_norm_(worker.model.parameters(), clip)

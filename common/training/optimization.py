@@ -10,13 +10,17 @@ from common.training.config import OptimizerConfig, ScheduleConfig
 
 
 def build_optimizer(config: OptimizerConfig, lr: float, module: nn.Module) -> Optimizer:
-    """Build the configured optimizer of the module's trainable parameters; norms do not decay."""
-    groups = optim.decay_groups(module, config.weight_decay, decay_biases=config.decay_biases)
+    """Build the configured optimizer of the module's trainable parameters."""
+    groups = optim.decay_groups(module, config.weight_decay, no_decay=config.no_decay)
     match config.name:
         case "sgd":
             return torch.optim.SGD(groups, lr, momentum=config.momentum, nesterov=config.nesterov)
         case "dmsgd":
             return optim.DmSGD(groups, lr, momentum=config.momentum, momentum_mixing=config.momentum_mixing)
+        case "qg_dmsgd":
+            return optim.QGDmSGD(
+                groups, lr, momentum=config.momentum, tracking=config.tracking, nesterov=config.nesterov
+            )
         case "adam" | "adamw":
             kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
             return kind(groups, lr, betas=config.betas, eps=config.eps, fused=config.fused or None)
@@ -40,7 +44,10 @@ def build_schedule(config: ScheduleConfig, optimizer: Optimizer, total_steps: in
         case "constant":
             return optim.constant_with_warmup(optimizer, **warmup)
         case "cosine":
-            return optim.cosine_with_warmup(optimizer, total_steps, final_fraction=config.final_fraction, **warmup)
+            hold = steps_per_epoch if config.change == "epoch" else 1
+            return optim.cosine_with_warmup(
+                optimizer, total_steps, final_fraction=config.final_fraction, hold=hold, **warmup
+            )
         case "inverse_square_root":
             return optim.inverse_square_root(optimizer, **warmup)
         case "multistep":

@@ -2,7 +2,6 @@
 
 import math
 import statistics
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from common.training.config import Config
 from common.training.console import Console
 from common.training.run_folder import RunFolder
 from common.training.sinks import Sinks
+from common.training.step_clock import StepClock
 from common.training.task import Task
 from common.training.worker import Worker
 
@@ -37,7 +37,7 @@ class Recorder:
         self._best: dict[str, Any] | None = None
         self._skipped = 0
         self._losses: list[list[Tensor]] = []  # since the last train row, for each step a loss of each local worker
-        self._norms: list[Tensor] = []
+        self._norms: list[Tensor] = []  # of committed steps
         self._times: list[float] = []
         self._recent = deque[float](maxlen=REMEMBERED_STEPS)
         self._sinks = Sinks(config, folder.run_id) if folder is not None else None
@@ -47,8 +47,11 @@ class Recorder:
         self._workers, self._steps = workers, steps
         shown = self._folder is not None and self._config.logging.progress
         self._console = Console(shown, self.clock, steps)
+        self._device = next(workers[0].model.parameters()).device
+        self._losses = [[loss.to(self._device) for loss in step] for step in self._losses]  # those of a checkpoint
+        self._norms = [norm.to(self._device) for norm in self._norms]
         self._window_exposed = self._exposed_s()
-        self._since = time.perf_counter()
+        self._step_clock = StepClock(self._device)
 
     @property
     def clock(self) -> int:
@@ -62,19 +65,20 @@ class Recorder:
         finite and `training.on_nan=stop`.
         """
         self._losses.append(list(losses))
-        self._norms += [norm.double() for norm in norms if norm is not None]
-        now = time.perf_counter()
-        self._times.append(now - self._since)
-        self._recent.append(now - self._since)
-        self._since = now
+        self._step_clock.end_step()
         if not committed:
             self._skipped += 1
             return
+        self._norms += [norm.double() for norm in norms if norm is not None]
         if self.clock % self._config.logging.every == 0 or self.clock == self._steps:
             self._write_train_row()
             self._losses, self._norms, self._times = [], [], []
             self._window_exposed = self._exposed_s()
-            self._since = time.perf_counter()
+            self.begin_step()
+
+    def begin_step(self) -> None:
+        """Begin the next step now: its time excludes what came since the last one, an evaluation or a checkpoint."""
+        self._step_clock.restart()
 
     def validation(self, metrics: dict[str, float]) -> bool:
         """Record an evaluation of the mean model; return whether it is the best so far."""
@@ -85,7 +89,6 @@ class Recorder:
         if best:
             self._best = row
         self._write(row)
-        self._since = time.perf_counter()  # a step's time excludes the evaluation
         return best
 
     def finish(self, status: str) -> None:
@@ -113,6 +116,7 @@ class Recorder:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to write the same rows: totals, and the steps since the last row."""
+        self._read_times()
         return {
             "last": self._last,
             "best": self._best,
@@ -132,22 +136,31 @@ class Recorder:
     def _write_train_row(self) -> None:
         # [steps since the last row, local workers]
         losses = torch.stack([torch.stack(step) for step in self._losses]).double()
-        none = torch.full((), math.nan, dtype=torch.float64, device=losses.device)
-        norm = torch.stack(self._norms).mean() if self._norms else none
-        # Means over these steps and this process's workers, then over processes.
-        loss, norm_value = (sum_over_ranks(torch.stack([losses.mean(), norm])) / world_size()).tolist()
+        norm = torch.stack(self._norms).mean() if self._norms else self._scalar(math.nan)
+        # One sum over processes and one wait for the device; then means over these steps, workers and processes.
+        sums = sum_over_ranks(torch.stack([losses.mean(), norm, self._scalar(self._local_bytes())])).tolist()
+        loss, mean_norm = (value / world_size() for value in sums[:2])
+        self._read_times()
         if not math.isfinite(loss):
             self._diverged(losses)
         row = self._row("train") | {"loss": loss, "lr": self._workers[0].optimizer.param_groups[0]["lr"]}
         if self._norms:
-            row["grad_norm"] = norm_value
-        row["bytes_sent"] = self._bytes_sent()
+            row["grad_norm"] = mean_norm
+        if self._workers[0].scaler.is_enabled():  # an overflow halves it
+            row["loss_scale"] = min(worker.scaler.get_scale() for worker in self._workers)
+        row["bytes_sent"] = round(sums[2])
         step_s = sum(self._times) / len(self._times)
         row["time_step_ms"] = 1000 * step_s
         speed = self._task.throughput(self._config.training.batch_size / step_s)
         row |= {f"time_{name}": value for name, value in speed.items()}
         row["time_exposed_comm_ms"] = 1000 * (self._exposed_s() - self._window_exposed) / len(self._times)
         self._write(row)
+
+    def _read_times(self) -> None:
+        """Take over the times of the steps since the last reading, for which the device has to be done with them."""
+        times = self._step_clock.times()
+        self._times += times
+        self._recent.extend(times)
 
     def _diverged(self, losses: Tensor) -> None:
         """Name the step and the worker of the first loss that is not finite. Collective."""
@@ -175,10 +188,15 @@ class Recorder:
             self._sinks.log(row)
 
     def _bytes_sent(self) -> int:
+        return round(sum_over_ranks(self._scalar(self._local_bytes())).item())
+
+    def _local_bytes(self) -> float:
         # A simulated worker stands for all its ranks, each of which would send.
-        local = sum(len(worker.streams) * worker.model.counters.bytes_sent for worker in self._workers)
-        device = next(self._workers[0].model.parameters()).device
-        return round(sum_over_ranks(torch.tensor(local, dtype=torch.float64, device=device)).item())
+        return sum(len(worker.streams) * worker.model.counters.bytes_sent for worker in self._workers)
+
+    def _scalar(self, value: float) -> Tensor:
+        """Return a float64 on the device, written there: copying it would wait for the device."""
+        return torch.full((), value, dtype=torch.float64, device=self._device)
 
     def _exposed_s(self) -> float:
         """Return the mean over this process's workers."""

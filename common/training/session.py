@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.parallel import GradScaler
+from common.parallel.collectives import gather_objects
 from common.training.checkpoint import Checkpoints
 from common.training.config import Config
 from common.training.evaluation import Evaluator
@@ -34,13 +34,14 @@ class Setup:
 class Session:
     """The loop's evaluations and checkpoints. All methods are collective."""
 
-    def __init__(self, setup: Setup, workers: Sequence[Worker], scaler: GradScaler) -> None:
-        self._setup, self._workers, self._scaler = setup, workers, scaler
+    def __init__(self, setup: Setup, workers: Sequence[Worker]) -> None:
+        self._setup, self._workers = setup, workers
         self._evaluator = Evaluator(setup.task, workers, setup.config, setup.device, setup.rank)
 
     def evaluate(self) -> None:
         """Evaluate the mean model, record it, and keep it as best.pt if it is the best so far."""
         setup = self._setup
+        setup.task.before_evaluation(setup.recorder.clock)
 
         def record(metrics: dict[str, float], mean_model: torch.nn.Module) -> None:
             best, kept = setup.recorder.validation(metrics), setup.config.evaluation.models_kept
@@ -48,11 +49,14 @@ class Session:
                 setup.checkpoints.save_model("best.pt", bare_state(mean_model))
             if setup.rank == 0 and kept:
                 setup.checkpoints.keep_model(setup.recorder.clock, bare_state(mean_model), kept)
+            if best or kept:
+                gather_objects(None)  # messages of the next step would not wait as long for rank 0
 
         self._evaluator.evaluate(record)
+        setup.recorder.begin_step()
 
     def save(self) -> None:
-        """Save a checkpoint, from which a run continues bit for bit, and the mean model as last.pt."""
+        """Save a checkpoint with all that a run continues from, and the mean model as last.pt."""
         setup, model = self._setup, self._workers[0].model
         with model.averaged() as mean_model:
             if setup.rank == 0:
@@ -60,19 +64,20 @@ class Session:
         # The checkpoint comes last: a run killed before it repeats all of this, after it nothing is missing.
         metrics_bytes = setup.folder.metrics_bytes() if setup.folder is not None else 0
         setup.checkpoints.save(model.clock, self._state(), metrics_bytes)
+        setup.recorder.begin_step()
 
     def resume(self, rehearse: Callable[[], list[Tensor]]) -> None:
         """Continue from the newest usable checkpoint, or begin anew if there is none.
 
         rehearse: runs one forward and backward pass. DDP fixes the order in which it adds gradients in its first
-        backward, which an uninterrupted run has behind it. So a resumed run first rehearses a step, then loads again.
+        backward, which an uninterrupted run has behind it. So a resumed run rehearses a step, whose traces the loaded
+        state then covers.
         """
         setup = self._setup
         found = setup.checkpoints.load(setup.device, self._tell)
         if found is not None:
             manifest, state = found
             if self._workers[0].model.settles_in_first_backward:
-                self._load(state)
                 rehearse()
                 for worker in self._workers:
                     worker.optimizer.zero_grad(set_to_none=True)
@@ -84,14 +89,12 @@ class Session:
     def _state(self) -> dict[str, Any]:
         return {
             "workers": [worker.state_dict() for worker in self._workers],
-            "scaler": self._scaler.state_dict(),
             "recorder": self._setup.recorder.state_dict(),
         }
 
     def _load(self, state: dict[str, Any]) -> None:
         for worker, saved in zip(self._workers, state["workers"], strict=True):
             worker.load_state_dict(saved)
-        self._scaler.load_state_dict(state["scaler"])
         self._setup.recorder.load_state_dict(state["recorder"])
 
     def _tell(self, sentence: str) -> None:
@@ -102,4 +105,4 @@ class Session:
 def bare_state(module: torch.nn.Module) -> dict[str, Tensor]:
     """Return a copy of the bare module's state dict, whose tensors are views of larger ones."""
     module = getattr(module, "_orig_mod", module)
-    return {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in module.state_dict().items()}

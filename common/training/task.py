@@ -34,6 +34,7 @@ class Task(ABC):
     sums: ClassVar[tuple[str, ...]]  # names of the sums of `evaluate`
     primary_metric: ClassVar[str]  # key of the validation rows that decides which is best
     higher_is_better: ClassVar[bool]
+    fixed_shapes: ClassVar[bool] = False  # whether all training batches have one shape
     late_imports: ClassVar[tuple[str, ...]] = ()  # modules it imports on use; done once before workers are forked
 
     @abstractmethod
@@ -46,6 +47,10 @@ class Task(ABC):
     @abstractmethod
     def train_data(self, worker: int, workers: int, batch_size: int, device: torch.device) -> TrainData:
         """Return worker `worker`'s share, in local batches of `batch_size` samples on `device`."""
+
+    def before_evaluation(self, step: int) -> None:
+        """Learn that an evaluation after this step begins, for tasks whose evaluation data depend on it."""
+        return
 
     @abstractmethod
     def evaluation_data(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterable[Batch]:

@@ -9,7 +9,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel
+from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel, GradScaler
 from common.simulate import simulate
 from common.training.config import Config, ConfigError
 from common.training.optimization import build_optimizer, build_schedule
@@ -22,6 +22,7 @@ from common.training.task import Task
 class Worker:
     """Everything that belongs to one worker.
 
+    scaler:  scales the loss in fp16, else does nothing
     streams: batches and random numbers of its ranks. A process has one; a simulated worker draws for all its
              `ranks_per_worker` ranks and averages their gradients.
     buffers: those ranks' own BatchNorm statistics; None for one rank
@@ -31,6 +32,7 @@ class Worker:
     model: DataParallel
     optimizer: Optimizer
     schedule: LRScheduler
+    scaler: torch.amp.GradScaler
     streams: list[Stream]
     buffers: RankBuffers | None = None
 
@@ -52,6 +54,7 @@ class Worker:
             "communication": self.model.communication_state(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
+            "scaler": self.scaler.state_dict(),
             "streams": [stream.state_dict() for stream in self.streams],
             "buffers": self.buffers.state_dict() if self.buffers is not None else None,
             "counters": asdict(self.model.counters),
@@ -64,6 +67,7 @@ class Worker:
         self.model.load_communication_state(state["communication"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
+        self.scaler.load_state_dict(state["scaler"])
         for stream, saved in zip(self.streams, state["streams"], strict=True):
             stream.load_state_dict(saved)
         if self.buffers is not None:
@@ -92,8 +96,16 @@ def build_workers(
         data = [task.train_data(r, config.ranks, local_batch, device) for r in ranks]
         streams = [Stream(d, config.seed, r, device) for d, r in zip(data, ranks, strict=True)]
         schedule = build_schedule(config.schedule, optimizer, total_steps, steps_per_epoch)
-        workers.append(Worker(model.worker, model, optimizer, schedule, streams, buffers))
+        scaler = build_scaler(config, device)
+        workers.append(Worker(model.worker, model, optimizer, schedule, scaler, streams, buffers))
     return workers
+
+
+def build_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
+    """Return the loss scaler of a worker: torch's, but where it would skip a step that its peers take."""
+    alone = config.n == 1 or config.parallel.method == "allreduce"  # or alike on all ranks: gradients are averaged
+    scaler = torch.amp.GradScaler if alone else GradScaler
+    return scaler(device.type, enabled=config.training.precision == "fp16")
 
 
 def load_model(module: torch.nn.Module, file: str) -> None:

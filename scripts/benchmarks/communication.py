@@ -37,6 +37,7 @@ GOSSIP = (
     "static_exponential",
     "hypercube",
     "torus",
+    "grid",
 )
 KNOWN = ("allreduce", *GOSSIP, STAGGERED, *(f"{name}{BETWEEN}" for name in ("one_peer_exponential", "one_peer_ring")))
 WARM_UP = 2  # iterations that open connections

@@ -59,6 +59,7 @@ METHODS = {
     "allreduce": Method("AllReduce", "complete"),
     "sgp_exp": Method("SGP (Exp)", "one_peer_exponential", options={"push_sum": True}),
     "decent_exp": Method("Decent (Exp)", "one_peer_exponential"),
+    "decent_exp_hypercube": Method("Decent (Exp, hypercube)", "hypercube"),  # the authors' library's "one-peer-exp"
     "decent_aer": Method("Decent (AER)", "aer"),
     "decent_exp_between_hosts": Method("Decent (Exp between hosts)", "one_peer_exponential", between=True),
     "decent_aer_staggered": Method("Decent (AER, staggered)", "aer", options={"phases": "staggered"}),
@@ -98,7 +99,9 @@ class BenchArguments(LayoutArguments):
     """Command line of scripts.benchmarks.scaling."""
 
     layouts: Text = Field("2x2,4x2,8x2", pattern=r"^\d+x\d+(,\d+x\d+)*$", description="HOSTSxRANKS_PER_HOST,...")
-    methods: Text = Field("allreduce,sgp_exp,decent_exp,decent_aer", description=f"names among {', '.join(METHODS)}")
+    methods: Text = Field(
+        "allreduce,sgp_exp,decent_exp,decent_exp_hypercube,decent_aer", description=f"names among {', '.join(METHODS)}"
+    )
     compute_ms: NonNegativeFloat = Field(
         2400, description="forward and backward of the whole global batch on one worker; 0: real ones"
     )

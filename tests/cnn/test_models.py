@@ -141,8 +141,28 @@ def test_the_shortcut_without_parameters_takes_every_second_pixel_and_adds_zeros
     images = torch.randn(2, 3, 6, 6)
     out = PaddedShortcut(3, 5, 2)(images)
     assert out.shape == (2, 5, 3, 3)
-    assert torch.equal(out[:, :3], images[:, :, [0, 2, 4]][..., [0, 2, 4]])
-    assert not out[:, 3:].any()
+    assert torch.equal(out[:, 1:4], images[:, :, [0, 2, 4]][..., [0, 2, 4]])
+    assert not out[:, [0, 4]].any()
+
+
+def test_resnets_for_cifar_begin_with_weights_scaled_by_their_inputs() -> None:
+    torch.manual_seed(0)
+    model = build_model(ResNetCifar(name="resnet_cifar", depth=8), 3, 10)
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.Linear)):
+            inputs = module.weight[0].numel()
+            deviation = (2 / inputs) ** 0.5
+            assert module.weight.std().item() == pytest.approx(deviation, rel=4 / module.weight.numel() ** 0.5)
+
+
+def test_group_norm_replaces_every_batch_norm() -> None:
+    batch, group = (build_model(ResNetDigits(name="resnet_digits", width=4, norm=n), 1, 10) for n in ("batch", "group"))
+    norms = [module for module in group.modules() if isinstance(module, nn.GroupNorm)]
+    assert len(norms) == sum(isinstance(module, nn.BatchNorm2d) for module in batch.modules())
+    assert {norm.num_groups for norm in norms} == {2}
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in group.modules())
+    assert not list(group.buffers())
+    assert count(list(group.parameters())) == count(list(batch.parameters()))
 
 
 @pytest.mark.parametrize(("depth", "expected"), [(57, r"6n \+ 2, such as 20"), (2, "greater than or equal to 8")])

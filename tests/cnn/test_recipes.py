@@ -1,9 +1,10 @@
 """Recipes and tables: everything composes without data, and the values are those that the papers publish."""
 
 from functools import cache
-from math import ceil, prod
+from math import ceil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cnn.config import CnnConfig
@@ -12,10 +13,19 @@ from common.training.compose import CONFIGS, compose_config
 
 TABLES = {
     name: load_table(name)
-    for name in ("quickstart", "table3", "table3_proxy", "exponential", "exponential_proxy", "exponential_cifar10")
+    for name in (
+        "quickstart",
+        "table3",
+        "table3_proxy",
+        "exponential",
+        "exponential_proxy",
+        "exponential_methods",
+        "exponential_cifar10",
+        "heterogeneous",
+    )
 }
 ROWS = [(table, row) for table in TABLES.values() for row in table.rows]
-TOPOLOGIES = ["ring", "torus", "random_matching", "static_exponential", "one_peer_exponential"]
+TOPOLOGIES = ["ring", "grid", "random_matching", "static_exponential", "one_peer_exponential"]
 
 
 def composed(table: Table, row: Row) -> CnnConfig:
@@ -30,8 +40,22 @@ def compose(*overrides: str) -> CnnConfig:
 @pytest.mark.parametrize(("table", "row"), ROWS, ids=lambda value: value.name)
 def test_every_row_composes_to_what_its_labels_say(table: Table, row: Row) -> None:
     config = composed(table, row)
-    method = {"AllReduce": "adam", "Parallel SGD": "sgd", "DAdam": "adam", "AccumAdam": "accumadam", "DmSGD": "dmsgd"}
+    method = {
+        "AllReduce": "adam",
+        "Parallel SGD": "sgd",
+        "DAdam": "adam",
+        "AccumAdam": "accumadam",
+        "DSGD": "sgd",
+        "vanilla DmSGD": "dmsgd",
+        "DmSGD": "dmsgd",
+        "QG-DmSGD": "qg_dmsgd",
+    }
     assert config.optimizer.name == method[row.method]
+    if "DmSGD" in row.method:
+        assert getattr(config.optimizer, "momentum_mixing", False) == (row.method == "DmSGD")
+    if "SGD" in row.method:
+        assert config.optimizer.momentum == (0 if row.method == "DSGD" else 0.9)
+        assert getattr(config.parallel, "order", "atc") == "atc"
     assert config.parallel.method == ("allreduce" if row.method in ("AllReduce", "Parallel SGD") else "decentralized")
     assert config.topology.name == row.topology
     assert config.n == (row.workers or config.n)
@@ -50,7 +74,7 @@ def test_every_experiment_of_table3_has_what_the_paper_says_of_all(experiment: s
     assert (config.schedule.name, config.schedule.unit, config.schedule.warmup) == ("cosine", "epochs", 5)
     assert config.schedule.warmup_start == 0.01
     assert config.schedule.final_fraction * config.lr == pytest.approx(1e-5) or experiment == "base"
-    assert (config.optimizer.weight_decay, config.optimizer.decay_biases) == (1 / 32768, True)
+    assert (config.optimizer.weight_decay, config.optimizer.no_decay) == (1 / 32768, "named_bn_or_bias")
     assert (config.label_smoothing, config.seed, config.training.precision) == (0.1, 810975, "fp16")
     assert config.evaluation.local_models
     assert not config.evaluation.keep_average
@@ -95,7 +119,10 @@ def test_exponential(topology: str, servers: int) -> None:
     schedule = config.schedule
     assert (schedule.name, schedule.unit, schedule.warmup) == ("multistep", "epochs", 5)
     assert (schedule.milestones, schedule.gamma) == ([30, 60, 80], 0.1)
-    assert (config.optimizer.momentum, config.optimizer.weight_decay) == (0.9, 1e-4)
+    assert schedule.warmup_start == 1 / (8 * servers)  # the rate of one GPU
+    optimizer = config.optimizer
+    assert (optimizer.momentum, optimizer.weight_decay) == (0.9, 5e-5)
+    assert optimizer.no_decay == "nothing"
     assert config.training.batch_size == 32 * 8 * servers
     assert config.lr == pytest.approx(0.1 * servers)  # 0.1 for 256 images
     if topology == "parallel_sgd":
@@ -110,6 +137,21 @@ def test_exponential(topology: str, servers: int) -> None:
         )
 
 
+def test_methods_and_networks_differ_in_nothing_else() -> None:
+    table = TABLES["exponential_methods"]
+    assert {row.workers for row in table.rows} == {8}
+    assert len({(row.method, row.topology) for row in table.rows}) == 1 + 3 * 2
+    row, *others = table.rows
+    cells = [table.cell(row, 1, Path("runs"), network) for network in table.variants]
+    configs = [compose(*cell.overrides) for cell in cells] + [composed(table, other) for other in others]
+    networks = {config.model.architecture for config in configs}
+    assert networks == {"resnet50", "mobilenet_v2", "efficientnet_b0"}
+    free = {"name", "run_dir", "parallel", "topology", "optimizer", "model"}
+    assert all(config.model_dump(exclude=free) == configs[0].model_dump(exclude=free) for config in configs)
+    shared = ("lr", "lr_batch", "momentum", "weight_decay", "no_decay")
+    assert len({tuple(getattr(config.optimizer, key) for key in shared) for config in configs}) == 1
+
+
 @pytest.mark.parametrize("topology", ["static_exponential", "one_peer_exponential"])
 def test_cifar10(topology: str) -> None:
     (row,) = (row for row in TABLES["exponential_cifar10"].rows if row.topology == topology)
@@ -120,9 +162,10 @@ def test_cifar10(topology: str) -> None:
     assert (config.data.shift, config.data.flip) == (4, True)
     assert (config.training.epochs, config.training.steps, config.training.batch_size) == (200, None, 4 * 128)
     assert config.lr == pytest.approx(0.01 * 4)
-    assert (config.schedule.name, config.schedule.warmup, config.schedule.final_fraction) == ("cosine", 0, 0)
+    schedule = config.schedule
+    assert (schedule.name, schedule.warmup, schedule.final_fraction, schedule.change) == ("cosine", 0, 0, "epoch")
     optimizer = config.optimizer
-    assert (optimizer.momentum, optimizer.weight_decay, optimizer.decay_biases) == (0.9, 5e-4, False)
+    assert (optimizer.momentum, optimizer.weight_decay, optimizer.no_decay) == (0.9, 5e-4, "norms_and_biases")
     assert (optimizer.momentum_mixing, config.parallel.order) == (False, "atc")  # as the authors' script
     assert config.label_smoothing == 0
     assert config.evaluation.local_models
@@ -154,17 +197,17 @@ def test_rows_of_table3_and_of_its_proxy(name: str) -> None:
 def test_rows_of_the_exponential_graphs_table_and_of_its_proxy(name: str) -> None:
     rows = [(row.method, row.topology, row.workers) for row in TABLES[name].rows]
     labels = [("Parallel SGD", "complete"), *(("DmSGD", topology) for topology in TOPOLOGIES)]
+    labels += [("DmSGD", "torus")] * (name == "exponential_proxy")
     assert rows == [(*label, workers) for label in labels for workers in (4, 8, 16, 32)]
     assert len(TABLES[name].seeds) == 3
 
 
 @pytest.mark.parametrize("workers", [4, 8, 16, 32])
-def test_the_torus_is_as_square_as_can_be(workers: int) -> None:
-    config = compose_config("cnn", ["experiment=exponential/imagenet", "topology=torus", f"workers.count={workers}"])
-    shape = {4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8)}[workers]
-    assert prod(shape) == workers
-    neighbours = sum(min(2, size - 1) for size in shape)
-    assert (config.build_topology().matrix(0) > 0).sum(1).tolist() == [1 + neighbours] * workers
+def test_the_grid_is_as_square_as_can_be(workers: int) -> None:
+    config = compose_config("cnn", ["experiment=exponential/imagenet", "topology=grid", f"workers.count={workers}"])
+    rows, cols = {4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8)}[workers]
+    W = config.build_topology().matrix(0)
+    assert np.count_nonzero(np.triu(W, 1)) == rows * (cols - 1) + cols * (rows - 1)
 
 
 # -- proxies: the structure of the recipes
@@ -194,7 +237,8 @@ def test_the_proxy_of_table3_has_the_recipes_structure() -> None:
 
 
 def test_the_proxy_of_the_exponential_graphs_has_the_recipes_structure() -> None:
-    for row, proxy_row in zip(TABLES["exponential"].rows, TABLES["exponential_proxy"].rows, strict=True):
+    rows = [row for row in TABLES["exponential_proxy"].rows if row.topology != "torus"]
+    for row, proxy_row in zip(TABLES["exponential"].rows, rows, strict=True):
         recipe, proxy = composed(TABLES["exponential"], row), composed(TABLES["exponential_proxy"], proxy_row)
         assert (proxy.data.name, proxy.model.name, proxy.workers.kind) == ("digits", "resnet_digits", "simulated")
         assert (proxy.parallel.method, proxy.topology, proxy.n) == (recipe.parallel.method, recipe.topology, recipe.n)

@@ -1,11 +1,14 @@
 """The cnn task: model, metrics, and that evaluation shards hold every image once."""
 
+from typing import get_args
+
 import pytest
 import torch
 
-from cnn.model import SmallResNet
+from cnn.model import SmallResNet, build_model
 from cnn.task import TASK
 from common.optim import decay_groups
+from common.optim.groups import NoDecay
 from common.training.compose import compose_config
 from common.training.optimization import build_optimizer
 
@@ -30,9 +33,9 @@ def test_norms_and_biases_do_not_decay() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "accumadam", "dmsgd"])
-@pytest.mark.parametrize("decay_biases", [False, True])
-def test_the_optimizer_decays_the_classifiers_bias_if_asked(optimizer: str, decay_biases: bool) -> None:
-    overrides = [f"optimizer={optimizer}", f"optimizer.decay_biases={str(decay_biases).lower()}", "parallel.order=atc"]
+@pytest.mark.parametrize("no_decay", get_args(NoDecay))
+def test_what_the_optimizer_decays(optimizer: str, no_decay: str) -> None:
+    overrides = [f"optimizer={optimizer}", f"optimizer.no_decay={no_decay}", "parallel.order=atc"]
     config = compose_config("cnn", [*overrides, "optimizer.weight_decay=0.1"])
     model = SmallResNet(in_channels=1, classes=10, width=4)
     decay = {
@@ -41,8 +44,19 @@ def test_the_optimizer_decays_the_classifiers_bias_if_asked(optimizer: str, deca
         for p in group["params"]
     }
     assert decay[id(model.fc.weight)] == 0.1
-    assert decay[id(model.fc.bias)] == (0.1 if decay_biases else 0.0)
-    assert decay[id(model.bn.weight)] == decay[id(model.bn.bias)] == 0.0
+    assert decay[id(model.fc.bias)] == (0.1 if no_decay in ("norms", "nothing") else 0.0)
+    assert decay[id(model.bn.weight)] == decay[id(model.bn.bias)] == (0.1 if no_decay == "nothing" else 0.0)
+
+
+def test_table3_exempts_by_name_as_the_published_code_does() -> None:
+    config = compose_config("cnn", ["experiment=table3/allreduce"])
+    with torch.device("meta"):
+        model = build_model(config.model, 3, 1000)
+    groups = build_optimizer(config.optimizer, config.lr, model).param_groups
+    decay = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    assert decay[id(model.layer1[0].downsample[1].weight)] == decay[id(model.fc.weight)] == 1 / 32768
+    for exempt in (model.fc.bias, model.bn1.weight, model.bn1.bias, model.layer1[0].downsample[1].bias):
+        assert decay[id(exempt)] == 0
 
 
 @pytest.mark.parametrize("shards", [1, 3, 7, 400])

@@ -1,6 +1,6 @@
 """Comparison of real processes with the simulator."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -22,13 +22,20 @@ def assert_same(
 
 
 def assert_equal_to_simulator(
-    n: int, scenarios: Sequence[Scenario], rtol: float = RTOL, atol: float = ATOL, backend: str | None = "gloo"
+    n: int,
+    scenarios: Sequence[Scenario],
+    rtol: float = RTOL,
+    atol: float = ATOL,
+    backend: str | None = "gloo",
+    run: Callable[..., list[dict]] = in_process,
 ) -> list[list[dict]]:
     """Check every rank's parameters, buffers, mean model, consensus distance and byte counts against the simulator's.
 
+    run: what every process calls
+
     Return the results of the processes, by rank and scenario.
     """
-    real = run_processes(in_process, n, scenarios, backend=backend)
+    real = run_processes(run, n, scenarios, backend=backend)
     for index, scenario in enumerate(scenarios):
         for rank, expected in enumerate(in_simulation(n, scenario)):
             got = real[rank][index]
@@ -37,6 +44,7 @@ def assert_equal_to_simulator(
                     assert_same(got[kind], expected[kind], kind, rtol, atol)
                 assert got["distance"] == pytest.approx(expected["distance"], rel=1e-3, abs=1e-5)
                 assert got["counters"].rounds == scenario.steps
+                assert got["scales"] == expected["scales"]
                 if not scenario.options:  # a forced transport has other costs
                     assert got["counters"].bytes_sent == pytest.approx(expected["counters"].bytes_sent)
     return real

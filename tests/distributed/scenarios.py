@@ -1,7 +1,7 @@
 """Small trainings that run alike in real processes and in the simulator, for tests that compare the two."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from common.optim import AccumAdam, AccumAdamW, DmSGD
-from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel
+from common.optim import AccumAdam, AccumAdamW, DmSGD, QGDmSGD
+from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel, GradScaler
 from common.simulate import simulate
 from common.topology import Topology
 from tests.distributed.models import mlp
@@ -27,6 +27,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "fused_accumadamw": lambda p: AccumAdamW(p, lr=0.003, weight_decay=0.1, accumulation_steps=4, fused=True),
     "dmsgd": lambda p: DmSGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
     "dmsgd_local": lambda p: DmSGD(p, lr=0.05, momentum=0.9, weight_decay=0.01, momentum_mixing=False),
+    "qg_dmsgd": lambda p: QGDmSGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
     "fused_sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, fused=True),
     "fused_adam": lambda p: torch.optim.Adam(p, lr=0.003, fused=True),
     "still": lambda p: torch.optim.SGD(p, lr=0.0),
@@ -40,6 +41,8 @@ class Scenario:
 
     optimizer:  a key of OPTIMIZERS; "a+b" attaches two, each to one half of the parameters
     accumulate: backward passes for each update
+    scaler:     class of each worker's loss scaler; its scale doubles after 3 steps without an overflow
+    overflows:  {(rank, step): what the last parameter's gradient holds then}
     options:    further arguments of the wrapper; the simulator knows none of them
     """
 
@@ -50,6 +53,8 @@ class Scenario:
     steps: int = 20
     accumulate: int = 1
     clip: float | None = None
+    scaler: type[torch.amp.GradScaler] | None = None
+    overflows: Mapping[tuple[int, int], float] = field(default_factory=dict)
     method: str = "decentralized"
     topology: str | Topology = "complete"
     workers_per_host: int = 1
@@ -83,13 +88,20 @@ class Scenario:
 class Training:
     """A scenario in progress on the workers that live in this process: one real, or all simulated ones.
 
-    ranks[i]: the ranks whose batches worker i sees, several where `ranks_per_worker` of them share a replica.
+    ranks[i]:     the ranks whose batches worker i sees, several where `ranks_per_worker` of them share a replica
+    scales[t][i]: worker i's scale of the loss after step t
     """
 
     def __init__(self, scenario: Scenario, models: Sequence[DataParallel], ranks: Sequence[Sequence[int]]) -> None:
         self.scenario, self.models, self.ranks = scenario, models, ranks
         self.optimizers = [[m.attach(o) for o in scenario.optimizers(m)] for m in models]
         self.schedules = {o: scenario.schedule(o) for os in self.optimizers for o in os if scenario.schedule}
+        options = {"init_scale": 2.0**10, "growth_interval": 3} if scenario.scaler else {"enabled": False}
+        self.scalers = [(scenario.scaler or GradScaler)("cpu", **options) for _ in models]
+        self.scales: list[list[float]] = []
+        self._running = (0, 0)  # rank and step
+        for model in models if scenario.overflows else ():
+            next(reversed(list(model.parameters()))).register_hook(self._overflow)
 
     @property
     def model(self) -> DataParallel:
@@ -99,26 +111,37 @@ class Training:
     def optimizer(self) -> Optimizer:
         return self.optimizers[0][0]
 
-    def backward(self, step: int, scale: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss) -> None:
+    def backward(self, step: int) -> None:
         scenario = self.scenario
-        for model, ranks in zip(self.models, self.ranks, strict=True):
+        for model, ranks, scaler in zip(self.models, self.ranks, self.scalers, strict=True):
             for micro in range(scenario.accumulate):
                 last = micro == scenario.accumulate - 1
                 with contextlib.nullcontext() if last else model.no_sync():
                     for rank in ranks:
+                        self._running = rank, step
                         loss = scenario.loss(model, rank, step, micro) / (scenario.accumulate * len(ranks))
-                        scale(loss).backward()
-        for model in self.models:
+                        scaler.scale(loss).backward()
+        for model, scaler, optimizers in zip(self.models, self.scalers, self.optimizers, strict=True):
             model.synchronize_gradients()
             if scenario.clip is not None:
+                for optimizer in optimizers:
+                    scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), scenario.clip)
 
     def update(self) -> None:
-        for optimizer in (optimizer for worker in self.optimizers for optimizer in worker):
-            optimizer.step()
-            optimizer.zero_grad()
-            if optimizer in self.schedules:
-                self.schedules[optimizer].step()
+        for scaler, optimizers in zip(self.scalers, self.optimizers, strict=True):
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+                optimizer.zero_grad()
+                if optimizer in self.schedules:
+                    self.schedules[optimizer].step()
+            scaler.update()
+        self.scales.append([scaler.get_scale() for scaler in self.scalers])
+
+    def _overflow(self, gradient: torch.Tensor) -> torch.Tensor:
+        gradient = gradient.clone()
+        gradient[0] = self.scenario.overflows.get(self._running, gradient[0])
+        return gradient
 
     def run(self, steps: Iterable[int]) -> "Training":
         for step in steps:
@@ -129,12 +152,14 @@ class Training:
     def results(self) -> list[dict[str, Any]]:
         """Return what is compared, for each worker in this process."""
         results = []
-        for model in self.models:
+        for model, *scales in zip(self.models, *self.scales, strict=True):
             distance, counters = model.consensus_distance(), replace(model.counters)
             with model.averaged() as mean:
                 averaged = snapshot(mean)
             state = snapshot(model)
-            results.append({"state": state, "mean": averaged, "distance": distance, "counters": counters})
+            results.append(
+                {"state": state, "mean": averaged, "distance": distance, "counters": counters, "scales": scales}
+            )
         return results
 
 

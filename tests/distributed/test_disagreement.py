@@ -33,7 +33,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], Callable[[], nn.Module], str]] = {
     "topology": ({"topology": "complete"}, models.mlp, "topology"),
     "seed": ({"topology": build("random_matching", 4, seed=1)}, models.mlp, "topology"),
     "order": ({"order": "atc"}, models.mlp, "order: rank 0 has 'awc', rank 1 has 'atc'"),
-    "bucket": ({"bucket_mb": 1.0}, models.mlp, r"bucket_mb: rank 0 has 2.0, rank 1 has 1.0"),
+    "bucket": ({"bucket_mb": 1.0}, models.mlp, r"bucket_mb: rank 0 has 'auto', rank 1 has 1.0"),
     "transport": ({"transport": "send_recv"}, models.mlp, "transport"),
     "message dtype": ({"message_dtype": torch.bfloat16}, models.mlp, "message_dtype.*None.*bfloat16"),
     "ranks per worker": ({"ranks_per_worker": 2, "topology": "ring"}, models.mlp, "ranks_per_worker"),

@@ -52,12 +52,14 @@ def test_compiled_module_trains_alike_and_keeps_bare_names(model: Callable[[], n
         assert_same(compiled["state"], eager["state"], rtol=RTOL, atol=ATOL)
 
 
-@pytest.mark.parametrize("optimizer", ["dmsgd", "dmsgd_local"])
+@pytest.mark.parametrize("optimizer", ["dmsgd", "dmsgd_local", pytest.param("qg_dmsgd", marks=pytest.mark.slow)])
 def test_dmsgd_with_features(optimizer: str) -> None:
     base = replace(BASE, order="atc", optimizer=optimizer)
     two = replace(base, optimizer=f"{optimizer}+{optimizer}", schedule=SCHEDULE)
     unused = replace(two, model=models.Unused)
-    assert_equal_to_simulator(3, [base, two, unused, replace(base, topology="complete"), replace(CONV, order="atc")])
+    beside_another = replace(unused, optimizer=f"{optimizer}+qg_dmsgd")
+    conv = replace(CONV, optimizer=optimizer, order="atc")
+    assert_equal_to_simulator(3, [base, two, unused, beside_another, replace(base, topology="complete"), conv])
 
 
 @pytest.mark.parametrize("n", [4, pytest.param(8, marks=pytest.mark.slow)])
@@ -192,6 +194,7 @@ def dawdling(rank: int, n: int, scenarios: Sequence[Scenario]) -> list[dict]:
     return results
 
 
+@pytest.mark.slow
 def test_stragglers_change_no_bit() -> None:
     topologies = ["one_peer_exponential", "aer", "star", "random_matching"]
     scenarios = [replace(BASE, topology=topology) for topology in topologies]

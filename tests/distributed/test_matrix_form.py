@@ -104,6 +104,7 @@ SCHEDULES: dict[int, list[dict]] = {
         {"name": "base_k"},
         {"name": "ring", "idle_rounds": 2},
         {"name": "star"},
+        {"name": "grid"},
     ],
     8: [
         {"name": "one_peer_exponential"},
@@ -111,6 +112,7 @@ SCHEDULES: dict[int, list[dict]] = {
         {"name": "base_k", "idle_rounds": 1},
         {"name": "ring"},
         {"name": "torus"},
+        {"name": "grid"},
     ],
 }
 

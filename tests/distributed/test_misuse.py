@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from common.optim import DmSGD
+from common.optim import DmSGD, QGDmSGD
 from common.parallel import DecentralizedDataParallel
-from common.topology import build
+from common.topology import Round, Topology, build
 from tests.distributed import models
 from tests.distributed.processes import run_processes
 from tests.distributed.scenarios import Scenario, Training, real
@@ -123,22 +123,33 @@ def constructed(rank: int, n: int) -> None:
     model = DecentralizedDataParallel(models.mlp(), "ring")
     with pytest.raises(ValueError, match="needs order='atc', got order='awc'"):
         model.attach(DmSGD(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="QGDmSGD needs order='atc', got order='awc'"):
+        model.attach(QGDmSGD(model.parameters(), lr=0.1))
     model.attach(DmSGD(model.parameters(), lr=0.1, momentum_mixing=False))
+    narrow = DecentralizedDataParallel(models.mlp(), "ring", "atc", message_dtype=torch.int8)
+    with pytest.raises(ValueError, match="QGDmSGD: expected messages of 16 bits or more, got message_dtype=int8"):
+        narrow.attach(QGDmSGD(narrow.parameters(), lr=0.1))
+    directed = Topology("directed", 2, schedule=(Round(({0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.75})),))
+    pushing = DecentralizedDataParallel(models.mlp(), directed, "atc", push_sum=True)
+    with pytest.raises(ValueError, match="QGDmSGD is defined for doubly stochastic topologies, got directed"):
+        pushing.attach(QGDmSGD(pushing.parameters(), lr=0.1))
 
 
 def test_construction() -> None:
     run_processes(constructed, 2)
 
 
-def dmsgd_after_close(rank: int, n: int) -> None:
-    training = real(rank, replace(BASE, optimizer="dmsgd", order="atc")).run(range(2))
+def after_close(rank: int, n: int, name: str) -> None:
+    training = real(rank, replace(BASE, optimizer=name, order="atc")).run(range(2))
     module, optimizer = training.model.module, training.optimizer
     training.model.close()
     before = [parameter.detach().clone() for parameter in module.parameters()]
     BASE.loss(module, 0, 2).backward()
     optimizer.step()
+    assert not optimizer.deferred
     assert all(not torch.equal(old, new) for old, new in zip(before, module.parameters(), strict=True))
 
 
-def test_a_closed_wrapper_gives_the_optimizer_back() -> None:
-    run_processes(dmsgd_after_close, 2)
+@pytest.mark.parametrize("name", ["dmsgd", "qg_dmsgd"])
+def test_a_closed_wrapper_gives_the_optimizer_back(name: str) -> None:
+    run_processes(after_close, 2, name)

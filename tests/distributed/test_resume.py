@@ -21,6 +21,7 @@ SCENARIOS = [
     replace(BASE, topology="aer", workers_per_host=2, model=models.conv_bn, inputs=(3, 6, 6)),
     replace(BASE, topology="aer", order="atc", optimizer="dmsgd"),
     replace(BASE, topology="one_peer_exponential", order="atc", optimizer="dmsgd"),
+    replace(BASE, topology="one_peer_exponential", order="atc", optimizer="qg_dmsgd"),
     replace(BASE, topology="random_matching", optimizer="momentum+adam"),
     replace(BASE, topology="aer", workers_per_host=2, phases="staggered", optimizer="fused_accumadamw"),
     replace(BASE, topology="ring", options={"message_dtype": torch.int8}),

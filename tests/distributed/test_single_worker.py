@@ -13,7 +13,7 @@ from tests.distributed.scenarios import OPTIMIZERS, Scenario, in_process, snapsh
 
 BASE = Scenario(topology="one_peer_exponential", steps=8)
 CONV = replace(BASE, model=models.conv_bn, inputs=(3, 6, 6))
-ATC = {"dmsgd", "dmsgd_local"}
+ATC = {"dmsgd", "dmsgd_local", "qg_dmsgd"}
 SCENARIOS = [replace(BASE, optimizer=name, order="atc" if name in ATC else "awc") for name in OPTIMIZERS]
 SCENARIOS += [
     replace(CONV, optimizer="momentum"),

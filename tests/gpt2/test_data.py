@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.training.stream import Stream
-from gpt2.data import Windows, evaluation_batches, evaluation_starts
+from gpt2.data import Windows, drawn_starts, evaluation_batches, evaluation_starts
 from gpt2.token_files import DataError
 
 CPU = torch.device("cpu")
@@ -106,3 +106,18 @@ def test_some_windows_are_spread_evenly(count):
 
 def test_more_windows_than_there_are_is_the_whole_split():
     assert evaluation_starts(1000, 100, 500) == evaluation_starts(1000, 100, None) == list(range(0, 999, 100))
+
+
+def test_drawn_windows_depend_on_seed_split_and_step_alone():
+    first = drawn_starts(1000, 100, 50, seed=1, split=0, step=7)
+    assert first == drawn_starts(1000, 100, 50, seed=1, split=0, step=7)
+    others = [(2, 0, 7), (1, 1, 7), (1, 0, 8)]
+    assert all(first != drawn_starts(1000, 100, 50, *other) for other in others)
+    training = windows(batch_size=50, seed=1, context=100).starts(7)
+    assert first != training.tolist()
+
+
+def test_every_drawn_start_is_as_likely_and_none_is_outside():
+    counts = np.bincount(drawn_starts(110, 100, 20_000, seed=0, split=1, step=1000), minlength=10)
+    assert len(counts) == 10
+    assert (abs(counts - 2000) < 6 * 2000**0.5).all()

@@ -54,6 +54,27 @@ def test_evaluation_does_not_depend_on_the_number_of_shards(folder, shards, batc
     assert metrics["unigram_entropy"] == 3.0
 
 
+@pytest.mark.parametrize("shards", [1, 3])
+def test_drawn_windows_are_dealt_to_the_shards_and_new_after_every_step(folder, shards):
+    task = make(folder, "data.evaluation_windows=drawn", "data.evaluation_batches=5", "evaluation.batch_size=6")
+
+    def drawn():
+        batches = [batch for shard in range(shards) for batch in task.evaluation_data(shard, shards, 6, CPU)]
+        return {split: sorted(w.tolist() for s, b in batches if s == split for w in b) for split in ("train", "val")}
+
+    task.before_evaluation(1000)
+    first = drawn()
+    assert {split: len(windows) for split, windows in first.items()} == {"train": 30, "val": 30}
+    assert drawn() == first
+    task.before_evaluation(2000)
+    assert drawn()["train"] != first["train"]
+
+
+def test_how_many_windows_are_drawn_must_be_said(folder):
+    with pytest.raises(ConfigError, match="evaluation_batches=null with evaluation_windows=drawn"):
+        make(folder, "data.evaluation_windows=drawn", "data.evaluation_batches=null")
+
+
 def test_loss_is_that_of_the_next_token(folder):
     task = make(folder)
     torch.manual_seed(0)
@@ -74,7 +95,8 @@ def test_it_says_its_size_its_data_and_the_entropy(folder, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_throughput_in_tokens_and_model_flops(folder):
+def test_throughput_in_tokens_and_model_flops(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # a GPU that the run does not use has no part
     parameters = 32 * 16 + 12 * 16 * 16 + 3 * 16
     flops = 6 * parameters + 12 * 1 * 16 * 8
     task = make(folder, "peak_tflops=0.5", "workers.count=4", "topology=ring")

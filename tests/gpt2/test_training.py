@@ -98,6 +98,7 @@ def test_a_resumed_run_ends_as_if_it_had_not_stopped(folder: Path, tmp_path: Pat
     # Step 5 lies within a window of the accumulation, within an epoch of 11 steps, and between two train rows.
     arguments = [*METHODS["accumadam"], "workers=simulated", "model.dropout=0.1", "training.steps=14"]
     arguments += ["training.batch_size=64", "training.checkpoint_every=5", "training.checkpoints_kept=3"]
+    arguments += ["data.evaluation_windows=drawn"]
     whole, expected = train(folder, run, *arguments), newest(run)
     assert whole[-1]["epoch"] > 1
     for step in (14, 10):

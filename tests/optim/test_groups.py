@@ -78,10 +78,30 @@ def test_biases_of_attention_and_recurrent_layers():
     ids=["resnet", "attention", "lstm"],
 )
 def test_biases_of_other_layers_than_norms_decay_if_asked(module, exempt):
-    groups = decay_groups(module, 0.1, decay_biases=True)
+    groups = decay_groups(module, 0.1, no_decay="norms")
     everything = {name for name, _ in module.named_parameters()}
     assert names_of(module, groups) == [everything - exempt, exempt][: len(groups)]
     assert [group["weight_decay"] for group in groups] == ([0.1, 0.0] if exempt else [0.1])
+
+
+def test_by_name_the_norm_of_a_downsample_branch_decays():
+    """As in the ImageNet code of arXiv 2410.11998, whose ResNet calls that norm downsample.1."""
+    block = ResidualBlock()
+    exempt = {name for name, _ in block.named_parameters() if "bn" in name or "bias" in name}
+    groups = decay_groups(block, 0.1, no_decay="named_bn_or_bias")
+    assert "downsample.1.weight" not in exempt
+    assert "downsample.1.bias" in exempt
+    assert names_of(block, groups) == [{name for name, _ in block.named_parameters()} - exempt, exempt]
+
+
+def test_everything_decays_if_asked():
+    (group,) = decay_groups(ResidualBlock(), 0.1, no_decay="nothing")
+    assert (len(group["params"]), group["weight_decay"]) == (len(list(ResidualBlock().parameters())), 0.1)
+
+
+def test_an_unknown_exemption_is_refused():
+    with pytest.raises(ValueError, match="no_decay='bias': expected one of norms_and_biases, norms, named_bn_or_bias"):
+        decay_groups(ResidualBlock(), 0.1, no_decay="bias")
 
 
 def test_one_dimensional_weight_decays_and_two_dimensional_bias_does_not():

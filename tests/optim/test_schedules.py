@@ -85,6 +85,14 @@ def test_cosine_without_warmup_is_that_of_torch():
     )
 
 
+def test_cosine_once_an_epoch_is_that_of_torch_stepped_by_epochs():
+    updates, epochs = 3, 5
+    ours, theirs = make_optimizer(0.4), make_optimizer(0.4)
+    used = first_group(lrs_used(ours, cosine_with_warmup(ours, updates * epochs, hold=updates), updates * epochs))
+    expected = first_group(lrs_used(theirs, torch.optim.lr_scheduler.CosineAnnealingLR(theirs, epochs), epochs))
+    assert used == pytest.approx([lr for lr in expected for _ in range(updates)])
+
+
 def test_cosine_final_lr_is_common_and_final_fraction_is_relative():
     optimizer = make_optimizer(0.6, 0.3)
     used = lrs_used(optimizer, cosine_with_warmup(optimizer, 3, final_lr=0.06), 4)

@@ -48,7 +48,7 @@ def test_the_network_holds_the_next_round_back() -> None:
         return SimpleNamespace(
             chunk=torch.zeros(1),
             turn=turn,
-            stages=(0, 1, 2),
+            stages=3,
             between_hosts=range(1, 3),
             staged=threading.Event(),
             receives=list,

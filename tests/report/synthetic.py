@@ -32,7 +32,7 @@ def write_run(
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
-        "seed": 1,
+        "seed": next((int(text.removeprefix("seed=")) for text in overrides if text.startswith("seed=")), 1),
         "workers": {"kind": kind, "count": workers, "per_host": 2},
         "topology": topology or {"name": "ring"},
         "parallel": {"method": "decentralized", "order": "awc"},

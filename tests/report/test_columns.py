@@ -13,12 +13,13 @@ from common.report.columns import Column, Label, parse_column
         ("en_de_bleu_2sigma", "en_de", "bleu", "2sigma"),
         ("en_de_bleu_published", "en_de", "bleu", "published"),
         ("en_de_bleu_published_2sigma", "en_de", "bleu", "published_2sigma"),
-        ("top1_p_value", None, "top1", "p_value"),
+        ("top1_difference", None, "top1", "difference"),
+        ("en_fr_bleu_equivalent", "en_fr", "bleu", "equivalent"),
         ("spectral_gap_by_formula", None, "spectral_gap", "by_formula"),
     ],
 )
 def test_variant_quantity_and_statistic(name, variant, quantity, statistic):
-    column = parse_column(name, {}, ["en_de", "en_fr"], baseline="allreduce")
+    column = parse_column(name, {}, ["en_de", "en_fr"], baseline="allreduce", margins={"bleu": 0.5})
     assert isinstance(column, Column)
     assert (column.variant, column.quantity.name, column.statistic.name) == (variant, quantity, statistic)
     assert column.published_name == (f"{variant}_{quantity}" if variant else quantity)
@@ -28,7 +29,11 @@ def test_definitions():
     end = "final top-1 validation accuracy of the averaged model in percent; mean over seeds"
     assert parse_column("top1", {}).definition == end
     assert parse_column("de_top1_mean", {}, ["de"]).definition == f"de: {end}"
-    assert parse_column("top1_p_value", {}, baseline="sgd").definition.endswith("; baseline: sgd")
+    difference = parse_column("de_top1_difference", {}, ["de"], baseline="sgd").definition
+    assert difference.startswith("de: top1: the row's minus that of the baseline, sgd;")
+    equivalent = parse_column("top1_equivalent", {}, margins={"top1": 0.5})
+    assert equivalent.margin == 0.5
+    assert "equals the row named in the cell to within 0.5, and" in equivalent.definition
     published = parse_column("top1_published", {}, proxy_of="table3").definition
     assert published.startswith("top1: the published value, not measured here, of table3")
 
@@ -36,6 +41,7 @@ def test_definitions():
 def test_labels_and_what_readers_see():
     assert parse_column("overlap", {"overlap": "why"}) == Label("overlap", "why")
     assert [parse_column("workers", {}).show(value) for value in (None, 4, "3/2")] == ["", "4", "3/2"]
-    mean, published, p = (parse_column(f"top1_{kind}", {}, baseline="x") for kind in ("mean", "published", "p_value"))
-    assert [column.show(None) for column in (mean, published, p)] == ["missing", "unknown", ""]
-    assert [column.show(0.0123) for column in (mean, published, p)] == ["0.01", "0.01", "0.012"]
+    mean, published = (parse_column(f"top1_{kind}", {}) for kind in ("mean", "published"))
+    assert [column.show(None) for column in (mean, published)] == ["missing", "unknown"]
+    assert [column.show(0.0123) for column in (mean, published)] == ["0.01", "0.01"]
+    assert mean.exact(0.0123) == {"top1_mean": 0.0123}

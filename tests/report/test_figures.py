@@ -150,10 +150,14 @@ def test_every_figure_file_names_what_there_is(name):
     table = load_table(figure.table)
     assert set(figure.rows) <= {row.name for row in table.rows}
     assert figure.variant in (table.variants or {None})
-    assert set(figure.metrics) <= set(load_published(figure.published).read_curves())
+    published = load_published(figure.published)
+    assert set(figure.metrics) <= set(published.axes) <= set(published.read_curves())
     for row in figure.rows:
         settings = next(cell.settings for cell in table.cells(RUNS) if cell.row.name == row)
-        assert "bleu" not in figure.metrics or compose_config(table.task, list(settings)).decoding.in_training
+        config = compose_config(table.task, list(settings))
+        for metric in figure.metrics.values():
+            assert metric not in ("bleu", "meteor") or config.decoding.in_training
+            assert not metric.startswith("test_") or config.evaluation.models_kept >= 24  # one for each epoch
 
 
 @pytest.mark.parametrize(
@@ -179,7 +183,7 @@ def translation(table):
 
 
 NAMES = ("allreduce", "accumadam_aer")
-FIGURE7 = Curves(kind="curves", title="F", table="t", rows=NAMES, metrics=("bleu",), published="figure7")
+FIGURE7 = Curves(kind="curves", title="F", table="t", rows=NAMES, metrics={"bleu": "bleu"}, published="figure7")
 
 
 def test_published_curves_alone(translation):
@@ -209,6 +213,40 @@ def test_ours_below_the_published_curves(translation, kind):
     run = collection.all_runs[0]
     seconds = 0.3 if kind == "processes" else 30 * QUANTITIES["predicted_step_ms"].of(run) / 1000
     assert [line.get_xdata()[-1] for line in below.get_lines()] == pytest.approx([seconds] * 2)
+
+
+def test_figure_7_compares_what_the_authors_code_computes(translation, caplog):
+    """BLEU and METEOR of newstest2014 by every epoch's model, and the smoothed loss of held-out lines."""
+    config = compose_config("transformer", ["experiment=table2/allreduce"])
+    assert (config.data.validation, config.label_smoothing, config.smoothed_over) == ("held_out", 0.1, "all_tokens")
+    figure = load_figure("figure7").model_copy(update={"rows": NAMES})
+    for cell in translation.cells(RUNS):
+        write_run(cell.run_dir, cell.overrides, metrics={"loss_smoothed": 3.0, "bleu": 1.0}, kind="processes")
+        scores = cell.run_dir / "evaluation" / "test.csv"
+        scores.parent.mkdir()
+        rows = ["model,step,bleu,paper_bleu,paper_meteor", "step_00000030,30,9,27,.5", "step_00000015,15,9,20,.4"]
+        scores.write_text("\n".join([*rows, "best,15,9,99,.9", "last,30,9,27,.5"]))
+    axes = draw_time_curves(figure, collect(translation, RUNS)).axes
+    assert [ax.get_ylabel() for ax in axes] == [
+        *("newstest2014: BLEU (HF), %", "newstest2014: METEOR (nltk)"),
+        *("held-out lines: smoothed loss (nats)", "test BLEU (HF), %", "test METEOR (nltk)"),
+        "validation loss, smoothed (nats)",
+    ]
+    drawn = [list(ax.get_lines()[0].get_ydata()) for ax in axes[3:]]
+    assert np.array(drawn) == pytest.approx(np.array([[20, 27], [0.4, 0.5], [3, 3]]))
+    assert len(axes[1].get_lines()[0].get_ydata()) == 24
+
+
+def test_scores_of_the_last_model_alone_are_no_curve(translation, caplog):
+    figure = FIGURE7.model_copy(update={"metrics": {"bleu": "test_paper_bleu"}})
+    for cell in translation.cells(RUNS):
+        write_run(cell.run_dir, cell.overrides)
+        scores = cell.run_dir / "evaluation" / "test.csv"
+        scores.parent.mkdir()
+        scores.write_text("model,step,paper_bleu\nlast,30,27\n")
+    _, below = draw_time_curves(figure, collect(translation, RUNS)).axes
+    assert [text.get_text() for text in below.texts] == ["not recorded"]
+    assert "has no 'paper_bleu' of the models kept in training; python -m transformer.evaluate run=" in caplog.text
 
 
 def test_figure_7_by_its_number(capsys):

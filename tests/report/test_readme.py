@@ -11,6 +11,7 @@ from common.report.definitions import ROOT, names_in
 from common.report.excerpts import BLOCK, EXCERPTS, fill_tables
 from common.report.figure_files import figure_names
 from common.report.registry import full_name, table_names
+from scripts.tables import main
 
 READMES = [ROOT / "README.md", *sorted(ROOT.glob("*/README.md"))]
 GENERATED = [ROOT / "README.md", ROOT / "results" / "README.md"]
@@ -54,3 +55,23 @@ def test_links_and_commands(readme: Path) -> None:
         assert full_name(name, "table") in (*table_names(), *benchmark_names()), name
     for name in re.findall(r"\bfigure=(\w+)", text):
         assert full_name(name, "figure") in (*table_names(), *figure_names()), name
+
+
+MADE = sorted((ROOT / "results" / "tables").glob("*.md"))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [page if page.stem == "table2" else pytest.param(page, marks=pytest.mark.slow) for page in MADE],
+    ids=lambda page: page.stem,
+)
+def test_making_a_table_again_changes_nothing(page: Path) -> None:
+    Path("results").mkdir()
+    for kept in ("runs", "benchmarks"):
+        Path("results", kept).symlink_to(ROOT / "results" / kept)
+    argument = re.search(r"`python -m scripts\.tables (table=\w+)`", page.read_text())[1]
+    assert main([argument]) == 0
+    for suffix in (".csv", ".md", ".tex"):
+        file = page.with_suffix(suffix)
+        made = Path("results", "tables", file.name).read_text()
+        assert made == file.read_text(), f"{file.name}: python -m scripts.tables {argument}"

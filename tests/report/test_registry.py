@@ -6,7 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from common.cli import UsageError
-from common.report.registry import load_table, parse_override, table_names
+from common.report.overrides import parse_override
+from common.report.registry import load_table, table_names
 from tests.report.conftest import CONTENT
 
 
@@ -47,9 +48,9 @@ BAD = {
     "seeds: expected each once, got 2 more than once": lambda c: c.update(seeds=[1, 2, 2]),
     "rows.1.name='A B'": lambda c: c["rows"][1].update(name="A B"),
     "the rows' names: expected each once": lambda c: c["rows"][1].update(name="allreduce"),
-    "method, topology and workers of the rows: expected each once, got AllReduce complete more": lambda c: c["rows"][
-        1
-    ].update(method="AllReduce", topology="complete"),
+    "method, topology, workers and labels of the rows: expected each once, got AllReduce complete more": lambda c: c[
+        "rows"
+    ][1].update(method="AllReduce", topology="complete"),
     "overrides.0='experiment': 'experiment': expected one Hydra": lambda c: c.update(overrides=["experiment"]),
     "expected one value, got a sweep": lambda c: c.update(overrides=["optimizer.lr=1,2"]),
     "seed is set for each run": lambda c: c["rows"][0].update(overrides=["seed=7"]),
@@ -59,7 +60,15 @@ BAD = {
     "the rows' names: expected each once, got accumadam_aer_4, allreduce_4": lambda c: c.update(workers=[4, 4]),
     "columns.1='acuracy_mean': did you mean 'accuracy_mean'?": lambda c: c.update(columns=["method", "acuracy_mean"]),
     "columns.0=7: expected a column's name": lambda c: c.update(columns=[7]),
-    "columns.0='top1_p_value': columns with p-values need a baseline": lambda c: c.update(columns=["top1_p_value"]),
+    "columns.0='top1_difference': differences need a baseline": lambda c: c.update(columns=["top1_difference"]),
+    "columns.0='top1_equivalent': it needs margins.top1": lambda c: c.update(columns=["top1_equivalent"]),
+    "equivalent: expected with columns <quantity>_equivalent": lambda c: c.update(
+        margins={"top1": 1}, columns=["top1_equivalent"]
+    ),
+    "margins.top5: expected a column top5_equivalent": lambda c: c.update(margins={"top5": 1}),
+    "margins.top1=0: expected greater than 0": lambda c: c.update(margins={"top1": 0}),
+    "equivalent: 'alreduce': did you mean 'allreduce'?": lambda c: c.update(equivalent={"accumadam_aer": "alreduce"}),
+    "equivalent: 'allreduce': expected another row": lambda c: c.update(equivalent={"allreduce": "allreduce"}),
     "baseline='allreduse': did you mean 'allreduce'?": lambda c: c.update(baseline="allreduse"),
     "metric='acc'": lambda c: c.update(metric="acc"),
 }

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from common.report.registry import parse_override
+from common.report.collect import score_arguments
+from common.report.overrides import parse_override
 from scripts.reproduce import main
 from tests.report.synthetic import write_run
 
@@ -250,6 +251,7 @@ def test_an_interruption_names_the_part(registered, launched, capsys):
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_several_runs_at_a_time_share_the_cores(registered, capsys, monkeypatch):
     small = ["training.steps=2", "model.width=2", "workers=simulated", "workers.count=2", "training.batch_size=16"]
     rows = [row.model_copy(update={"overrides": (*row.overrides, *small)}) for row in registered.rows]
@@ -284,6 +286,9 @@ def test_the_test_set_is_scored_where_the_table_shows_that(registered, launched,
     (folders[0] / "evaluation" / "test.csv").write_text("model,paper_bleu\nlast,27.5\n")
     assert main(["table=small"]) == 1  # as the third one does
     assert scored[2:] == calls[1:]
+    assert score_arguments(table, folders[0], "all") == [*calls[0][:-1], "models=all"]
+    (folders[0] / "evaluation" / "test.csv").write_text("model,paper_bleu\nstep_00000030,27.5\nlast,27.5\n")
+    assert score_arguments(table, folders[0], "all") == score_arguments(table, folders[0]) == []
 
 
 def test_jobs_must_be_positive(registered, launched, capsys):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.optim import DmSGD
+from common.optim import DmSGD, QGDmSGD
 from common.simulate import simulate
 from common.topology import build
 from tests.distributed import models
@@ -141,6 +141,22 @@ def test_dmsgd_needs_atc_where_momentum_is_mixed() -> None:
     assert not attached(lambda: simulate(models.mlp(), 2), mixing=False).deferred
     assert not attached(lambda: simulate(models.mlp(), 1)).deferred
     assert not attached(lambda: simulate(models.mlp(), 2, method="allreduce")).deferred
+
+
+def test_quasi_global_momentum_needs_atc() -> None:
+    def attached(**options: Any) -> bool:
+        replica = simulate(models.mlp(), **options)[0]
+        optimizer = replica.attach(QGDmSGD(replica.parameters(), lr=0.1))
+        deferred = optimizer.deferred
+        replica.close()
+        assert not optimizer.deferred
+        return deferred
+
+    with pytest.raises(ValueError, match="QGDmSGD needs order='atc', got order='awc'"):
+        attached(world_size=2)
+    assert attached(world_size=2, order="atc")
+    assert not attached(world_size=1)
+    assert not attached(world_size=2, method="allreduce")
 
 
 def test_push_sum_matrices_are_refused(tmp_path: Any) -> None:

@@ -32,7 +32,8 @@ def options(file: Path) -> list[str]:
 def test_every_table_for_a_cluster_has_a_file() -> None:
     tables = {name for name in table_names() if load_table(name).cluster is not None}
     assert set(TABLE_FILES) == tables == {
-        "table2", "table3", "gpt2", "exponential", "exponential_cifar10", "figure6_runs"
+        "table2", "table3", "gpt2", "exponential", "exponential_methods", "exponential_cifar10", "figure6_runs",
+        "imagenet",
     }  # fmt: skip
 
 

@@ -71,7 +71,8 @@ def test_a_row_trains_on_a_part_of_its_cluster(slurm: Slurm, tmp_path: Path) -> 
     """With all other options of the preset, and values that a shell would split or expand."""
     run = tmp_path / "a run [1]"
     preset = [line for line in (CLUSTERS / "t4_4x8").read_text().splitlines() if not line.startswith("#")]
-    size = ["data=digits", "~data.train_crop", "~data.resize", "~data.validation_crop", "model=resnet_digits"]
+    images = [f"~data.{key}" for key in ("train_crop", "scale", "flip", "resize", "validation_crop")]
+    size = ["data=digits", "model=resnet_digits", *images, "~model.channels_last"]  # the recipe's keys for ImageNet
     size += ["model.width=2", "workers.count=4", "workers.per_host=2", "training.batch_size=128", "training.device=cpu"]
     size += ["training.precision=fp32", "training.compile=false", "training.epochs=2", "schedule.warmup=1"]
     own = ["seed=2", "optimizer.betas=[0.9, 0.95]", "name='two words, $HOME and *'", f"run_dir='{run}'"]

@@ -100,7 +100,7 @@ def test_a_table_is_an_array_and_a_report(
 
 
 def test_rows_and_seeds_are_submitted_by_their_number_of_nodes(tmp_path: Path, calls: Path, capsys) -> None:
-    part = ["rows=ring_8,ring_4,torus_4", "seeds=[2,9]", f"runs={tmp_path}/runs"]
+    part = ["rows=ring_8,ring_4,grid_4", "seeds=[2,9]", f"runs={tmp_path}/runs"]
     assert main(["table=exponential", "launcher=slurm", *part]) == 0
     *tested, small, large, report = calls.read_text().splitlines()
     assert len(tested) == 2
@@ -109,7 +109,7 @@ def test_rows_and_seeds_are_submitted_by_their_number_of_nodes(tmp_path: Path, c
     assert asked.format(4) in small
     assert large.startswith("--parsable --array=0-1 --job-name=exponential ")
     assert asked.format(8) in large
-    for array, rows in ((small, ["ring_4", "torus_4"]), (large, ["ring_8"])):
+    for array, rows in ((small, ["ring_4", "grid_4"]), (large, ["ring_8"])):
         cells = [json.loads(line) for line in Path(array.split()[-1]).read_text().splitlines()]
         folders = [f"run_dir={tmp_path}/runs/exponential/{row}/seed_{seed}" for row in rows for seed in (2, 9)]
         assert [cell[-1] for cell in cells] == folders
@@ -181,7 +181,7 @@ def test_commands_are_shown_where_no_slurm_answers(
     for name in ("squeue", "sacct", "scontrol"):
         program(name, squeue, raw=True)
     started(next(table.cells(Path("runs"))).run_dir, "7")
-    monkeypatch.setattr("scripts.reproduce.DRY_RUN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("scripts.submitting.DRY_RUN_TIMEOUT_S", 0.5)
     monkeypatch.setattr("slurm.queue.TIMEOUT_S", 0.5)
     begin = time.monotonic()
     commands, comment = commands_of(table, capsys)

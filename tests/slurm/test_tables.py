@@ -62,7 +62,7 @@ def test_a_part_of_a_table_is_trained_and_the_table_is_built_from_what_did_not_f
     assert slurm.wait(report) == "COMPLETED"
     table = (copy / "results" / "tables" / "jobs.md").read_text()
     assert "1 of 6 finished" in table
-    assert "bad seed 2: not finished: status 'failed'" in table
+    assert "bad seed 2: not finished: status 'diverged'" in table
     folders = {f"{run.parent.name}/{run.name}" for run in (tmp_path / "runs" / "jobs").glob("*/seed_*")}
     assert folders == {"good/seed_2", "bad/seed_2"}
     plan = call("--dry-run")
@@ -70,7 +70,7 @@ def test_a_part_of_a_table_is_trained_and_the_table_is_built_from_what_did_not_f
     assert (
         "\nsbatch --ntasks-per-node=2 --cpus-per-task=2 --nodes=1 slurm/train.sbatch cnn experiment=quickstart" in plan
     )
-    assert "bad seed 2: failed; its last job: failed (job" in plan
+    assert "bad seed 2: diverged; its last job: failed (job" in plan
     assert "1 of 2 finished, 0 with Slurm, 1 to submit" in plan
 
 

@@ -50,6 +50,12 @@ def test_gaps_in_closed_form():
                 assert static > 2 / (1 + hops) + 1e-6
 
 
+@pytest.mark.parametrize(("n", "gap"), [(4, 0.667), (8, 0.146), (16, 0.131), (32, 0.034)])
+def test_gaps_of_the_grid(n, gap):
+    """Those of BlueFog's MeshGrid2DGraph."""
+    assert cached("grid", n).spectral_gap() == pytest.approx(gap, abs=5e-4)
+
+
 def test_static_exponential_of_nine():
     assert cached("static_exponential", 9).spectral_gap() == pytest.approx(0.5582, abs=5e-5)
 

@@ -15,7 +15,7 @@ from tests.topology.cases import FAMILIES, cached
 
 def test_names_in_order():
     assert " ".join(NAMES) == (
-        "complete ring one_peer_ring static_exponential one_peer_exponential hypercube aer torus star "
+        "complete ring one_peer_ring static_exponential one_peer_exponential hypercube aer torus grid star "
         "random_matching base_k file"
     )
 
@@ -45,6 +45,7 @@ def test_names_in_order():
         (("torus", 6), {"rows": 4}, r"topology 'torus': rows: expected a divisor of world_size=6, got 4"),
         (("torus", 6), {"cols": 0}, r"cols: expected an integer >= 1, got 0"),
         (("torus", 12), {"rows": 2, "cols": 3}, r"rows \* cols: expected world_size=12, got 2 \* 3 = 6"),
+        (("grid", 6), {"rows": 4}, r"topology 'grid': rows: expected a divisor of world_size=6, got 4"),
         (("hypercube", 6), {}, r"expected a power of two, got 6; for other sizes use base_k"),
         (("aer", 8, 3), {}, r"workers_per_host: expected a divisor of world_size=8, got 3"),
     ],

@@ -150,6 +150,16 @@ def test_prime_torus_is_the_ring():
     np.testing.assert_array_equal(cached("torus", 11).matrix(0), cached("ring", 11).matrix(0))
 
 
+@pytest.mark.parametrize(("n", "options", "rows", "cols"), [(12, {}, 3, 4), (8, {"rows": 4}, 4, 2), (7, {}, 1, 7)])
+def test_grid_has_metropolis_hastings_weights(n, options, rows, cols):
+    graph = nx.convert_node_labels_to_integers(nx.grid_2d_graph(rows, cols), ordering="sorted")
+    expected = np.zeros((n, n))
+    for i, j in graph.edges:
+        expected[i, j] = expected[j, i] = 1 / (1 + max(graph.degree[i], graph.degree[j]))
+    expected += np.diag(1 - expected.sum(axis=1))
+    np.testing.assert_allclose(build("grid", n, **options).matrix(0), expected, atol=1e-15)
+
+
 @pytest.mark.parametrize("n", [2, 3, 8, 17])
 def test_star_has_metropolis_weights(n):
     expected = np.diag(np.full(n, 1 - 1 / n))

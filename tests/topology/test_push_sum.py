@@ -2,12 +2,13 @@
 
 import copy
 import pickle
+import sys
 
 import numpy as np
 import pytest
 
 from common.topology import Round, Topology, build, push_sum, weights_of
-from common.topology.push_sum import DebiasedRound
+from common.topology.push_sum import DebiasedRound, mixed
 
 
 def directed(n: int = 5, period: int = 2) -> Topology:
@@ -30,6 +31,20 @@ def test_rounds_of_z_are_those_of_x_over_w():
     np.testing.assert_allclose(weights_of(z, 3), np.linalg.multi_dot([topology.matrix(t) for t in (2, 1, 0)]).sum(1))
     # Consensus on the mean of the start, which is not the mean of where z is.
     np.testing.assert_allclose(Z, np.tile(np.random.default_rng(1).normal(size=(n, 3)).mean(0), (n, 1)), atol=1e-6)
+
+
+def test_a_run_mixes_the_weights_once_for_each_step(monkeypatch):
+    """Simulated and real workers ask in each step for the round and for w before and after it, from many places."""
+    z, mixings = push_sum(directed()), []
+    monkeypatch.setattr(
+        sys.modules[mixed.__module__], "mixed", lambda *arguments: mixings.append(arguments) or mixed(*arguments)
+    )
+    for t in range(200):
+        for clock in (t, t + 1, t):
+            z.round(clock)
+            weights_of(z, clock)
+    assert len(mixings) == 201
+    assert np.array_equal(weights_of(z, 3), weights_of(push_sum(directed()), 3))
 
 
 def test_topologies_that_keep_the_mean_stay_as_they_are():

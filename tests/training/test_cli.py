@@ -1,46 +1,81 @@
-"""Command lines that Hydra would take and a task refuses."""
+"""The command line of a task, with one run and with several."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from common.training import cli
+from common.training import cli, multirun
+from common.training.config import ConfigError
+from common.training.launch import INTERRUPTED
+
+SMALL = ["training.steps=2", "model.width=4", "training.batch_size=8", "logging.progress=false", "training.threads=1"]
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["-m"],
-        ["--multirun", "seed=1,2"],
-        ["-m", "--cfg", "job"],
-        ["-mc", "job"],
-        ["hydra.mode=MULTIRUN"],
-        ["+hydra.mode=multirun", "seed=1"],
-    ],
-)
-def test_several_runs_in_one_command_are_refused_before_anything_starts(
-    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def run(monkeypatch: pytest.MonkeyPatch, *argv: str) -> int:
+    """Return the exit code of `python -m cnn.train ARGV`."""
     monkeypatch.setattr(sys, "argv", ["cnn.train", *argv])
     with pytest.raises(SystemExit) as end:
         cli.main("cnn")
-    out, err = capsys.readouterr()
-    assert (end.value.code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("error: --multirun (-m, hydra.mode=MULTIRUN): a command trains one run; ")
-    assert "python -m scripts.reproduce" in err
+    return end.value.code
+
+
+def test_multirun_trains_every_combination_in_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv = ["-m", "seed=1,2", "optimizer.lr=1e-3,2e-3", "workers.count=1", *SMALL]
+    assert run(monkeypatch, *argv) == 0
+    summaries = sorted(str(file.parent.relative_to(tmp_path)) for file in tmp_path.rglob("summary.json"))
+    assert summaries == [
+        f"runs/cnn/default/seed_{seed}/optimizer.lr={lr}" for seed in (1, 2) for lr in ("0.001", "0.002")
+    ]
+    assert all(json.loads((tmp_path / folder / "summary.json").read_text())["steps"] == 2 for folder in summaries)
+    assert "run 4 of 4" in capsys.readouterr().err
+    assert run(monkeypatch, *argv, "resume=true") == 0
+    assert capsys.readouterr().err.count("finished already") == 4
+
+
+def test_multirun_refuses_everything_if_one_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "--multirun", "seed=1,2", "training.batch_size=8,-1", "workers.count=1") == 2
+    assert "training.batch_size=-1" in capsys.readouterr().err
+    assert run(monkeypatch, "-m", "seed=interval(1,2)") == 2
+    assert "sweep type" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "0")
+    assert run(monkeypatch, "-m", "seed=1,2") == 2
+    assert "torchrun" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_values_of_a_key_are_refused_without_hydras_advice(
+@pytest.mark.parametrize(
+    ("codes", "expected", "started"),
+    [([0, 1, 0], 1, 3), ([0, 2, 1], 2, 3), ([0, INTERRUPTED, 0], INTERRUPTED, 2)],
+)
+def test_multirun_ends_with_the_largest_exit_code_and_at_an_interruption(
+    codes: list[int], expected: int, started: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = list(codes)
+    monkeypatch.setattr(multirun, "execute", lambda config, overrides: left.pop(0))
+    assert run(monkeypatch, "-m", "seed=range(1,4)", "workers.count=1") == expected
+    assert len(left) == 3 - started
+
+
+def test_a_run_dir_that_several_runs_would_share_gets_folders() -> None:
+    jobs = multirun.combinations("cnn", ["topology=ring,complete", "run_dir=runs/mine", "workers.count=2"])
+    assert [config.run_dir for _, config in jobs] == ["runs/mine/topology=ring", "runs/mine/topology=complete"]
+    assert all("run_dir='runs/mine/topology=" in overrides[-1] for overrides, _ in jobs)
+    with pytest.raises(ConfigError, match="extraneous input"):
+        multirun.combinations("cnn", ["seed=(1"])
+
+
+def test_several_values_of_a_key_without_multirun_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["cnn.train", "seed=1,2"])
-    with pytest.raises(SystemExit) as end:
-        cli.main("cnn")
+    assert run(monkeypatch, "seed=1,2") == 2
     err = capsys.readouterr().err
-    assert end.value.code == 2
     assert "Ambiguous value for argument 'seed=1,2'" in err
-    assert "python -m scripts.reproduce" in err
-    assert "add --multirun" not in err
+    assert "add --multirun" in err

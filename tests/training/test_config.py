@@ -32,6 +32,7 @@ def test_every_choice_of_a_group_composes(override: str, tmp_path: Path) -> None
     extra = {
         "topology=file": [f"topology.path={edges}"],
         "optimizer=dmsgd": ["parallel.order=atc"],
+        "optimizer=qg_dmsgd": ["parallel.order=atc"],
         "schedule=inverse_square_root": ["schedule.warmup=10"],
     }
     config = compose_config("cnn", ["workers.count=4", override, *extra.get(override, [])])
@@ -89,6 +90,8 @@ def test_batch_and_ranks() -> None:
         (["parallel.order=cta"], ["parallel.order='cta'", "'atc'"]),
         (["parallel.method=magic"], ["parallel.method=magic", "'allreduce'"]),
         (["optimizer=dmsgd"], ["parallel.order=awc", "parallel.order=atc"]),
+        (["optimizer=qg_dmsgd"], ["optimizer=qg_dmsgd: expected parallel.order=atc"]),
+        (["optimizer=qg_dmsgd", "optimizer.tracking=1"], ["optimizer.tracking=1", "less than 1"]),
         (["schedule.warmup=300"], ["schedule.warmup=300", "training.steps=300"]),
         (["seed=-1"], ["seed=-1", "greater than or equal to 0"]),
         (["experiment=quickstat"], ["quickstat", "quickstart"]),
@@ -107,7 +110,7 @@ def test_batch_and_ranks() -> None:
         (["logging.progress=3"], ["logging.progress=3", "boolean"]),
         (["resume=maybe"], ["resume='maybe'", "boolean"]),
         (["parallel.timeout_s=0"], ["parallel.timeout_s=0", "greater than 0"]),
-        (["parallel.bucket_mb=-2"], ["parallel.bucket_mb=-2", "greater than 0"]),
+        (["parallel.bucket_mb=-2"], ["parallel.bucket_mb=-2", "greater than 0, or auto"]),
         (["parallel.message_dtype=int4"], ["parallel.message_dtype='int4'", "'bfloat16'"]),
         (["parallel.phases=late"], ["parallel.phases='late'", "'staggered'"]),
         (["topology=file", "topology.path=nowhere.txt", "workers.count=4"], ["topology=file", "nowhere.txt"]),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from common.training.launch import leave_process_group
 from tests.training.test_resume import RUN, assert_same_run, rows, wait_for
 
 PLAIN = [sys.executable, "-m", "cnn.train"]
@@ -75,7 +76,7 @@ LONG = ["training.steps=200", "training.checkpoint_every=100", "evaluation.every
     [
         pytest.param(PLAIN, signal.SIGINT, id="SIGINT", marks=pytest.mark.slow),
         pytest.param(PLAIN, signal.SIGUSR1, id="SIGUSR1"),
-        pytest.param(TORCHRUN, signal.SIGTERM, id="torchrun SIGTERM"),
+        pytest.param(TORCHRUN, signal.SIGTERM, id="torchrun SIGTERM", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_to_the_launcher_saves_and_stops(command: list[str], number: int, tmp_path: Path) -> None:
@@ -91,6 +92,7 @@ def test_a_signal_to_the_launcher_saves_and_stops(command: list[str], number: in
         assert process.returncode == 75, output
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_from_the_command_line(tmp_path: Path) -> None:
     whole = begin(PLAIN, tmp_path / "whole", *LONG)
     end(whole)
@@ -107,14 +109,28 @@ def test_an_interrupted_run_goes_on_from_the_command_line(tmp_path: Path) -> Non
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
-def test_an_error_on_one_rank_ends_the_run_and_is_shown_first(tmp_path: Path) -> None:
-    process = begin(PLAIN, tmp_path / "run", "task=tests.training.faulty", "parallel.timeout_s=20")
+@pytest.mark.parametrize("command", [PLAIN, pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["local", "torchrun"])
+def test_an_error_on_one_rank_ends_the_run_and_is_shown_first(command: list[str], tmp_path: Path) -> None:
+    """Although closing the process group blocks, as with NCCL, whose kernels wait for peers."""
+    process = begin(command, tmp_path / "run", "task=tests.training.faulty", "parallel.timeout_s=20")
     output = end(process)
     assert process.returncode == 1
     failures = [line for line in output.splitlines() if line.startswith("rank ") and line.endswith(" failed:")]
     assert failures[0] == "rank 1 failed:"
     first = output.split("rank 0 failed:")[0]
     assert re.search(r"ValueError: this rank is broken\nafter step \d+\n", first)
+
+
+@pytest.mark.parametrize(("code", "ranks", "leaves"), [(0, 2, False), (75, 2, False), (1, 1, False), (1, 2, True)])
+def test_only_a_failure_among_several_ranks_ends_the_process(
+    code: int, ranks: int, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[object] = []
+    monkeypatch.setattr("os._exit", calls.append)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: ranks)
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: calls.append("closed"))
+    leave_process_group(code)
+    assert calls == [code if leaves else "closed"]
 
 
 def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path) -> None:
@@ -127,7 +143,7 @@ def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path) -> None:
     assert "died" in output or "a peer died" in output, output
 
 
-@pytest.mark.parametrize("where", ["workers=processes", "workers=simulated"])
+@pytest.mark.parametrize("where", ["workers=processes", pytest.param("workers=simulated", marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_stops_the_run_by_name(where: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = begin(PLAIN, folder, where, "optimizer=sgd", "optimizer.lr=1e30")
@@ -138,6 +154,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_by_name(where: str, tmp_path: P
     assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_can_be_only_a_warning(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = begin(PLAIN, folder, "workers=simulated", "optimizer=sgd", "optimizer.lr=1e30", "training.on_nan=warn")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer.batching import batch_by_tokens
+from transformer.batching import LEAST_FILLED, batch_by_tokens
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), max_size=120)
 
@@ -53,3 +53,31 @@ def test_epochs_have_other_batches_of_the_same_sizes() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_no_sentences_or_one(count: int) -> None:
     assert len(batch_by_tokens(np.full(count, 9), np.full(count, 9), 4)) == count
+
+
+def in_one_pass(pairs: list[tuple[int, int]], budget: int) -> list[int]:
+    """Where batches begin by the rule of the paper's code, sentence by sentence, for pairs in the order of batches."""
+    starts, batch = [0], pairs[:1]
+    for number, pair in enumerate(pairs[1:], start=1):
+        more = [*batch, pair]
+        sides = list(zip(*more, strict=True))
+        filled = min(sum(side) / (max(side) * len(side)) for side in sides)
+        if sum(map(sum, sides)) > 2 * budget or filled < LEAST_FILLED:
+            starts.append(number)
+            more = [pair]
+        batch = more
+    return [*starts, len(pairs)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(pairs=LENGTHS.filter(bool), budget=st.integers(1, 120), seed=st.integers(0, 9))
+def test_batches_limited_by_both_sides_are_those_of_the_papers_rule(
+    pairs: list[tuple[int, int]], budget: int, seed: int
+) -> None:
+    sources, targets = (np.array([pair[side] for pair in pairs], dtype=np.int64) for side in (0, 1))
+    batches = batch_by_tokens(sources, targets, budget, np.random.default_rng(seed), "both_sides")
+    sorted_pairs = [pairs[i] for i in batches.order]
+    assert sorted(batches.order.tolist()) == list(range(len(pairs)))
+    assert [sum(pair) for pair in sorted_pairs] == sorted(map(sum, pairs))
+    assert batches.starts.tolist() == in_one_pass(sorted_pairs, budget)
+    assert batches.starts.tolist() == batch_by_tokens(sources, targets, budget, limit="both_sides").starts.tolist()

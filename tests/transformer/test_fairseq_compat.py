@@ -24,8 +24,11 @@ def test_its_entries_in_hydras_store_do_not_get_in_our_way(compat: Any) -> None:
 
 def test_its_import_changes_nothing_for_others(compat: Any) -> None:
     code = (
-        "import dataclasses, logging\n"
-        "state = lambda: (dataclasses.dataclass, logging.root.level, list(logging.root.handlers))\n"
+        "import dataclasses, logging, torch\n"
+        "def count(): raise SystemExit('GPUs were counted, which may start CUDA before a fork')\n"
+        "torch.cuda.device_count = count\n"
+        "log = logging.root\n"
+        "state = lambda: (dataclasses.dataclass, torch.cuda.device_count, log.level, list(log.handlers))\n"
         "before = state()\n"
         "import transformer.fairseq_compat\n"
         "assert before == state()\n"

@@ -14,7 +14,10 @@ from typing import Any
 
 import pytest
 
+from common.training.compose import compose_config
+from common.training.config import ConfigError
 from transformer import prepare
+from transformer.config import Folder
 from transformer.corpus import Corpus
 from transformer.preparation import pipeline
 from transformer.preparation.files import digest, read_lines
@@ -28,7 +31,9 @@ TRAIN = [
     for i, (a, b) in enumerate([(a, b) for a in NOUNS for b in NOUNS])
 ]
 TRAIN += [(f"A {a} & more: \u201cyes\u201d. {a}", f"Ein {a.upper()} & mehr: \u201eja\u201c. {a}") for a in NOUNS]
-LONG = [("word " * 300, "Wort " * 300), ("a b c d e f g h", "a"), ("", "nothing")]  # cleaning drops these
+UNEVEN = [("word " * 300, "Wort " * 300), ("a b c d e f g h", "a")]  # cleaning=length_ratio drops these
+EMPTY = [("", "nothing"), ("nothing", " ")]  # always dropped
+OURS = ["validation=newstest2013", "cleaning=length_ratio"]
 NEWS = [(f"A {noun} & more: \u201cyes\u201d.", f"Ein {noun.upper()} & mehr: \u201eja\u201c.") for noun in NOUNS]
 
 
@@ -98,7 +103,7 @@ def sgm(lines: list[str]) -> bytes:
 @pytest.fixture
 def wmt14(server: Server, monkeypatch: pytest.MonkeyPatch) -> DataManifest:
     """Return the manifest of two tiny archives on the server."""
-    pairs = [*TRAIN, *LONG]
+    pairs = [*TRAIN, *UNEVEN, *EMPTY]
     train = {"train.en": text([s for s, _ in pairs[:20]]), "train.de": text([t for _, t in pairs[:20]])}
     train |= {"more.en.gz": gzip.compress(text([s for s, _ in pairs[20:]]))}
     train |= {"more.de.gz": gzip.compress(text([t for _, t in pairs[20:]]))}
@@ -132,13 +137,17 @@ def run(tmp_path: Path, *arguments: str) -> int:
     return prepare.main([*common, *arguments])
 
 
+def data_of(*overrides: str) -> Folder:
+    return compose_config("transformer", ["data=wmt14_en_de", *overrides]).data
+
+
 def words(corpus: Corpus, split: str) -> list[str]:
     side = corpus.split(split)
     return [corpus.words(side.target_tokens(i)) for i in range(len(side))]
 
 
 def test_the_recipe_from_archives_to_tokens(wmt14: DataManifest, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert run(tmp_path) == 0
+    assert run(tmp_path, *OURS) == 0
     output = tmp_path / "out"
     told = capsys.readouterr().out
     assert f"train.tgz: sha256 {digest(tmp_path / 'archives/train.tgz')}, as in the manifest" in told
@@ -174,13 +183,39 @@ def test_what_is_made_is_not_made_again_nor_taken_for_something_else(
     assert f"output={tmp_path}/out: holds other data" in capsys.readouterr().err
 
 
-def test_the_held_out_slice_is_in_no_training_line(wmt14: DataManifest, tmp_path: Path) -> None:
-    assert run(tmp_path, "validation=held_out") == 0
-    corpus = Corpus(prepare.NumberNames.model_construct(path=f"{tmp_path}/out", source="en", target="de"))
+def test_the_papers_recipe_holds_out_training_lines_and_drops_empty_ones(wmt14: DataManifest, tmp_path: Path) -> None:
+    assert run(tmp_path) == 0
+    lines = [*TRAIN, *UNEVEN, *EMPTY]
+    held_out = [pair for number, pair in enumerate(lines, start=1) if number % 9 == 0]
+    corpus = Corpus(data_of(f"data.path={tmp_path}/out"))
     train, valid = words(corpus, "train"), words(corpus, "valid")
-    assert len(valid) == len(TRAIN) // 9
-    assert len(train) == len(TRAIN) - len(valid)
+    assert len(valid) == len([pair for pair in held_out if pair not in EMPTY]) == 4
+    assert len(train) == len(TRAIN) + len(UNEVEN) - len(valid)
+    assert max(map(len, train)) == len("Wort " * 300) - 1
     assert not set(train) & set(valid)
+    record = json.loads((tmp_path / "out/prepared.json").read_text())["recipe"]
+    assert (record["validation"], record["cleaning"]) == ("held_out", "empty_lines")
+
+
+def test_held_out_lines_are_cut_like_training_lines(wmt14: DataManifest, tmp_path: Path) -> None:
+    assert run(tmp_path) == 0
+    corpus = Corpus(data_of(f"data.path={tmp_path}/out", "data.max_length=6"))
+    assert corpus.evaluated("valid").longest == corpus.split("train", 6).longest == 6
+    assert corpus.evaluated("test").longest == corpus.split("test").longest > 6
+
+
+def test_a_folder_that_was_prepared_otherwise_is_refused(wmt14: DataManifest, tmp_path: Path) -> None:
+    assert run(tmp_path, *OURS) == 0
+    path = f"data.path={tmp_path}/out"
+    with pytest.raises(ConfigError, match=r"data\.validation=held_out: .*/out has newstest2013; prepare it again"):
+        Corpus(data_of(path))
+    with pytest.raises(ConfigError, match=r"corpus=wmt14_en_de cleaning=empty_lines\) or set data\.cleaning"):
+        Corpus(data_of(path, "data.validation=newstest2013"))
+    for validation, cleaning in (("newstest2013", "length_ratio"), ("null", "null")):
+        Corpus(data_of(path, f"data.validation={validation}", f"data.cleaning={cleaning}"))
+    (tmp_path / "out/prepared.json").unlink()
+    with pytest.raises(ConfigError, match="has no record of it"):
+        Corpus(data_of(path))
 
 
 def test_an_interrupted_preparation_goes_on_and_gives_the_same(

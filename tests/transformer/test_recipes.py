@@ -76,29 +76,45 @@ def test_rows_differ_in_method_topology_and_optimizer_only(name: str) -> None:
 @pytest.mark.parametrize("experiment", [e for e in EXPERIMENTS if not e.startswith("transformer")])
 def test_every_recipe_has_what_the_paper_says_of_all(experiment: str) -> None:
     config = compose(f"experiment={experiment}")
-    assert (config.workers.kind, config.data.name, config.data.max_length) == ("processes", "wmt14_en_de", 156)
-    assert (config.training.epochs, config.training.steps) == (24, None)
-    assert config.training.batch_size == pytest.approx(25_000, rel=0.03)
-    assert config.training.batch_size % 64 == 0
+    timing = experiment.startswith("figure6")
+    assert (config.workers.kind, config.data.name) == ("processes", "wmt14_en_de")
+    assert (config.training.epochs, config.training.steps) == ((24, None) if timing else (None, 130_000))
+    assert config.training.batch_size == (64 * (25_000 // 64) if timing else 16 * (25_000 // 16))
     assert (config.model.name, config.model.dropout, config.label_smoothing) == ("transformer_base", 0.1, 0.1)
     schedule = config.schedule
-    assert (schedule.name, schedule.unit, schedule.warmup, schedule.warmup_start) == (
-        "inverse_square_root",
-        "epochs",
-        1,
-        0,
-    )
+    assert (schedule.name, schedule.unit, schedule.warmup) == ("inverse_square_root", "epochs", 1)
     decoding = config.decoding
     assert (decoding.beam, decoding.length_penalty, decoding.extra_length) == (4, 0.6, 50)
     assert (config.seed, config.evaluation.every, config.evaluation.keep_average) == (810975, None, True)
-    assert decoding.in_training == experiment.startswith("table2")
+
+
+@pytest.mark.parametrize("experiment", [e for e in EXPERIMENTS if not e.startswith("transformer/proxy")])
+def test_every_recipe_has_what_the_authors_code_does_for_all(experiment: str) -> None:
+    expect_authors_code(compose(f"experiment={experiment}"), experiment)
+
+
+def test_the_other_pair_has_it_too() -> None:
+    table = TABLES["table2"]
+    expect_authors_code(composed(table, table.rows[0], "en_fr"), "table2")
+
+
+def expect_authors_code(config: TransformerConfig, experiment: str) -> None:
+    assert (config.model.variant, config.model.attention_dropout) == ("paper", None)
+    assert (config.data.validation, config.data.cleaning, config.data.max_length) == ("held_out", "empty_lines", 157)
+    assert (config.smoothed_over, config.loss_divisor, config.token_limit) == ("all_tokens", "own_tokens", "both_sides")
+    assert config.schedule.warmup_start == 0.01
+    assert config.optimizer.eps == 1e-9 or experiment.endswith("/base")
+    assert (config.training.tf32, config.training.compile, config.training.clip) == (True, False, None)
+    assert config.training.precision == ("fp16" if experiment.startswith("transformer") else "fp32")
+    assert not config.decoding.in_training
 
 
 def test_the_pairs_of_table2() -> None:
     assert TABLES["table2"].seeds == (810975, 810976, 810977)
     base, big = (composed(TABLES["table2"], TABLES["table2"].rows[0], pair) for pair in ("en_de", "en_fr"))
-    assert (base.model.name, base.data.name, base.training.epochs) == ("transformer_base", "wmt14_en_de", 24)
-    assert (big.model.name, big.data.name, big.training.epochs) == ("transformer_big", "wmt14_en_fr", 5)
+    assert (base.model.name, base.data.name, base.training.steps) == ("transformer_base", "wmt14_en_de", 130_000)
+    assert (big.model.name, big.data.name, big.training.steps) == ("transformer_big", "wmt14_en_fr", 302_500)
+    assert (big.schedule.unit, big.schedule.warmup) == ("steps", 4000)
     assert big.model.dropout == 0.1
     assert (base.model.width, base.model.hidden, base.model.heads) == (512, 2048, 8)
     assert (big.model.width, big.model.hidden, big.model.heads) == (1024, 4096, 16)
@@ -145,8 +161,14 @@ def test_the_proxy_of_table2_has_the_recipes_structure() -> None:
         for pair in TABLES["table2"].variants:
             recipe, proxy = composed(TABLES["table2"], row, pair), composed(TABLES["table2_proxy"], proxy_row, pair)
             assert (proxy.data.name, proxy.workers.kind) == ("number_names", "simulated")
-            same = ("parallel", "topology", "optimizer", "label_smoothing", "schedule")
+            same = ("parallel", "topology", "optimizer", "label_smoothing")
             assert [getattr(proxy, key) for key in same] == [getattr(recipe, key) for key in same]
+            assert (proxy.schedule.name, proxy.schedule.unit, proxy.schedule.warmup) == (
+                recipe.schedule.name,
+                "epochs",
+                1,
+            )
+            assert (proxy.model.variant, proxy.smoothed_over) == ("fairseq", "wrong_tokens")
             assert (proxy.decoding.beam, proxy.decoding.length_penalty, proxy.decoding.extra_length) == (4, 0.6, 50)
             assert (proxy.training.epochs, proxy.evaluation.every, proxy.evaluation.keep_average) == (24, None, True)
             assert (proxy.model.dropout, proxy.decoding.in_training) == (0.1, True)
@@ -164,3 +186,12 @@ def test_the_proxy_of_one_command() -> None:
     assert (config.parallel.method, config.optimizer.name, config.optimizer.betas) == ("allreduce", "adam", (0.9, 0.98))
     assert (config.workers.kind, config.n, config.data.numbers) == ("processes", 2, 1_000_000)
     assert config.decoding.in_training
+
+
+@pytest.mark.parametrize(("method", "betas", "s"), [("allreduce", (0.9, 0.98), None), ("accumadam", (0.9, 0.999), 4)])
+def test_the_public_recipes_for_four_gpus(method: str, betas: tuple[float, float], s: int | None) -> None:
+    config = compose(f"experiment=transformer/{method}_4_gpus")
+    assert (config.n, config.workers.per_host, config.topology.name, config.seed) == (4, 4, "complete", 810977)
+    assert (config.lr, config.optimizer.betas, steps_of(config)) == (7e-4, betas, s)
+    assert (config.training.epochs, config.training.steps, config.training.batch_size) == (20, None, 25_000)
+    assert (config.schedule.unit, config.schedule.warmup) == ("steps", 4000)

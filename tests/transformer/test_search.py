@@ -129,3 +129,26 @@ def test_too_small_a_vocabulary_for_the_beam_is_an_error() -> None:
     small = Transformer(12, 8, 16, 2, 1, 1, 0.0).eval()
     with pytest.raises(ValueError, match="beam=6: expected less than half of the 12 tokens"):
         beam_search(small, torch.tensor([[5, EOS]]), None, Search(beam=6))
+
+
+@torch.no_grad()
+def test_hypotheses_that_begin_alike_stay_alike(trained: Transformer) -> None:
+    """Why the BLEU of the authors' code is that of greedy translations.
+
+    In its search every hypothesis proposes its best tokens, and the best proposals of all go on. Since all hypotheses
+    begin as the same one, each proposal is there once for each of them, and the best one takes all places.
+    """
+    beam, steps = 4, 6
+    for source in random_sentences([3, 5, 8], WORDS, seed=5):
+        sources, tokens = source.repeat(beam, 1), torch.full((beam, 1), EOS)
+        scores = torch.zeros(beam, 1)
+        for _ in range(steps):
+            proposals = trained(sources, tokens)[:, -1].log_softmax(-1).topk(beam)
+            totals, best = (scores + proposals.values).flatten().topk(beam)
+            parents = best // beam
+            tokens = torch.cat([tokens[parents], proposals.indices.flatten()[best, None]], dim=1)
+            scores = totals[:, None]
+        greedy = torch.full((1, 1), EOS)
+        for _ in range(steps):
+            greedy = torch.cat([greedy, trained(source[None], greedy)[:, -1:].argmax(-1)], dim=1)
+        assert tokens.tolist() == greedy.tolist() * beam

@@ -75,11 +75,15 @@ def test_the_losses_are_means_over_target_tokens(make: Make) -> None:
         uniform.append(logits.sum(1) - log_probabilities[-1])
     right, wrong = torch.cat(log_probabilities), torch.cat(uniform)
     found = evaluated(task, model, 2, 100)
+    over_all = evaluated(make("smoothed_over=all_tokens"), model, 2, 100)
     vocabulary = model.embedding.num_embeddings
     assert found["loss"] == pytest.approx(-right.mean().item(), rel=1e-5)
     # eps is spread over the V - 1 wrong tokens, as in fairseq
     smoothed = -(0.9 * right + 0.1 * wrong / (vocabulary - 1)).mean()
     assert found["loss_smoothed"] == pytest.approx(smoothed.item(), rel=1e-5)
+    # or over all V, as in PyTorch
+    smoothed = -(0.9 * right + 0.1 * (right + wrong) / vocabulary).mean()
+    assert over_all == pytest.approx({"loss": found["loss"], "loss_smoothed": smoothed.item()}, rel=1e-5)
 
 
 def test_bleu_is_that_of_the_raw_references(make: Make) -> None:
@@ -114,6 +118,17 @@ def test_the_mean_gradient_of_all_ranks_counts_every_token_alike(make: Make, ran
     scale = 1 / (ranks * data[0].mean_target_tokens)
     for ours, parameter in zip(of_ranks, model.parameters(), strict=True):
         assert torch.allclose(ours, parameter.grad * scale, rtol=1e-4, atol=1e-7)
+
+
+def test_a_batch_may_be_divided_by_its_own_tokens_and_smoothed_as_in_pytorch(make: Make) -> None:
+    """The loss of the paper's code: torch.nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=0.1)."""
+    task = make("model.dropout=0.0", "loss_divisor=own_tokens", "smoothed_over=all_tokens", "token_limit=both_sides")
+    model, criterion = model_of(task).train(), nn.CrossEntropyLoss(ignore_index=PAD, label_smoothing=0.1)
+    for batch in task.train_data(0, 2, 60, CPU).epoch(0):
+        logits = model(batch.source, batch.target_input, batch.source_mask)
+        expected = criterion(logits.flatten(0, 1), batch.target.flatten())
+        assert task.loss(model, batch).item() == pytest.approx(expected.item(), rel=1e-5)
+        assert (batch.source != PAD).sum() + (batch.target != PAD).sum() <= 2 * 60
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ import torch
 from transformer import translate
 from transformer.corpus import Corpus
 from transformer.evaluate import main as evaluate
-from transformer.scores import wordnet_problem
-from transformer.search import beam_search
+from transformer.scores import paper_bleu, wordnet_problem
+from transformer.search import Search, beam_search
 from transformer.task import search_of
-from transformer.translation import load_model, mean_of, read_config, read_state
+from transformer.translation import Translator, load_model, mean_of, read_config, read_state
 
 CPU = torch.device("cpu")
 
@@ -134,6 +134,17 @@ def test_every_kept_model_is_scored(run: Path, capsys: pytest.CaptureFixture[str
         assert bleu == pytest.approx(sacrebleu.corpus_bleu(lines, [references]).score, rel=1e-5)
     last = frame[frame["model"].isin(["step_00000040", "last"])].drop(columns=["model"])
     assert last.iloc[0].equals(last.iloc[1])
+
+
+def test_the_papers_bleu_is_that_of_greedy_translations(run: Path) -> None:
+    assert evaluate([f"run={run}", "models=last"]) == 0
+    (row,) = json.loads((run / "evaluation/test.json").read_text())["rows"]
+    config = read_config(run)
+    corpus = Corpus(config.data)
+    model = load_model(config, corpus, read_state(run / "checkpoints/last.pt"), "last", CPU)
+    greedy = Translator(model, corpus, Search(1, 0.6, 50), 4096, CPU).split(corpus.split("test"))
+    references = [corpus.words(tokens) for tokens in map(corpus.split("test").target_tokens, range(len(greedy)))]
+    assert row["paper_bleu"] == pytest.approx(paper_bleu([corpus.words(tokens) for tokens in greedy], references))
 
 
 def test_the_validation_loss_is_the_one_of_the_run(run: Path) -> None:

@@ -31,18 +31,18 @@ class Recipe:
     """How raw lines become subwords.
 
     merges:    of the joint byte pair encoding
+    cleaned:   splits from which pairs with an empty side and pairs beyond the next two limits are dropped
     longest:   most subwords on the longer side of a pair
     max_ratio: largest ratio of the longer to the shorter side
-    cleaned:   splits from which empty pairs and pairs beyond these limits are dropped
     chunk:     lines in a chunk
     """
 
     source: str
     target: str
     merges: int
-    longest: int = 250
-    max_ratio: float = 1.5
     cleaned: tuple[str, ...] = ("train",)
+    longest: float = 250
+    max_ratio: float = 1.5
     chunk: int = 20_000
 
     def keeps(self, source: str, target: str) -> bool:

@@ -2,13 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from common.flat import Bucket, cut
+from common.parallel.streams import is_queued
 from common.topology import Topology, allreduce_messages, in_phases
 
 LARGEST_MB = 25.0  # of what is all-reduced, as DDP's buckets
+# bucket_mb="auto": small messages suit slow links; on a GPU each bucket is a launch, and links are fast.
+AUTO_MB, AUTO_QUEUED_MB = 2.0, 64.0
 
 
 @dataclass
@@ -31,15 +35,21 @@ def bucket_bytes(topology: Topology, bucket_mb: float) -> float:
     return max(bucket_mb, min(bucket_mb * messages, LARGEST_MB)) * 2**20
 
 
-def plan_buckets(vectors: Sequence[Tensor], topology: Topology, bucket_mb: float, phases: str) -> list[ScheduledBucket]:
+def plan_buckets(
+    vectors: Sequence[Tensor], topology: Topology, bucket_mb: float | Literal["auto"], phases: str
+) -> list[ScheduledBucket]:
     """Cut the vectors [numel] into buckets of which messages have at most about `bucket_mb` MiB.
 
-    phases: "aligned", or "staggered": every second bucket runs the rounds in the other order of
-            `common.topology.phases`
+    bucket_mb: "auto": 2 on the CPU, 64 on a GPU
+    phases:    "aligned", or "staggered": every second bucket runs the rounds in the other order of
+               `common.topology.phases`
 
     Raises ValueError where the topology cannot be staggered.
     """
     schedules = in_phases(topology, phases)
+    if bucket_mb == "auto":
+        queued = any(is_queued(vector.device) for vector in vectors)
+        bucket_mb = AUTO_QUEUED_MB if queued else AUTO_MB
     spans = [
         (index, span)
         for index, vector in enumerate(vectors)

@@ -6,6 +6,9 @@ pass, x_i <- sum_j W_ij x_j. Sends read the bucket in place.
 Two facts shape the order of calls. gloo's send waits for the peer's "ready" message, which queues behind that peer's
 payload on the same connection: so every receive of a step is posted before any send. NCCL wants the receives and sends
 that depend on each other in one batch, in the same order on every rank.
+
+Where the host runs ahead of the device (`common.parallel.streams`), "blocks" and "arrived" are meant of the device's
+current stream: the host queues the wait and goes on.
 """
 
 import threading
@@ -13,6 +16,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from itertools import chain
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -20,13 +25,15 @@ from torch import Tensor
 
 from common.optim.flat_state import Incoming
 from common.parallel.gossip.routes import Route
+from common.parallel.streams import is_queued
 
 
 class ReceiveBuffers:
     """Memory for messages that arrive, kept from round to round.
 
-    On the CPU fresh memory costs a page fault for every 4 KB, in every step. On CUDA the allocator keeps memory by
-    itself, and knows on which streams it is used.
+    On the CPU fresh memory costs a page fault for every 4 KB, in every step. On CUDA the allocator could not use a
+    block again while the host runs ahead of the streams that read it. Here it can be: a receive is queued behind what
+    the posting stream has queued before, and that stream has read the block, or waited for what did.
     """
 
     def __init__(self) -> None:
@@ -38,9 +45,8 @@ class ReceiveBuffers:
         return free.pop() if free else torch.empty(numel, dtype=dtype, device=device)
 
     def give_back(self, vector: Tensor) -> None:
-        """Take a vector back that nobody reads or writes any more."""
-        if vector.device.type == "cpu":
-            self._free.setdefault((vector.numel(), vector.dtype), []).append(vector)
+        """Take a vector back that nothing queued from now on reads or writes."""
+        self._free.setdefault((vector.numel(), vector.dtype), []).append(vector)
 
 
 class Exchange(ABC):
@@ -49,13 +55,13 @@ class Exchange(ABC):
     chunk:   this rank's part of the flat vector, 1-D; read until `wait` returns, written by `merge`
     route:   how the round is carried out
     buffers: where it takes memory for messages, until `release`
-    stages:  the steps that follow once the first messages have arrived: `network.py` runs them one after another while
-             the model computes. Each gets the time that it may wait
+    stages:  number of steps that follow once the first messages have arrived: `network.py` has `run` do them one after
+             another while the model computes
     between_hosts: which of the stages send to other hosts and wait for them; rounds take turns in these
     turn:    number of the round it belongs to
     """
 
-    stages: Sequence[Callable[[timedelta], None]] = ()
+    stages: ClassVar[int] = 0
     between_hosts: range = range(0)
     turn: int = 0
 
@@ -65,8 +71,8 @@ class Exchange(ABC):
         self._buffers = buffers
         self._taken: list[Tensor] = []
         self.staged = threading.Event()  # set when the last stage is over
-        self.stream: torch.cuda.Stream | None = None  # on which the stages were put
-        self._works: list[dist.Work] = []
+        self.done: torch.cuda.Event | None = None  # what the device has passed when the last stage is over
+        self._works: list[list[dist.Work]] = []
         self._failure: RuntimeError | None = None
 
     @abstractmethod
@@ -76,6 +82,10 @@ class Exchange(ABC):
     @abstractmethod
     def start(self) -> list[dist.P2POp]:
         """Return the sends to be posted after the receives; launch collectives."""
+
+    def run(self, stage: int, timeout: timedelta) -> None:
+        """Do stage number `stage`, waiting for peers at most as long as `timeout`."""
+        raise NotImplementedError(f"{type(self).__name__} has no stages")
 
     def incoming(self) -> Incoming | None:
         """Return the received tensor if merging is one weighted sum, so that a fused optimizer can fold it in."""
@@ -111,25 +121,18 @@ class Exchange(ABC):
         self._taken.clear()
 
     def post(self, ops: Sequence[dist.P2POp]) -> None:
-        """Hand messages to the network. A failure (the peer is gone) is kept for `wait`, which reports all of them."""
-        self.attach_works(self._hand_over(ops))
+        """Hand messages to the network, and remember what `wait` has to wait for."""
+        self.attach_works(*hand_over(ops))
 
     def message(self, kind: Callable, tensor: Tensor, rank: int, tag: int = 0) -> dist.P2POp:
         """Return the send to, or the receive from, that rank; kind: dist.isend or dist.irecv."""
         return dist.P2POp(kind, tensor, rank, group=self.route.messages, tag=tag)
 
-    def _hand_over(self, ops: Sequence[dist.P2POp]) -> list[dist.Work]:
-        try:
-            return dist.batch_isend_irecv(list(ops)) if ops else []
-        except RuntimeError as error:
-            self._failure = self._failure or error
-            return []
-
     def run_stage(self, index: int, timeout: timedelta) -> None:
-        """Run one of `stages`; none after a failure, which is kept for `wait`."""
+        """Run a stage; none after a failure, which is kept for `wait`."""
         if self._failure is None:
             try:
-                self.stages[index](timeout)
+                self.run(index, timeout)
             except RuntimeError as error:
                 self._failure = error
             except Exception as error:  # a thread that died of it would be waited for without end
@@ -138,29 +141,48 @@ class Exchange(ABC):
     def wait(self, timeout: timedelta) -> None:
         """Block until every message of this bucket has arrived and its sends are done.
 
-        On CUDA only the stream waits and the host runs ahead: there the process group's timeout ends the run.
+        The host itself only blocks where it does not run ahead; elsewhere the process group's timeout ends the run.
         """
-        if self.stream is not None:
-            torch.cuda.current_stream().wait_stream(self.stream)
+        if self.done is not None:
+            torch.cuda.current_stream(self.chunk.device).wait_event(self.done)
         elif self.stages:
             self.staged.wait()  # each stage gives up by itself
         if self._failure is not None:
             raise self._failure
-        self._wait_for(self._works, timeout)
+        self._wait_for(timeout, *self._works)
+        self._works.clear()
 
-    def _wait_for(self, works: list[dist.Work], timeout: timedelta) -> None:
-        """Wait for all of them together, at most as long as `timeout`; those that are done leave the list."""
+    def watched(self) -> Callable[[], bool]:
+        """Return a function that says, at any time and from any thread, whether the messages have arrived."""
+        done, works = self.done, list(chain(*self._works))
+        return lambda: (done is None or done.query()) and all(work.is_completed() for work in works)
+
+    def _wait_for(self, timeout: timedelta, *posted: list[dist.Work]) -> None:
+        """Wait for all of these works together, at most as long as `timeout`; those that are done leave their list."""
         deadline = time.monotonic() + timeout.total_seconds()
-        while works:
-            if self.chunk.is_cuda:
-                works[-1].wait()  # with a timeout NCCL would block the host until the messages arrived
-            else:
-                works[-1].wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
-            works.pop()
+        for works in posted:
+            while works:
+                if is_queued(self.chunk.device):
+                    works[-1].wait()  # with a timeout NCCL would block the host until the messages arrived
+                else:
+                    works[-1].wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+                works.pop()
 
-    def attach_works(self, works: Sequence[dist.Work]) -> None:
-        """Remember what `wait` has to wait for."""
-        self._works += [work for work in works if work is not None]
+    def attach_works(self, works: list[dist.Work], failure: RuntimeError | None = None) -> None:
+        """Remember what `wait` has to wait for, and a failure, which it reports.
+
+        works: those that somebody has waited for leave the list, which the exchanges of one batch share
+        """
+        self._works.append(works)
+        self._failure = self._failure or failure
+
+
+def hand_over(ops: Sequence[dist.P2POp]) -> tuple[list[dist.Work], RuntimeError | None]:
+    """Post messages as one batch; return their works, or none and the failure: the peer is gone."""
+    try:
+        return (dist.batch_isend_irecv(list(ops)) if ops else []), None
+    except RuntimeError as error:
+        return [], error
 
 
 def mix_(x: Tensor, own_weight: float, received: Sequence[tuple[Tensor, float]]) -> None:

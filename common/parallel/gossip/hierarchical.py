@@ -6,13 +6,16 @@ The bucket is cut into L shards; the worker with index l in its host owns shard 
     rails     worker l exchanges its averaged shard with worker l of the hosts that M names, and combines: M (x) shard
     gather    every worker sends its shard to the others of its host
 
-So one payload leaves a host for each host that takes from it, where every worker would send its own. Receives go ahead
-of the sends they depend on; shards travel in the dtype of the sum.
+So one payload leaves a host for each host that takes from it, where every worker would send its own. Shards travel in
+the dtype of the sum. Inside a host they travel as messages of gloo, whose receives go ahead of the sends they depend
+on, or by NCCL's collectives.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import timedelta
 from enum import IntEnum
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +23,7 @@ from torch import Tensor
 
 from common.optim.flat_state import Incoming
 from common.parallel.collectives import sum_dtype
-from common.parallel.gossip.exchange import Exchange, ReceiveBuffers, mix_
+from common.parallel.gossip.exchange import Exchange, ReceiveBuffers, hand_over, mix_
 from common.parallel.gossip.messages import Message, message_layout
 from common.parallel.gossip.routes import Route
 
@@ -38,9 +41,9 @@ class Hierarchical(Exchange):
 
     message_dtype: of messages between hosts, None for the dtype of the sum; an all-reduce keeps that
     error:         what earlier messages left out [numel of the chunk], where the dtype wants it
-
-    On the CPU (gloo) receives are messages by themselves, posted before the sends.
     """
+
+    stages = 3
 
     def __init__(
         self,
@@ -51,28 +54,26 @@ class Hierarchical(Exchange):
         error: Tensor | None = None,
     ) -> None:
         super().__init__(chunk, route, buffers)
-        self._ahead = not chunk.is_cuda
-        self._source = chunk.to(sum_dtype(chunk.dtype))
+        self._sum_dtype = sum_dtype(chunk.dtype)
         self._numel = chunk.numel()
-        self._size = -(-self._numel // (len(route.local) + 1))  # of a shard; the last ones may be shorter
+        self._workers = len(route.local) + 1
+        self._size = -(-self._numel // self._workers)  # of a shard; the last ones may be shorter
         # What arrives from the others of the host lies where their averaged shards will come to lie.
-        self._result = self.take(self._size * (len(route.local) + 1), self._source.dtype)
+        self._result = self.take(self._size * self._workers, self._sum_dtype)
         self._mean = self._shard(self._result, route.index)
-        narrow = message_dtype not in (None, self._source.dtype) and route.allreduce is None
+        narrow = message_dtype not in (None, self._sum_dtype) and route.allreduce is None
         self._message_dtype = message_dtype if narrow else None
         self._error = None if error is None else self._shard(error, route.index)
         self._narrow: Message | None = None
         self._from_rail: dict[int, Tensor] = {}
-        self._scattered: list[dist.Work] = []
         self._railed: list[dist.Work] = []
-        self.stages = (self._average_inside, self._send_between_hosts, self._combine_and_gather)
         if route.allreduce is None and (route.receives or route.sends):
             self.between_hosts = range(1, 3)  # an all-reduce of all hosts leaves no link to others
 
     @property
     def message_bytes(self) -> int:
         """Bytes of the whole bucket in the dtype of the sum."""
-        return self._source.nbytes
+        return self._numel * self._sum_dtype.itemsize
 
     @property
     def shard_bytes(self) -> int | None:
@@ -82,25 +83,9 @@ class Hierarchical(Exchange):
         numel, dtype = message_layout(self._mean.numel(), self._message_dtype)
         return numel * dtype.itemsize
 
-    def receives(self) -> list[dist.P2POp]:
-        """Return the receives of the others' parts of this worker's shard."""
-        local = self.route.local.items()
-        return not_empty([self.message(dist.irecv, self._landing(i), rank, Tag.SCATTER) for i, rank in local])
-
-    def start(self) -> list[dist.P2POp]:
-        """Return the sends of this worker's parts of the others' shards."""
-        shards = {rank: self._shard(self._source, index) for index, rank in self.route.local.items()}
-        return not_empty([self.message(dist.isend, shard, rank, Tag.SCATTER) for rank, shard in shards.items()])
-
-    def post(self, ops: Sequence[dist.P2POp]) -> None:
-        """Hand messages to the network, as every exchange does; what a stage waits for is kept for that stage."""
-        works = self._hand_over(ops)
-        if any(op.tag == Tag.SCATTER and op.op is dist.irecv for op in ops):
-            self._scattered += works
-        elif any(op.tag == Tag.RAIL for op in ops):
-            self._railed += works
-        else:
-            self.attach_works(works)
+    def run(self, stage: int, timeout: timedelta) -> None:
+        """Average inside the host, talk to other hosts, combine and gather."""
+        (self._average_inside, self._send_between_hosts, self._combine_and_gather)[stage](timeout)
 
     def incoming(self) -> Incoming:
         """Return the averaged bucket."""
@@ -115,21 +100,9 @@ class Hierarchical(Exchange):
         if self._narrow is not None:
             self._narrow.settle()
 
-    # -- stages
-
+    @abstractmethod
     def _average_inside(self, timeout: timedelta) -> None:
-        self._wait_for(self._scattered, timeout)
-        mean = self._mean
-        own, (first, *rest) = self._shard(self._source, self.route.index), map(self._landing, self.route.local)
-        if rest:
-            torch.add(own, first, out=mean)
-            for shard in rest:
-                mean.add_(shard)
-            mean.div_(len(self.route.local) + 1)
-        else:  # two workers a host: one pass over memory
-            torch.lerp(own, first, 0.5, out=mean)
-        if self._ahead:
-            self._post_each(self._gather_receives())
+        """Turn `_mean` into the mean of this worker's shard over the host."""
 
     def _send_between_hosts(self, timeout: timedelta) -> None:
         mean = self._mean
@@ -141,40 +114,123 @@ class Hierarchical(Exchange):
                 self._narrow = Message(mean, self._message_dtype, self._error)
                 message = self._narrow.tensor
             sends = [self.message(dist.isend, message, rank, Tag.RAIL) for rank in self.route.sends]
-            self._post_each(self._rail_receives() + sends)
+            self._post_rail(not_empty(self._rail_receives() + sends))
+
+    @abstractmethod
+    def _post_rail(self, ops: list[dist.P2POp]) -> None:
+        """Post messages between hosts, for which `_railed` waits."""
 
     def _combine_and_gather(self, timeout: timedelta) -> None:
-        self._wait_for(self._railed, timeout)  # sends too: what they read is written next
-        mean = self._mean
+        self._wait_for(timeout, self._railed)  # sends too: what they read is written next
         weighted = [(received, self.route.receives[rank]) for rank, received in self._from_rail.items()]
         if self._narrow is not None:
-            self._narrow.merge_(mean, weighted)
+            self._narrow.merge_(self._mean, weighted)
         else:  # after an all-reduce what is left is the division by the number of hosts
-            mix_(mean, self.route.own_weight, weighted)
-        receives = [] if self._ahead else self._gather_receives()
-        sends = [self.message(dist.isend, mean, rank, Tag.GATHER) for rank in self.route.local.values()]
-        self._post_each(receives + sends)
+            mix_(self._mean, self.route.own_weight, weighted)
+        self._gather(timeout)
 
-    # -- messages
+    @abstractmethod
+    def _gather(self, timeout: timedelta) -> None:
+        """Give every worker of the host all shards."""
 
     def _shard(self, vector: Tensor, index: int) -> Tensor:
         return vector[min(index * self._size, self._numel) : min((index + 1) * self._size, self._numel)]
-
-    def _landing(self, index: int) -> Tensor:
-        return self._result[index * self._size : (index + 1) * self._size][: self._mean.numel()]
 
     def _rail_receives(self) -> list[dist.P2POp]:
         numel, dtype = message_layout(self._mean.numel(), self._message_dtype or self._mean.dtype)
         self._from_rail = {rank: self.take(numel, dtype) for rank in self.route.receives}
         return [self.message(dist.irecv, tensor, rank, Tag.RAIL) for rank, tensor in self._from_rail.items()]
 
-    def _gather_receives(self) -> list[dist.P2POp]:
+
+class HierarchicalByMessages(Hierarchical):
+    """Such a bucket on the CPU: every receive is a message by itself, posted before the sends it depends on."""
+
+    def __init__(self, chunk: Tensor, *arguments: Any) -> None:
+        super().__init__(chunk, *arguments)
+        self._source = chunk.to(self._sum_dtype)
+        self._scattered: list[dist.Work] = []
+
+    def receives(self) -> list[dist.P2POp]:
+        """Return the receives of the others' parts of this worker's shard."""
+        local = self.route.local.items()
+        return not_empty([self.message(dist.irecv, self._landing(i), rank, Tag.SCATTER) for i, rank in local])
+
+    def start(self) -> list[dist.P2POp]:
+        """Return the sends of this worker's parts of the others' shards."""
+        shards = {rank: self._shard(self._source, index) for index, rank in self.route.local.items()}
+        return not_empty([self.message(dist.isend, shard, rank, Tag.SCATTER) for rank, shard in shards.items()])
+
+    def post(self, ops: Sequence[dist.P2POp]) -> None:
+        """Hand messages to the network, as every exchange does; what a stage waits for is kept for that stage."""
+        works, failure = hand_over(ops)
+        if any(op.tag == Tag.SCATTER and op.op is dist.irecv for op in ops):
+            self._scattered += works
+            works = []
+        elif any(op.tag == Tag.RAIL for op in ops):
+            self._railed += works
+            works = []
+        self.attach_works(works, failure)
+
+    def _average_inside(self, timeout: timedelta) -> None:
+        self._wait_for(timeout, self._scattered)
+        mean = self._mean
+        own, (first, *rest) = self._shard(self._source, self.route.index), map(self._landing, self.route.local)
+        if rest:
+            torch.add(own, first, out=mean)
+            for shard in rest:
+                mean.add_(shard)
+            mean.div_(self._workers)
+        else:  # two workers a host: one pass over memory
+            torch.lerp(own, first, 0.5, out=mean)
         shards = {rank: self._shard(self._result, index) for index, rank in self.route.local.items()}
-        return [self.message(dist.irecv, shard, rank, Tag.GATHER) for rank, shard in shards.items()]
+        self._post_each([self.message(dist.irecv, shard, rank, Tag.GATHER) for rank, shard in shards.items()])
+
+    def _post_rail(self, ops: list[dist.P2POp]) -> None:
+        self._post_each(ops)
+
+    def _gather(self, timeout: timedelta) -> None:
+        ranks = self.route.local.values()
+        self._post_each([self.message(dist.isend, self._mean, rank, Tag.GATHER) for rank in ranks])
+
+    def _landing(self, index: int) -> Tensor:
+        return self._result[index * self._size : (index + 1) * self._size][: self._mean.numel()]
 
     def _post_each(self, ops: list[dist.P2POp]) -> None:
-        for batch in [[op] for op in not_empty(ops)] if self._ahead else [not_empty(ops)]:
-            self.post(batch)
+        for op in not_empty(ops):
+            self.post([op])
+
+
+class HierarchicalByCollectives(Hierarchical):
+    """Such a bucket on a GPU: reduce-scatter and all-gather in the host, in place, between them a batch of messages."""
+
+    def receives(self) -> list[dist.P2POp]:
+        """Return none: a collective receives by itself."""
+        return []
+
+    def start(self) -> list[dist.P2POp]:
+        """Copy the bucket to where its sum will lie; its shards are equally long, the last one padded."""
+        self._result[: self._numel].copy_(self.chunk)
+        self._result[self._numel :].zero_()
+        return []
+
+    def _average_inside(self, timeout: timedelta) -> None:
+        work = dist.reduce_scatter_single(self._own, self._result, group=self.route.host, async_op=True)
+        self._wait_for(timeout, [work])
+        self._own.div_(self._workers)
+
+    def _post_rail(self, ops: list[dist.P2POp]) -> None:
+        works, failure = hand_over(ops)
+        self._railed += works
+        self.attach_works([], failure)
+
+    def _gather(self, timeout: timedelta) -> None:
+        work = dist.all_gather_single(self._result, self._own, group=self.route.host, async_op=True)
+        self._wait_for(timeout, [work])
+
+    @property
+    def _own(self) -> Tensor:
+        """This worker's shard with its padding."""
+        return self._result[self.route.index * self._size : (self.route.index + 1) * self._size]
 
 
 def not_empty(ops: list[dist.P2POp]) -> list[dist.P2POp]:

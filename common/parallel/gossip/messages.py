@@ -10,6 +10,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from common.parallel.streams import is_queued
+
 BLOCK = 1024  # elements that share a scale in 8 bits
 
 
@@ -44,6 +46,8 @@ class Message:
         """Keep what this message left out as the error of the next one: the round is over."""
         if self._error is not None and self._left_out is not None:
             self._error.copy_(self._left_out)
+            if is_queued(self._error.device):  # another stream may have made it, and its memory must not go back yet
+                self._left_out.record_stream(torch.cuda.current_stream(self._error.device))
 
 
 def message_layout(numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:

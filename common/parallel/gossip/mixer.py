@@ -7,7 +7,10 @@ needs no message, a resumed run launches the same round again.
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -17,13 +20,14 @@ from common.optim.flat_state import Incoming
 from common.parallel.counters import CommunicationCounters
 from common.parallel.gossip.buckets import ScheduledBucket, plan_buckets
 from common.parallel.gossip.exchange import Exchange, ReceiveBuffers
-from common.parallel.gossip.hierarchical import Hierarchical
+from common.parallel.gossip.hierarchical import HierarchicalByCollectives, HierarchicalByMessages
 from common.parallel.gossip.network import Network
 from common.parallel.gossip.point_to_point import SendRecv
-from common.parallel.gossip.routes import Routes
+from common.parallel.gossip.routes import Route, Routes
 from common.parallel.gossip.subgroup import SubgroupAllReduce
 from common.parallel.process_groups import ProcessGroups
 from common.parallel.regions import region
+from common.parallel.streams import Stalls, Watch, is_queued
 from common.topology import Topology, Transport, in_phases
 
 
@@ -32,7 +36,7 @@ class Mixer:
 
     vectors:       the flat vectors to mix, the same layout on every rank
     topology:      schedule over workers
-    bucket_mb:     size of a message in MiB, see `plan_buckets`
+    bucket_mb:     size of a message in MiB, see `plan_buckets`; "auto": as suits the device
     transport:     "auto", or force "send_recv" or "subgroup" wherever the round allows it
     message_dtype: dtype of messages between peers, None for the parameters' own; int8 with error feedback, see
                    `messages.py`. All-reduces, and averages inside hosts that talk to others, keep their precision
@@ -46,24 +50,33 @@ class Mixer:
         topology: Topology,
         groups: ProcessGroups,
         *,
-        bucket_mb: float,
+        bucket_mb: float | Literal["auto"],
         transport: str,
         message_dtype: torch.dtype | None,
         phases: str,
         timeout: timedelta,
     ) -> None:
         self.vectors = list(vectors)
+        device = vectors[0].data.device if vectors else torch.device("cpu")
+        queued = is_queued(device)
         self.buckets = plan_buckets([vector.data for vector in vectors], topology, bucket_mb, phases)
         # What messages of 8 bits have left out so far, laid out as the vectors. Together with parameters and clock this
         # is all that the next round depends on.
         self.errors = [torch.zeros_like(vector.data) for vector in vectors] if message_dtype == torch.int8 else []
         self.counters = CommunicationCounters()
         self._groups = groups
-        self._routes = Routes(in_phases(topology, phases), groups, transport, message_dtype)
+        schedules = in_phases(topology, phases)
+        self._routes = Routes(schedules, groups, transport, message_dtype, collectives_inside=queued)
+        if queued:
+            groups.warm_up(device)
         self._message_dtype = message_dtype
         self._buffers = ReceiveBuffers()
         self._network = Network(timeout)
         self._timeout = timeout
+        # Where the host runs ahead, its clock sees neither how long messages are waited for nor that one is missing.
+        self._stalls = Stalls(device) if queued else None
+        self._watch = Watch(timeout) if queued else None
+        self._hierarchical = HierarchicalByCollectives if queued else HierarchicalByMessages
         self._in_flight: list[Exchange | None] | None = None
         self._launched_at = 0.0
 
@@ -136,7 +149,7 @@ class Mixer:
                     exchange.release()  # the next launch takes the same memory
                 bucket.clock += 1
                 launched.append(self._exchange_parameters(bucket))
-                self._post(launched[-1:])
+                self._post(launched[-1:], first=index)
             self.counters.rounds += 1
             self._in_flight = launched
             self._protect()
@@ -164,8 +177,10 @@ class Mixer:
         self._forget()
 
     def close(self) -> None:
-        """End the threads that carry exchanges on. Nothing may be in flight."""
+        """End the threads that carry exchanges on, and that watch them. Nothing may be in flight."""
         self._network.close()
+        if self._watch is not None:
+            self._watch.close()
 
     def _check(self, where: str) -> None:
         for vector in self.vectors:
@@ -206,13 +221,20 @@ class Mixer:
         if route.kind is Transport.SUBGROUP:
             return SubgroupAllReduce(chunk, route, self._buffers)
         error = errors[bucket.vector][bucket.span] if errors else None
-        kind = Hierarchical if route.kind is Transport.HIERARCHICAL else SendRecv
+        kind = self._hierarchical if route.kind is Transport.HIERARCHICAL else SendRecv
         exchange = kind(chunk, route, self._buffers, self._message_dtype, error)
         exchange.turn = bucket.clock
         return exchange
 
-    def _post(self, exchanges: Sequence[Exchange | None]) -> None:
+    def _post(self, exchanges: Sequence[Exchange | None], first: int = 0) -> None:
+        """Post the exchanges of the buckets from number `first` on."""
         self._network.post([exchange for exchange in exchanges if exchange is not None])
+        if self._watch is not None:
+            for index, exchange in enumerate(exchanges, first):
+                if exchange is not None:
+                    clock = self.buckets[index].clock
+                    seconds = self._timeout.total_seconds()
+                    self._watch.add(exchange.watched(), partial(self._sentence, index, exchange.route, clock, seconds))
 
     def _settle(self, exchange: Exchange) -> None:
         exchange.settle()
@@ -224,13 +246,19 @@ class Mixer:
     def _wait(self, index: int, exchange: Exchange) -> None:
         begin = time.perf_counter()
         try:
-            exchange.wait(self._timeout)
+            with self._stalls.measured() if self._stalls is not None else nullcontext():
+                exchange.wait(self._timeout)
         except RuntimeError as error:
-            bucket = self.buckets[index]
-            raise RuntimeError(
-                f"rank {self._groups.rank}: gossip step {bucket.clock} failed exchanging with rank(s) "
-                f"{list(exchange.route.peers)}, bucket {index + 1} of {len(self.buckets)}, after "
-                f"{time.perf_counter() - begin:.1f} s (timeout {self._timeout.total_seconds():g} s, topology "
-                f"{bucket.topology.name}). A peer died, runs fewer steps, or is slower than the timeout allows."
-            ) from error
-        self.counters.exposed_s += time.perf_counter() - begin
+            clock, waited = self.buckets[index].clock, time.perf_counter() - begin
+            raise RuntimeError(self._sentence(index, exchange.route, clock, waited)) from error
+        waited = time.perf_counter() - begin if self._stalls is None else self._stalls.passed()
+        self.counters.exposed_s += waited
+
+    def _sentence(self, index: int, route: Route, clock: int, waited: float) -> str:
+        """Return what to say of bucket number `index` whose round `clock` does not arrive."""
+        return (
+            f"rank {self._groups.rank}: gossip step {clock} failed exchanging with rank(s) {list(route.peers)}, "
+            f"bucket {index + 1} of {len(self.buckets)}, after {waited:.1f} s (timeout "
+            f"{self._timeout.total_seconds():g} s, topology {self.buckets[index].topology.name}). A peer died, runs "
+            "fewer steps, or is slower than the timeout allows."
+        )

@@ -1,15 +1,16 @@
 """Post exchanges, and carry those of several stages on while the model computes."""
 
-import contextlib
 import queue
 import threading
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import chain
 
 import torch
 
-from common.parallel.gossip.exchange import Exchange
+from common.parallel.gossip.exchange import Exchange, hand_over
+from common.parallel.streams import is_queued
 
 STAGES = 3  # the most that an exchange has
 SLACK = 1  # messages of earlier rounds that may still be under way: the link never rests between two rounds
@@ -53,10 +54,10 @@ class RoundOrder:
 class Network:
     """Posts exchanges, in the same order on all ranks.
 
-    Tensors on the CPU travel by gloo: every receive is posted before any send; one thread for each k runs stage k of
-    all exchanges, in order, so that the stages of different buckets overlap. Between hosts rounds take turns. On GPUs
-    (NCCL) the messages of an exchange are one batch and its stages are put on a side stream: the host does not wait.
-    The device decides, not the name of the process group's backend, which PyTorch may have chosen.
+    On the CPU (gloo) every receive is posted before any send; one thread for each k runs stage k of all exchanges, in
+    order, so that the stages of different buckets overlap. Between hosts rounds take turns. Where the host runs ahead
+    of the device (NCCL), exchanges without stages share one batch, because every batch is a separate launch; those
+    with stages go to a side stream.
 
     timeout: how long a stage may wait for its peers
     """
@@ -68,15 +69,14 @@ class Network:
         self._order = RoundOrder()
 
     def post(self, exchanges: Sequence[Exchange]) -> None:
-        """Hand them to the network: receives first, then sends."""
-        for exchange in exchanges:
-            if exchange.chunk.is_cuda:
-                self._post_batch(exchange)
-        on_cpu = [exchange for exchange in exchanges if not exchange.chunk.is_cuda]
-        pending = [(exchange, op) for exchange in on_cpu for op in exchange.receives()]
+        """Hand them, all on one device, to the network."""
+        if exchanges and is_queued(exchanges[0].chunk.device):
+            self._put_on_streams(exchanges)
+            return
+        pending = [(exchange, op) for exchange in exchanges for op in exchange.receives()]
         for exchange, op in pending:
             exchange.post([op])
-        for exchange in on_cpu:
+        for exchange in exchanges:
             for op in exchange.start():
                 exchange.post([op])
             if exchange.stages:
@@ -88,21 +88,27 @@ class Network:
             stage.put(None)
         self._queues.clear()
 
-    def _post_batch(self, exchange: Exchange) -> None:
-        with self._side_stream(exchange):
-            exchange.post(exchange.receives() + exchange.start())
-            for index in range(len(exchange.stages)):
-                exchange.run_stage(index, self._timeout)
-        exchange.staged.set()
+    def _put_on_streams(self, exchanges: Sequence[Exchange]) -> None:
+        plain = {exchange: [*exchange.receives(), *exchange.start()] for exchange in exchanges if not exchange.stages}
+        works, failure = hand_over(list(chain(*plain.values())))
+        for exchange, ops in plain.items():
+            if ops:
+                exchange.attach_works(works, failure)
+        for exchange in exchanges:
+            if exchange.stages:
+                self._put_on_side_stream(exchange)
 
-    def _side_stream(self, exchange: Exchange) -> contextlib.AbstractContextManager[None]:
-        if not exchange.stages:
-            return contextlib.nullcontext()
+    def _put_on_side_stream(self, exchange: Exchange) -> None:
+        device = exchange.chunk.device
         if self._stream is None:
-            self._stream = torch.cuda.Stream(exchange.chunk.device)
-        self._stream.wait_stream(torch.cuda.current_stream())  # the parameters as they are now
-        exchange.stream = self._stream
-        return torch.cuda.stream(self._stream)
+            self._stream = torch.cuda.Stream(device)
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # the parameters as they are now
+        with torch.cuda.stream(self._stream):
+            exchange.post(exchange.receives() + exchange.start())
+            for index in range(exchange.stages):
+                exchange.run_stage(index, self._timeout)
+        exchange.done = torch.cuda.Event()  # its own: the stream itself also carries what later exchanges wait for
+        exchange.done.record(self._stream)
 
     def _submit(self, exchange: Exchange) -> None:
         if not self._queues:
@@ -123,7 +129,7 @@ class Network:
             exchange.run_stage(index, self._timeout)
             if exchange.between_hosts and index == exchange.between_hosts[-1]:
                 self._order.leave(exchange.turn)
-            if index + 1 < len(exchange.stages):
+            if index + 1 < exchange.stages:
                 queues[index + 1].put(exchange)
             else:
                 exchange.staged.set()

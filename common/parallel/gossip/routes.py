@@ -25,6 +25,7 @@ class Route:
     allreduce:  their process group; None where there is no all-reduce
     index:      HIERARCHICAL: this worker's index in its host
     local:      HIERARCHICAL: {index: rank} of the other workers of its host
+    host:       HIERARCHICAL: process group of the workers of its host, if there are collectives inside hosts
 
     With HIERARCHICAL, weights, receives, sends and all-reduce are those between hosts, along this worker's rail.
     """
@@ -41,6 +42,7 @@ class Route:
     allreduce: dist.ProcessGroup | None = None
     index: int = 0
     local: Mapping[int, int] = field(default_factory=dict)
+    host: dist.ProcessGroup | None = None
     peers: tuple[int, ...] = ()
 
     def bytes_sent(self, message_bytes: float, shard_bytes: float | None = None) -> float:
@@ -58,6 +60,7 @@ class Routes:
     transport:     "auto", or force "send_recv" or "subgroup" wherever the round allows it
     message_dtype: dtype of messages between peers, None for the parameters' own; all-reduces, and averages inside hosts
                    that talk to others, keep their precision
+    collectives_inside: whether hosts that talk to others average inside by collectives, not by messages
 
     Collective: opens the process groups that the rounds need. Warns where no message can have the dtype.
     """
@@ -68,6 +71,7 @@ class Routes:
         groups: ProcessGroups,
         transport: str,
         message_dtype: torch.dtype | None,
+        collectives_inside: bool = False,
     ) -> None:
         self._workers_per_host = topologies[0].workers_per_host
         self._groups = groups
@@ -86,6 +90,9 @@ class Routes:
         rails = [self._rails(round_) for round_ in rounds if self._kind(round_) is Transport.HIERARCHICAL]
         groups.open_groups("subgroup", set(chain(*subgroups)))
         groups.open_groups("rail", set(chain(*rails)))
+        size = self._workers_per_host
+        if collectives_inside and size > 1 and (rails or any(topology.period is None for topology in topologies)):
+            groups.open_groups("host", [tuple(range(first, first + size)) for first in range(0, groups.workers, size)])
 
     def at(self, topology: Topology, clock: int) -> Route | None:
         """Return the route of round `clock`; None where this worker has nobody to talk to."""
@@ -106,6 +113,7 @@ class Routes:
                 hosts = round_.between_hosts(size)
                 rail = next((members for members in self._rails(round_) if worker in members), ())
                 local = {i: self._groups.to_rank(host * size + i) for i in range(size) if i != index}
+                inside = tuple(range(host * size, (host + 1) * size))
                 return self._route(
                     Transport.HIERARCHICAL,
                     round_,
@@ -116,6 +124,7 @@ class Routes:
                     allreduce=self._groups.group("rail", rail) if rail else None,
                     index=index,
                     local=local,
+                    host=self._groups.group("host", inside),
                 )
             case Transport.SUBGROUP:
                 members = tuple(round_.weights[worker])  # a row of a round of uniform groups is the group

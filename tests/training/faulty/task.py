@@ -1,15 +1,22 @@
-"""The cnn task, but rank 1 raises in its fifth step."""
+"""The cnn task, but rank 1 raises in its fifth step, and process groups do not close, as NCCL's after an error."""
 
 import os
+import time
 
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from cnn.data import Images
 from cnn.task import ImageClassification
+from common.training.config import Config
 
 
 class Faulty(ImageClassification):
     steps = 0
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        dist.destroy_process_group = lambda *_: time.sleep(3600)
 
     def loss(self, model: nn.Module, batch: Images) -> Tensor:
         self.steps += 1

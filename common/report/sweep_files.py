@@ -1,0 +1,141 @@
+"""What a sweep leaves in results/sweeps: <table>.csv, .yaml, .md, .png and .svg."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from common.report.drawing import save
+from common.report.formats import exact, format_texts
+from common.report.origin import describe_commit, describe_hardware
+from common.report.registry import Table
+from common.report.sweep_figure import draw_sweep
+from common.report.trials import NEAR, Method
+from common.report.tuning import TunedFile
+from common.training.atomic import write_atomically
+
+LEFT = ("method", "topology", "variant", "best", "runner_up", "edge", "taken_by")
+
+
+def write_sweep(table: Table, methods: Sequence[Method], folder: Path, command: str) -> list[Path]:
+    """Write all files of a sweep whose trials have ended; return their paths. `command` is what the user typed.
+
+    Raises UsageError, before anything is written, if all trials of a method diverged.
+    """
+    tuned = TunedFile(sweep=table.sweep, methods={method.name: method.tuned for method in methods})
+    records = trial_records(table, methods)
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "csv": records.map(exact).to_csv(index=False, lineterminator="\n"),
+        "md": _render(table, methods, records, command),
+        "yaml": f"# Made by `{command}`: the rows of the table take the best overrides.\n"
+        + OmegaConf.to_yaml(OmegaConf.create(tuned.model_dump(mode="json", exclude_none=True))),
+    }
+    files = [folder / f"{table.name}.{suffix}" for suffix in texts]
+    for file, text in zip(files, texts.values(), strict=True):
+        write_atomically(file, text.encode())
+    return [*files, *save(lambda: draw_sweep(table, methods), folder, table.name)]
+
+
+def trial_records(table: Table, methods: Sequence[Method]) -> pd.DataFrame:
+    """Return a row for each trial, in the order of the grid."""
+    keys = table.sweep.keys
+    return pd.DataFrame(
+        [
+            {
+                "row": method.row.name,
+                **({"variant": method.variant} if table.variants else {}),
+                **dict(zip(keys, (text.partition("=")[2] for text in result.overrides), strict=True)),
+                "seed": trial.seed,
+                table.sweep.quantity: trial.value,
+                "status": "diverged" if trial.value is None else "finished",
+                "steps": trial.steps,
+                "seconds": round(trial.seconds),
+                "commit": describe_commit(trial.environment),
+                "hardware": describe_hardware(trial.environment),
+                "date": trial.environment["start"],
+            }
+            for method in methods
+            for result in method.results
+            for trial in result.trials
+        ],
+        dtype=object,  # pandas would turn None (diverged) into NaN
+    )
+
+
+def sweep_frame(table: Table, methods: Sequence[Method]) -> pd.DataFrame:
+    """Return the table of a sweep, as texts."""
+    return pd.DataFrame([_row(table, method) for method in methods])
+
+
+def _row(table: Table, method: Method) -> dict[str, str]:
+    tuned, (low, high) = method.tuned, method.near
+    quantity, others = table.sweep.of, tuned.runner_up
+    taken_by = [row.name for row in table.rows if table.method(row, method.variant) == method.name]
+    return {
+        "method": method.row.method,
+        "topology": method.row.topology,
+        **({"variant": str(method.variant)} if table.variants else {}),
+        "trials": str(tuned.trials),
+        "diverged": str(tuned.diverged),
+        "best": " ".join(tuned.best.overrides),
+        quantity.name: format(tuned.best.mean, quantity.style),
+        "runner_up": " ".join(others.overrides) if others else "",
+        f"{quantity.name}_of_runner_up": format(others.mean, quantity.style) if others else "",
+        "near": f"{low:g} to {high:g}",
+        "width": f"{high / low:.3g}",
+        "edge": tuned.edge or "",
+        "taken_by": ", ".join(taken_by),
+    }
+
+
+def _definitions(table: Table) -> dict[str, str]:
+    quantity = table.sweep.of
+    return {
+        "trials": "number of runs, the same for every method",
+        "diverged": "how many of them diverged; their values count as the worst",
+        "best": f"the overrides with the {table.sweep.best} mean; of equal ones the nearest to the centre",
+        quantity.name: f"{quantity.definition}; mean over the tuning seeds",
+        "runner_up": "the overrides with the next mean",
+        "near": f"learning rates around the best one with means within {NEAR:.0%} of its mean",
+        "width": "the highest of these rates divided by the lowest",
+        "edge": "the end of the grid at which the best rate lies, if it does: a rate beyond it may be better",
+        "taken_by": "rows of the table that take the best overrides",
+    }
+
+
+def _render(table: Table, methods: Sequence[Method], records: pd.DataFrame, command: str) -> str:
+    sweep, grid, name = table.sweep, methods[0].grid, table.name
+    grown = (grid.high - grid.low + 1) - sweep.rates
+    seeds, dates = ", ".join(map(str, sweep.seeds)), sorted(records["date"])
+    points = f"{len(grid.points)} points: learning rates centre x 2^k, k = {grid.low} to {grid.high}"
+    lines = [
+        f"# Tuning of {name}: {table.title}",
+        "",
+        f"Every method was trained at {points}{', with all choices' * bool(sweep.choices)}; seeds {seeds}, none of "
+        "which the table reports.",
+        "",
+        "The grid grows, for all methods alike, while one of them is best at an edge, at most "
+        f"{sweep.extensions} times; rates added: {grown}.",
+        "",
+        format_texts(sweep_frame(table, methods), "pipe", LEFT),
+        "",
+        f"![final {sweep.quantity} against the learning rate, and the best so far]({name}.png)",
+        "",
+        "## Columns",
+        "",
+        *(f"- `{column}`: {definition}" for column, definition in _definitions(table).items()),
+        "",
+        "## Where the numbers come from",
+        "",
+        f"- Trials: {len(records)} in [{name}.csv]({name}.csv); `seconds` from a run's first start to its end, pauses "
+        "included",
+        f"- Chosen: [{name}.yaml]({name}.yaml), whose values the table's rows take",
+        f"- Centres: {', '.join(f'{method.name} {method.row.centre:g}' for method in methods)}",
+        f"- Hardware: {'; '.join(records['hardware'].unique())}",
+        f"- Date: {dates[0]} (first start) to {dates[-1]} (last start)",
+        f"- Commit: {'; '.join(records['commit'].unique())}",
+        f"- Made by `{command}`",
+    ]
+    return "\n".join(lines) + "\n"

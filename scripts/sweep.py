@@ -1,0 +1,113 @@
+"""Tunes the learning rates of a table, with the same trials for every method, and keeps what it chose.
+
+python -m scripts.sweep table=table3_fair [runs=runs] [jobs=2] [--dry-run]
+python -m scripts.sweep table=NAME launcher=slurm [cluster=t4_4x8] [sbatch="--time=12:00:00 ..."]
+                        [report_sbatch="--partition=cpu ..."] [--dry-run]
+
+The table's `sweep` states the grid, the seeds, and the quantity that is optimized. The grid grows, for all methods
+alike, while one of them is best at an edge, at most as often as the sweep allows. Trials are ordinary runs in
+RUNS/sweeps/TABLE, which the same command continues after an interruption. With launcher=slurm they are submitted, and
+after them a job that gives this command again: it submits the next trials, or chooses.
+
+At the end results/sweeps/TABLE.csv has all trials, TABLE.yaml what was chosen, which the table's rows take from then
+on, TABLE.md both for readers, and TABLE.png and .svg a figure.
+
+Exit codes: 0 the values are chosen, or trials submitted; 1 some failed (one whose loss diverged has not: it is the
+worst); 2 wrong arguments, or a run folder holds something else; 75 interrupted (start again to continue).
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import Field, NonNegativeInt
+
+from common.cli import Text, UsageError, command_of, main_function, parse
+from common.report.formats import format_texts
+from common.report.registry import Table, load_table
+from common.report.runs import RunError
+from common.report.sweep_files import LEFT, sweep_frame, write_sweep
+from common.report.trials import Grid, Method, Point, Trials, edges, read_methods
+from scripts.making import INTERRUPTED, make, print_plan, settled, state_of
+from scripts.submitting import FollowUp, LauncherArguments, submit_missing
+
+MODULE = "scripts.sweep"
+
+
+class SweepArguments(LauncherArguments):
+    """Command line of scripts.sweep."""
+
+    output: Text = Field("results/sweeps", description="where the trials and what was chosen are kept")
+    submitted: NonNegativeInt = Field(
+        0, description="launcher=slurm: trials that must have ended or wait, as the job that follows them says"
+    )
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Make or submit the trials that are missing; once all have ended, keep the best values."""
+    arguments = parse(SweepArguments, argv, MODULE, "Tunes a table's learning rates, every method with equal trials.")
+    arguments.check_launcher()
+    table = load_table(arguments.table)
+    if table.sweep is None:
+        raise UsageError(f"table={table.name}: has no sweep; expected a table whose definition has one")
+    try:
+        return _continue(arguments, table)
+    except RunError as error:
+        raise UsageError(f"{error}; remove this folder or choose another one by runs=...") from None
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; to continue: {command_of(MODULE, arguments)}", file=sys.stderr, flush=True)
+        return INTERRUPTED
+
+
+def _continue(arguments: SweepArguments, table: Table) -> int:
+    """Make the trials of one grid after the other until none has to follow, then write what they show."""
+    grid, before, grown = Grid.first(table.sweep), set[Point](), 0
+    while True:
+        code = _make(arguments, table, grid, before)
+        if code is not None:
+            return code
+        methods = read_methods(table, grid, Path(arguments.runs))
+        at = edges(methods)
+        if not at or grown == table.sweep.extensions:
+            return _write(arguments, table, methods)
+        before, grid, grown = set(grid.points), grid.grown(at), grown + 1
+        print(f"# a method is best at the {' and the '.join(sorted(at))} rate: the grid grows", flush=True)
+
+
+def _make(arguments: SweepArguments, table: Table, grid: Grid, before: set[Point]) -> int | None:
+    """Make the trials of a grid that the one before had not; return None once all have ended, else an exit code."""
+    trials = Trials.of_table(table, [point for point in grid.points if point not in before])
+    cells = list(trials.cells(Path(arguments.runs)))
+    states = [state_of(trials, cell) for cell in cells]
+    if settled(trials, states) == len(cells):
+        return None
+    methods = len(cells) // len(trials.seeds) // (len(grid.points) - len(before))
+    each = f"{len(grid.points)} points x {len(trials.seeds)} seeds"
+    print(f"# {methods} methods x {each}; the grid may grow {table.sweep.extensions} times")
+    if arguments.launcher == "slurm":
+        earlier = methods * len(before) * len(trials.seeds)
+        again = arguments.model_copy(update={"submitted": earlier + len(cells)})
+        words = shlex.split(command_of(MODULE, again))[3:]
+        follow_up = FollowUp(("slurm/sweep.sbatch", *words), "submits the next trials, or chooses")
+        return submit_missing(arguments, trials, cells, states, follow_up, known=arguments.submitted - earlier)
+    if arguments.dry_run:
+        print_plan(trials, cells, states)
+        return 0
+    return make(trials, cells, states, arguments.jobs) or None
+
+
+def _write(arguments: SweepArguments, table: Table, methods: Sequence[Method]) -> int:
+    """Print what the trials show, and write it unless it is a dry run."""
+    print(format_texts(sweep_frame(table, methods), "simple", LEFT))
+    if arguments.dry_run:
+        print("# all trials have ended: nothing is missing")
+        return 0
+    command = command_of(MODULE, arguments.model_copy(update={"submitted": 0}))
+    print("written:", *write_sweep(table, methods, Path(arguments.output), command))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

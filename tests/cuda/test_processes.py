@@ -1,0 +1,84 @@
+"""The branch for GPUs in real processes: streams are stand-ins, gloo carries messages, numbers are the simulator's."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from common.topology import build
+from tests.cuda.device import queued_everywhere
+from tests.distributed.comparison import assert_equal_to_simulator
+from tests.distributed.scenarios import Scenario, in_process
+
+AER = Scenario(optimizer="fused_accumadamw", topology="aer", workers_per_host=2, steps=8)
+
+
+@contextmanager
+def streams_without_a_device() -> Iterator[None]:
+    """Let the engine believe that the CPU runs behind the host: a message is waited for where a stream would wait."""
+    stream = SimpleNamespace(wait_stream=lambda other: None, wait_event=lambda event: None)
+    event = SimpleNamespace(record=lambda stream: None, query=lambda: True, elapsed_time=lambda other: 0.0)
+    replaced = {
+        "torch.cuda.Stream": lambda device: stream,
+        "torch.cuda.current_stream": lambda device: stream,
+        "torch.cuda.stream": lambda stream: nullcontext(),
+        "torch.cuda.Event": lambda enable_timing=False: event,
+        "torch.Tensor.record_stream": lambda tensor, stream: None,
+    }
+    with ExitStack() as stack:
+        for name, value in replaced.items():
+            stack.enter_context(patch(name, value))
+        stack.enter_context(queued_everywhere())
+        yield
+
+
+def on_streams(rank: int, n: int, scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:
+    """Return the results of the scenarios on this rank, by the branch for GPUs."""
+    with streams_without_a_device():
+        return in_process(rank, n, scenarios)
+
+
+SCENARIOS = {
+    "aer": AER,
+    "staggered": replace(AER, phases="staggered"),
+    "not fused": replace(AER, optimizer="momentum", clip=1.0),
+    "between hosts": replace(AER, topology=build("ring", 4, 2, between_hosts=True), options={"bucket_mb": 0.0007}),
+    "8 bits between hosts": replace(
+        AER, topology=build("ring", 4, 2, between_hosts=True), options={"message_dtype": torch.int8}, steps=1
+    ),
+    "ring": replace(AER, topology="ring", workers_per_host=1),
+    "idle": replace(AER, topology="one_peer_ring", workers_per_host=1, optimizer="adamw"),
+    "complete": replace(AER, topology="complete"),
+    "adapt then combine": replace(AER, optimizer="dmsgd", order="atc"),
+}
+
+
+def test_numbers_are_those_of_the_simulator() -> None:
+    scenarios = [SCENARIOS[name] for name in ("aer", "between hosts", "ring", "adapt then combine")]
+    assert_equal_to_simulator(4, scenarios, run=on_streams)
+
+
+@pytest.mark.slow
+def test_numbers_are_those_of_the_simulator_in_every_scenario() -> None:
+    scenarios = [scenario for name, scenario in SCENARIOS.items() if not name.startswith("8 bits")]
+    assert_equal_to_simulator(4, scenarios, run=on_streams)
+    assert_equal_to_simulator(3, [replace(SCENARIOS["idle"], steps=5)], run=on_streams)
+
+
+def test_messages_of_8_bits_are_near() -> None:
+    assert_equal_to_simulator(4, [SCENARIOS["8 bits between hosts"]], rtol=0.05, atol=0.02, run=on_streams)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hosts", [(6, 3), (8, 4), (8, 2)])
+def test_larger_hosts(hosts: tuple[int, int]) -> None:
+    n, workers_per_host = hosts
+    topology = build("one_peer_ring", n, workers_per_host, between_hosts=True)
+    sizes = [{"bucket_mb": size} for size in (0.0001, 0.0007, 2.0)]
+    scenarios = [replace(AER, topology=topology, workers_per_host=workers_per_host, options=size) for size in sizes]
+    assert_equal_to_simulator(n, scenarios, run=on_streams)

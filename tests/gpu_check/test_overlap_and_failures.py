@@ -1,0 +1,20 @@
+"""Checks 9 and 10 with real processes."""
+
+import pytest
+
+from scripts.gpu_check import failures, overlap
+from scripts.gpu_check.outcome import Machine
+
+CPU = Machine("cpu")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_the_sweep_measures_every_size_and_transport() -> None:
+    figure = overlap.check(CPU)
+    for named in ("2.0 MiB", "256.0 MiB", "send_recv", "subgroup"):
+        assert named in figure
+
+
+@pytest.mark.parametrize("how", ["kill", "raise", "stop"])
+def test_a_rank_that_fails_ends_the_job(how: str) -> None:
+    assert failures.fail(CPU, how) < failures.END_WITHIN_S[how]

@@ -1,0 +1,77 @@
+"""No optimizer or schedule makes the host wait for the device: it has to run ahead of a GPU."""
+
+from collections.abc import Callable
+from functools import partial
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from common.flat import Bucket, FlatVector
+from common.optim import AccumAdam, AccumAdamW, DmSGD, Hyper, QGDmSGD, cosine_with_warmup
+from common.optim.compiled import scalars_of
+from common.optim.flat_state import Incoming
+from common.parallel.optimizers import MomentumVectors
+from tests.host_sync import NoHostSync
+
+pytestmark = pytest.mark.usefixtures("eager_kernel")
+ACCUM = {"weight_decay": 0.1, "accumulation_steps": 2}
+OPTIMIZERS = [
+    partial(DmSGD, lr=0.1, weight_decay=0.1),
+    partial(QGDmSGD, lr=0.1, weight_decay=0.1, nesterov=True),
+    *(
+        partial(cls, **ACCUM, **how)
+        for cls in (AccumAdam, AccumAdamW)
+        for how in ({"fused": True}, {"foreach": False}, {})
+    ),
+]
+
+
+def train(make: Callable[..., Optimizer], prepare: Callable[[Optimizer, list[FlatVector]], None]) -> None:
+    """Take 4 steps with a schedule, on parameters of which one is a number and one gets no gradient."""
+    parameters = [nn.Parameter(torch.ones(shape)) for shape in ((3, 4), (), (5,), (2,))]
+    optimizer = make(parameters)
+    schedule = cosine_with_warmup(optimizer, total_steps=9, warmup_steps=2)
+    prepare(optimizer, [FlatVector([(str(index), parameter) for index, parameter in enumerate(parameters)])])
+    with NoHostSync():
+        for _ in range(4):
+            sum(parameter.square().sum() for parameter in parameters[:-1]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS, ids=str)
+def test_alone(make: Callable[..., Optimizer]) -> None:
+    train(make, lambda *_: None)
+
+
+def test_fused_bucket_by_bucket() -> None:
+    def prepare(optimizer: AccumAdamW, vectors: list[FlatVector]) -> None:
+        optimizer.flatten_state(vectors, place_gradients=True)
+        spans = [slice(0, 7), slice(7, vectors[0].numel)]
+        received = torch.ones(vectors[0].numel)
+        optimizer.arriving = lambda: ((Bucket(0, span), Incoming(received[span], 0.5, 0.5)) for span in spans)
+
+    train(partial(AccumAdamW, **ACCUM, fused=True), prepare)
+
+
+def test_mixed_momentum() -> None:
+    def prepare(optimizer: DmSGD, vectors: list[FlatVector]) -> None:
+        momentum = MomentumVectors(optimizer, vectors)
+        optimizer.register_step_post_hook(lambda *_: (momentum.flat(), momentum.descend()))
+
+    train(partial(DmSGD, lr=0.1), prepare)
+
+
+def test_scalars_travel_to_a_gpu_from_pinned_memory() -> None:
+    """Without one: what is asked of torch. On the CPU they stay where they were made."""
+    hyper = Hyper(0.1, 0.9, 0.99, 1e-8, 0.0, decoupled=False, s=1)
+    with mock.patch.object(torch, "tensor") as made:
+        scalars = scalars_of.__wrapped__(1, hyper, 1.0, 0.0, torch.bfloat16, torch.device("cuda"))
+    assert made.call_args.kwargs == {"dtype": torch.float32, "pin_memory": True}
+    assert made.return_value.to.mock_calls == [mock.call(torch.device("cuda"), non_blocking=True)]
+    assert scalars is made.return_value.to.return_value
+    assert scalars_of.__wrapped__(1, hyper, 1.0, 0.0, torch.float64, torch.device("cpu")).dtype == torch.float64

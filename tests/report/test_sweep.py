@@ -1,0 +1,362 @@
+"""Tuning: equal trials for all methods, what is chosen, and that the table's rows take it."""
+
+import json
+import shlex
+import sys
+import types
+from math import log2
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+from omegaconf import OmegaConf
+
+from common.cli import UsageError
+from common.report.overrides import meaning
+from common.report.registry import load_table
+from common.report.tuning import TunedFile, folder_of, read_tuned
+from scripts.reproduce import main as reproduce
+from scripts.sweep import main as sweep
+from scripts.tables import main as tables
+from tests.naming import case
+from tests.report.synthetic import write_run
+
+SMALL = [
+    "workers=simulated", "workers.count=2", "training.steps=3", "training.batch_size=16", "model.width=2",
+    "schedule.warmup=0", "logging.every=1",
+]  # fmt: skip
+CONTENT = {
+    "title": "A small table",
+    "task": "cnn",
+    "runs": "small",
+    "seeds": [1, 2],
+    "overrides": SMALL,
+    "sweep": {"quantity": "accuracy", "best": "highest", "seeds": [7, 8], "rates": 3, "extensions": 2},
+    "rows": [
+        {
+            "name": "allreduce",
+            "method": "AllReduce",
+            "topology": "complete",
+            "overrides": ["parallel=allreduce", "optimizer=adam"],
+            "centre": 0.01,
+        },
+        {
+            "name": "dadam",
+            "method": "DAdam",
+            "topology": "complete",
+            "overrides": ["parallel=decentralized", "topology=complete", "optimizer=adam"],
+            "centre": 0.04,
+        },
+        {
+            "name": "dadam_ring",
+            "method": "DAdam",
+            "topology": "ring",
+            "overrides": ["parallel=decentralized", "topology=ring", "optimizer=adam"],
+            "tuned_with": "dadam",
+        },
+    ],
+}
+DEFINITIONS, SWEEPS = Path("definitions"), Path("results/sweeps")
+
+
+def define(**changes) -> None:
+    """Write the table's definition, with other values of some keys; those of `sweep` are added to it."""
+    changes["sweep"] = CONTENT["sweep"] | changes.get("sweep", {})
+    DEFINITIONS.mkdir(exist_ok=True)
+    OmegaConf.save(CONTENT | changes, DEFINITIONS / "small.yaml")
+
+
+def load(name, *_, **__):
+    return load_table(name, folder=DEFINITIONS, sweeps=SWEEPS)
+
+
+@pytest.fixture(autouse=True)
+def definition(in_an_empty_folder, monkeypatch) -> None:
+    define()
+    for script in ("sweep", "reproduce", "tables"):
+        monkeypatch.setattr(f"scripts.{script}.load_table", load)
+
+
+@pytest.fixture
+def undrawn(monkeypatch) -> None:
+    """Sweeps without their figure, which takes longer than all else."""
+    monkeypatch.setattr("common.report.sweep_files.save", lambda *_: [])
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """A launch that writes a run at once; returns the list of its settings.
+
+    `accuracy(settings)` may be replaced: None is a run that diverges, an exception one that fails.
+    """
+
+    def launch(task, overrides):
+        settings = meaning(overrides)
+        module.calls.append(settings)
+        accuracy = module.accuracy(settings)
+        folder = Path(settings["run_dir"])
+        write_run(folder, overrides, accuracy=[accuracy or 0], status="failed" if accuracy is None else "finished")
+        if accuracy is None:
+            error = "DivergedError: training loss nan at step 12 on worker 0"
+            (folder / "summary.json").write_text(json.dumps({"status": "failed", "error": error}))
+        return int(accuracy is None)
+
+    module = types.ModuleType("common.training.launch")
+    module.launch, module.calls, module.accuracy = launch, [], peaks(allreduce=0.01, dadam=0.04)
+    monkeypatch.setitem(sys.modules, "common.training.launch", module)
+    return module
+
+
+def peaks(**best):
+    """Return an accuracy that falls by a percent for each factor of 2 from the rate that is best for a row."""
+
+    def accuracy(settings):
+        row = Path(settings["run_dir"]).parts[3]
+        return 90 - abs(log2(settings["optimizer.lr"] / best[row])) + settings["seed"] / 100
+
+    return accuracy
+
+
+def tuned(method: str):
+    return read_tuned("small", SWEEPS).methods[method]
+
+
+def records() -> pd.DataFrame:
+    return pd.read_csv(SWEEPS / "small.csv")
+
+
+def test_every_method_gets_the_same_trials_and_the_best_is_kept(launched, capsys):
+    assert sweep(["table=small"]) == 0
+    frame = records()
+    assert frame.groupby("row").size().to_dict() == {"allreduce": 6, "dadam": 6}
+    assert list(frame.columns) == [
+        "row", "optimizer.lr", "seed", "accuracy", "status", "steps", "seconds", "commit", "hardware", "date",
+    ]  # fmt: skip
+    assert list(frame["optimizer.lr"][:6]) == [0.01, 0.01, 0.005, 0.005, 0.02, 0.02]  # from the centre outwards
+    assert set(frame["seed"]) == {7, 8}
+    assert (frame.iloc[0]["steps"], frame.iloc[0]["seconds"], frame.iloc[0]["commit"]) == (30, 10, "0123456789abcdef")
+    best = tuned("dadam")
+    assert (best.best.overrides, best.best.mean) == (("optimizer.lr=0.04",), pytest.approx(90.075))
+    assert (best.runner_up.overrides, best.runner_up.mean) == (("optimizer.lr=0.02",), pytest.approx(89.075))
+    assert (best.trials, best.diverged, best.edge) == (6, 0, None)
+    assert launched.calls[0]["run_dir"] == "runs/sweeps/small/allreduce/lr_0.01/seed_7"
+    page = (SWEEPS / "small.md").read_text()
+    assert "| DAdam     | complete   |        6 |          0 | optimizer.lr=0.04 |      90.07 |" in page
+    assert "dadam, dadam_ring |" in page
+    assert "12 in [small.csv](small.csv)" in page
+    assert imread(SWEEPS / "small.png").std() > 0.05
+    assert "learning rate" in (SWEEPS / "small.svg").read_text()
+    assert "written: results/sweeps/small.csv" in capsys.readouterr().out
+
+
+def test_the_grid_grows_for_all_methods_while_one_is_best_at_an_edge(undrawn, launched):
+    launched.accuracy = peaks(allreduce=0.0025, dadam=0.04)
+    assert sweep(["table=small"]) == 0
+    rates = records().groupby("row")["optimizer.lr"].unique().map(sorted).to_dict()
+    assert rates == {
+        "allreduce": [0.00125, 0.0025, 0.005, 0.01, 0.02],
+        "dadam": [0.005, 0.01, 0.02, 0.04, 0.08],
+    }
+    assert (tuned("allreduce").best.overrides, tuned("allreduce").edge) == (("optimizer.lr=0.0025",), None)
+
+
+def test_it_grows_at_both_ends_at_most_as_often_as_the_sweep_says(undrawn, launched):
+    launched.accuracy = peaks(allreduce=1e-6, dadam=1e3)
+    assert sweep(["table=small"]) == 0
+    assert records().groupby("row")["optimizer.lr"].nunique().to_dict() == {"allreduce": 7, "dadam": 7}
+    assert (tuned("allreduce").edge, tuned("dadam").edge) == ("lowest", "highest")
+    assert "| lowest  | allreduce" in (SWEEPS / "small.md").read_text()
+
+
+def test_rates_that_are_about_as_good(undrawn, launched):
+    accuracy = {0.0025: 80, 0.005: 89.2, 0.01: 90, 0.02: 89.5, 0.04: 10, 0.08: 89.9}
+    launched.accuracy = lambda settings: accuracy.get(settings["optimizer.lr"], 50)
+    define(sweep={"rates": 6}, rows=[CONTENT["rows"][0] | {"centre": 0.02}])
+    assert sweep(["table=small"]) == 0
+    assert " 0.005 to 0.02 |       4 |" in (SWEEPS / "small.md").read_text()
+
+
+def test_a_trial_that_diverged_is_the_worst_and_not_made_again(launched, capsys):
+    launched.accuracy = lambda settings: None if settings["optimizer.lr"] > 0.015 else 1
+    define(rows=CONTENT["rows"][:1], sweep={"extensions": 0})
+    assert sweep(["table=small"]) == 0
+    assert "allreduce/lr_0.02 seed 7   diverged" in capsys.readouterr().out
+    frame = records()
+    assert list(frame["status"]) == ["finished"] * 4 + ["diverged"] * 2
+    assert list(frame["accuracy"].isna()) == [False] * 4 + [True] * 2
+    assert list(frame["steps"]) == [30] * 4 + [12] * 2
+    assert (tuned("allreduce").diverged, tuned("allreduce").edge) == (2, None)
+    launched.calls.clear()
+    assert sweep(["table=small"]) == 0
+    assert launched.calls == []
+
+
+def test_where_all_diverge_lower_rates_are_tried_and_none_is_chosen(launched, capsys):
+    launched.accuracy = lambda settings: None
+    define(rows=CONTENT["rows"][:1])
+    assert sweep(["table=small"]) == 2
+    assert min(call["optimizer.lr"] for call in launched.calls) == 0.00125
+    assert "allreduce: every trial diverged; expected a lower centre than 0.01" in capsys.readouterr().err
+    assert not SWEEPS.exists()
+
+
+def test_a_trial_that_failed_fails_the_command(launched, capsys):
+    def accuracy(settings):
+        if settings["optimizer.lr"] == 0.005:
+            raise RuntimeError("no space left")
+        return 1
+
+    launched.accuracy = accuracy
+    assert sweep(["table=small"]) == 1
+    assert "failed: allreduce/lr_0.005 seed 7: RuntimeError: no space left" in capsys.readouterr().err
+    assert len(launched.calls) == 12
+    assert not SWEEPS.exists()
+
+
+def test_an_interruption_stops_and_the_same_command_continues(undrawn, launched, capsys):
+    usual = launched.accuracy
+
+    def interrupted(settings):
+        if len(launched.calls) == 5:
+            raise KeyboardInterrupt
+        return usual(settings)
+
+    launched.accuracy = interrupted
+    assert sweep(["table=small"]) == 75
+    assert "to continue: python -m scripts.sweep table=small\n" in capsys.readouterr().err
+    launched.accuracy = usual
+    assert sweep(["table=small"]) == 0
+    assert len(launched.calls) == 5 + 8
+    assert len(records()) == 12
+
+
+def test_a_dry_run_prints_what_would_run_and_runs_nothing(undrawn, launched, capsys):
+    assert sweep(["table=small", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("# 2 methods x 3 points x 2 seeds; the grid may grow 2 times\n")
+    commands = [shlex.split(line) for line in out.splitlines() if not line.startswith("#")]
+    assert len(commands) == 12
+    assert commands[0][:3] == ["python", "-m", "cnn.train"]
+    assert commands[0][-3:] == ["optimizer.lr=0.01", "seed=7", "run_dir=runs/sweeps/small/allreduce/lr_0.01/seed_7"]
+    assert launched.calls == []
+    assert sweep(["table=small"]) == 0
+    (SWEEPS / "small.yaml").unlink()
+    capsys.readouterr()
+    assert sweep(["table=small", "--dry-run"]) == 0
+    assert "nothing is missing" in capsys.readouterr().out
+    assert not (SWEEPS / "small.yaml").exists()
+
+
+def test_rows_take_what_was_chosen_and_runs_with_other_values_are_refused(undrawn, launched, capsys):
+    for command in (reproduce, tables):
+        assert command(["table=small"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: small is not tuned yet: results/sweeps/small.yaml is missing; make it with: ")
+        assert error.endswith("python -m scripts.sweep table=small\n")
+    assert launched.calls == []
+    assert sweep(["table=small"]) == 0
+    launched.calls.clear()
+    launched.accuracy = lambda settings: 90
+    assert reproduce(["table=small"]) == 0
+    assert [call["optimizer.lr"] for call in launched.calls] == [0.01] * 2 + [0.04] * 4
+    assert tables(["table=small"]) == 0
+    page = Path("results/tables/small.md").read_text()
+    assert "- Tuned: dadam: optimizer.lr=0.04, accuracy 90.07 on seeds that are not reported, best of 6 trials" in page
+    assert "- Trials: results/sweeps/small.md and .csv, made by `python -m scripts.sweep table=small`" in page
+    chosen = SWEEPS / "small.yaml"
+    chosen.write_text(chosen.read_text().replace("optimizer.lr=0.04", "optimizer.lr=0.02", 1))
+    capsys.readouterr()
+    assert reproduce(["table=small"]) == 2
+    assert "holds something else: optimizer.lr: 0.04 there, 0.02 here" in capsys.readouterr().err
+
+
+def test_what_was_chosen_for_another_definition_is_refused(undrawn, launched):
+    assert sweep(["table=small"]) == 0
+    assert load("small").untuned is None
+    changed = [CONTENT["rows"][0] | {"centre": 0.02}, *CONTENT["rows"][1:]]
+    for changes, what in (
+        ({"sweep": {"rates": 4}}, "sweep"),
+        ({"rows": changed}, "allreduce"),
+        ({"overrides": [*SMALL, "data.label_noise=0.1"]}, "allreduce, dadam"),
+    ):
+        with case(what):
+            define(**changes)
+            assert f"was made by another definition of {what}; make it again with: " in load("small").untuned
+    (SWEEPS / "small.yaml").write_text("sweep: {}")
+    with pytest.raises(UsageError, match=r"small\.yaml: .*missing"):
+        load("small")
+
+
+def test_choices_and_variants_are_tuned_for_each_method(launched):
+    values = ["[0.9,0.999]", "[0.8,0.9]"]
+    variants = {"noisy": ["data.label_noise=0.2"], "clean": ["data.label_noise=0"]}
+    columns = ["method", "noisy_accuracy"]
+    define(sweep={"choices": {"optimizer.betas": values}, "extensions": 0}, variants=variants, columns=columns)
+    launched.accuracy = lambda settings: (
+        80 - abs(log2(settings["optimizer.lr"] / 0.02)) + (settings["optimizer.betas"] == [0.8, 0.9])
+    )
+    assert sweep(["table=small"]) == 0
+    assert set(records().groupby(["row", "variant"]).size()) == {12}
+    table = load("small")
+    expected = ("optimizer.lr=0.02", "optimizer.betas=[0.8,0.9]")
+    assert {table.tuned_overrides(row, variant) for row in table.rows for variant in variants} == {expected}
+    assert launched.calls[4]["run_dir"] == "runs/sweeps/small/allreduce/lr_0.01_betas_0.8_0.9/noisy/seed_7"
+    assert folder_of(["optimizer.lr=1e-05", "data=digits"]) == "lr_1e-05_data_digits"
+
+
+def test_rows_with_several_numbers_of_workers_are_tuned_one_by_one():
+    define(workers=[2, 4], overrides=[text for text in SMALL if not text.startswith("workers.count")])
+    table = load("small")
+    assert [table.method(row, None) for row in table.rows] == [
+        "allreduce_2", "allreduce_4", "dadam_2", "dadam_4", "dadam_2", "dadam_4",
+    ]  # fmt: skip
+
+
+def test_a_wrong_sweep_is_refused(capsys):
+    rows = CONTENT["rows"]
+    for message, changes in {
+        "sweep.seeds: expected none that the table reports, got 2": {"sweep": {"seeds": [2, 9]}},
+        "quantity='accurracy': did you mean 'accuracy'?": {"sweep": {"quantity": "accurracy"}},
+        "expected one of the validation set": {"sweep": {"quantity": "test_bleu"}},
+        "sweep.rates=2: expected greater than or equal to 3": {"sweep": {"rates": 2}},
+        "row 'dadam': expected either centre or tuned_with": {"rows": [rows[0], rows[1] | {"tuned_with": "allreduce"}]},
+        "tuned_with='dadan': did you mean 'dadam'?": {"rows": [*rows[:2], rows[2] | {"tuned_with": "dadan"}]},
+        "expected each once, got optimizer.lr more than once": {"overrides": [*SMALL, "optimizer.lr=1"]},
+        "optimizer.lr is already on the grid": {"sweep": {"choices": {"optimizer.lr": [1, 2]}}},
+        "choices: expected each value once": {"sweep": {"choices": {"optimizer.eps": ["1e-8", "1e-8"]}}},
+    }.items():
+        with case(message):
+            define(**changes)
+            assert sweep(["table=small"]) == 2
+            assert message in capsys.readouterr().err
+    content = {key: value for key, value in CONTENT.items() if key != "sweep"}
+    OmegaConf.save(content, DEFINITIONS / "small.yaml")
+    assert sweep(["table=small"]) == 2
+    assert "centre and tuned_with: expected in a table with a sweep only" in capsys.readouterr().err
+    OmegaConf.save(content | {"rows": [rows[0] | {"centre": None}]}, DEFINITIONS / "small.yaml")
+    assert sweep(["table=small"]) == 2
+    assert "table=small: has no sweep" in capsys.readouterr().err
+
+
+def test_every_kept_choice_belongs_to_its_definition():
+    for file in (Path(__file__).parents[2] / "results" / "sweeps").glob("*.yaml"):
+        with case(file.stem):
+            assert load_table(file.stem).untuned is None
+            methods = TunedFile.model_validate(OmegaConf.to_container(OmegaConf.load(file))).methods
+            frame = pd.read_csv(file.with_suffix(".csv"))
+            assert len(set(frame.groupby("row").size())) == 1
+            assert sum(method.trials for method in methods.values()) == len(frame)
+
+
+@pytest.mark.slow
+def test_a_real_sweep_from_trials_to_rows():
+    """Real runs of three steps; the rates of one row are so high that its loss is not finite."""
+    rows = [CONTENT["rows"][0], CONTENT["rows"][1] | {"centre": 1e20}]
+    define(rows=rows, seeds=[1], sweep={"quantity": "validation_loss", "best": "lowest", "seeds": [7], "extensions": 1})
+    assert sweep(["table=small"]) == 2  # every trial of the second row diverged
+    define(rows=[rows[0]], seeds=[1], sweep={"seeds": [7], "extensions": 0})
+    assert sweep(["table=small"]) == 0
+    assert reproduce(["table=small"]) == 0
+    (rate,) = tuned("allreduce").best.overrides
+    assert rate in json.loads(Path("runs/small/allreduce/seed_1/environment.json").read_text())["overrides"]

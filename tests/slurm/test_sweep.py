@@ -1,0 +1,105 @@
+"""Tuning on Slurm: arrays of trials, and the job after them that goes on."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from common.report.definitions import ROOT
+from common.report.registry import load_table
+from common.report.trials import Grid, Trials
+from scripts.sweep import main
+from tests.report.synthetic import write_run
+from tests.slurm.test_submit import SBATCH
+
+TABLE = ["table=table3_fair", "launcher=slurm"]
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def calls(tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which a Slurm that has nothing to do notes the arguments of each sbatch."""
+    program("squeue", "")
+    program("sacct", "", fails=True)
+    program("scontrol", "", fails=True)
+    program("sbatch", SBATCH, raw=True)
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("REFUSE", "")
+    return tmp_path / "calls"
+
+
+def trials(grid: Grid | None = None) -> list:
+    table = load_table("table3_fair")
+    points = (grid or Grid.first(table.sweep)).points
+    return list(Trials.of_table(table, points).cells(Path("runs")))
+
+
+def test_trials_are_an_array_and_the_same_command_follows_it(calls: Path, capsys) -> None:
+    assert main([*TABLE, "sbatch=--partition=cpu", "report_sbatch=--time=5"]) == 0
+    _, array, after = calls.read_text().splitlines()
+    cells = trials()
+    assert [json.loads(line) for line in Path(shlex.split(array)[-1]).read_text().splitlines()] == [
+        [cell.task, *cell.overrides] for cell in cells
+    ]
+    assert "runs/sweeps/table3_fair/slurm/" in array
+    assert "--dependency=afterany:11" in after
+    assert after.endswith(
+        "--partition=cpu --time=5 slurm/sweep.sbatch table=table3_fair launcher=slurm sbatch=--partition=cpu "
+        f"report_sbatch=--time=5 submitted={len(cells)}"
+    )
+    assert "then: 11, which submits the next trials, or chooses" in capsys.readouterr().out
+
+
+def test_the_job_that_follows_submits_the_next_trials_but_none_that_failed(calls: Path, capsys) -> None:
+    first = Grid.first(load_table("table3_fair").sweep)
+    cells = trials(first)
+    again = [*TABLE, f"submitted={len(cells)}"]
+    assert main(again) == 1
+    assert f"error: {len(cells)} of these runs failed" in capsys.readouterr().err
+    assert not calls.exists()
+    for cell in cells:  # the lowest rate is the best
+        rate = float(cell.row.name.rpartition("lr_")[2])
+        write_run(cell.run_dir, cell.overrides, accuracy=[90 - 1000 * rate])
+    assert main(again) == 0
+    *_, array, after = calls.read_text().splitlines()
+    new = [cell for cell in trials(first.grown({"lowest"})) if cell not in cells]
+    assert len(new) == 3 * 2
+    assert len(Path(shlex.split(array)[-1]).read_text().splitlines()) == len(new)
+    assert after.endswith(f"submitted={len(cells) + len(new)}")
+
+
+def test_commands_are_shown_without_a_slurm(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main([*TABLE, "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "# the queue could not be asked: launcher=slurm: squeue is not installed here" in out
+    commands = [line for line in out.splitlines() if not line.startswith("#")]
+    assert len(commands) == len(trials())
+    assert all(command.startswith("sbatch --") for command in commands)
+    assert main(TABLE) == 2
+    assert main(["table=table3_fair", "sbatch=--time=5"]) == 2
+    assert "only with launcher=slurm" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_jobs_file_runs_scripts_sweep(tmp_path: Path, program) -> None:
+    program("squeue", "")
+    path = f"{tmp_path}/bin:{Path(sys.executable).parent}:/usr/bin:/bin"
+    environment = {
+        "PATH": path,
+        "VENV": "",
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    }
+    command = ["bash", "slurm/sweep.sbatch", "table=table3_fair", f"runs={tmp_path}", "--dry-run"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert f"# 0 of {len(trials())} finished" in done.stdout

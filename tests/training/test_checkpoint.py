@@ -1,0 +1,125 @@
+"""Checkpoints as files: memory while they are written and read, the order in which a run takes its state over."""
+
+import hashlib
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from common.training.atomic import describe, write_atomically
+from common.training.checkpoint import CheckpointError, Checkpoints
+from common.training.session import Session
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+MEGABYTES = 40
+
+
+def peak_mb() -> float:
+    """Return the largest resident memory since `forget_peak`."""
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) / 1000
+
+
+def forget_peak() -> float:
+    Path("/proc/self/clear_refs").write_text("5")
+    return peak_mb()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Checkpoints:
+    """A checkpoint of 40 MB at step 3."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints", "mine", keep=2)
+    state = {"vector": torch.arange(MEGABYTES * 250_000, dtype=torch.float32), "steps": [torch.tensor(7.0)], "n": 3}
+    torch.save(state, io.BytesIO())  # what the first one imports
+    before = forget_peak()
+    checkpoints.save(3, state, 0)
+    checkpoints.save_model("last.pt", state)
+    assert peak_mb() - before < MEGABYTES / 2
+    return checkpoints
+
+
+def test_no_copy_of_the_state_is_made_while_it_is_saved_or_mapped(saved: Checkpoints, tmp_path: Path) -> None:
+    saved.load(GPU, print)  # with what the first one imports
+    before = forget_peak()
+    manifest, state = saved.load(GPU, print)
+    assert peak_mb() - before < MEGABYTES / 2
+    assert manifest.step == 3
+    assert (state["vector"][-1], state["steps"], state["n"]) == (MEGABYTES * 250_000 - 1, [torch.tensor(7.0)], 3)
+    file = tmp_path / "checkpoints" / "step_00000003" / "rank_0.pt"
+    content = file.read_bytes()
+    expected = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    assert manifest.files == {"rank_0.pt": expected}
+    assert describe(file) == expected
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_what_a_run_keeps_of_the_state_does_not_hold_the_file(device: torch.device, saved: Checkpoints) -> None:
+    _, state = saved.load(device, print)
+    assert {tensor.device for tensor in (state["vector"], *state["steps"])} == {CPU}
+    kept = state["vector"] if device == CPU else state["steps"]
+    del state
+    assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if "rank_0.pt" in line], kept
+
+
+def test_a_checkpoint_of_an_earlier_format_is_refused_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "step_00000001"
+    folder.mkdir()
+    manifest = {"format": 1, "step": 1, "fingerprint": "mine", "metrics_bytes": 0, "files": {}}
+    write_atomically(folder / "manifest.json", json.dumps(manifest).encode())
+    with pytest.raises(CheckpointError, match=r"manifest\.json has format 1, expected 2"):
+        Checkpoints(tmp_path, "mine", 2).load(CPU, print)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    def fail(stream: object) -> None:
+        stream.write(b"half")
+        raise OSError("disk full")
+
+    file = tmp_path / "last.pt"
+    write_atomically(file, b"old")
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(file, fail)
+    assert file.read_bytes() == b"old"
+
+
+def session_of(recorder: SimpleNamespace, checkpoints: SimpleNamespace, worker: SimpleNamespace, rank: int) -> Session:
+    config = SimpleNamespace(evaluation=SimpleNamespace(models_kept=0))
+    task = SimpleNamespace(before_evaluation=lambda step: None)
+    known = {"task": task, "config": config, "device": CPU, "folder": None, "rank": rank}
+    setup = SimpleNamespace(**known, recorder=recorder, checkpoints=checkpoints)
+    return Session(setup, [worker])
+
+
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_resumed_run_rehearses_first_and_loads_once(settles: bool) -> None:
+    calls: list[str] = []
+
+    def note(what: str) -> object:
+        return lambda *_, **__: calls.append(what)
+
+    worker = SimpleNamespace(
+        model=SimpleNamespace(settles_in_first_backward=settles),
+        optimizer=SimpleNamespace(zero_grad=note("zero_grad")),
+        load_state_dict=note("worker"),
+    )
+    state = {"workers": [{}], "scaler": {}, "recorder": {}}
+    checkpoints = SimpleNamespace(load=lambda *_: (SimpleNamespace(step=4, metrics_bytes=0), state))
+    session = session_of(SimpleNamespace(load_state_dict=note("record")), checkpoints, worker, rank=1)
+    session.resume(lambda: note("rehearsal")() or [])
+    assert calls == [*(["rehearsal", "zero_grad"] if settles else []), "worker", "record"]
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_others_wait_while_rank_0_writes_the_best_model(best: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr("common.training.session.gather_objects", lambda _: calls.append("wait"))
+    recorder = SimpleNamespace(clock=1, validation=lambda _: best, begin_step=lambda: None, load_state_dict=None)
+    checkpoints = SimpleNamespace(save_model=lambda name, _: calls.append(name))
+    for rank in range(2):
+        session = session_of(recorder, checkpoints, SimpleNamespace(), rank)
+        session._evaluator = SimpleNamespace(evaluate=lambda then: then({}, torch.nn.Linear(1, 1)))
+        session.evaluate()
+    assert calls == (["best.pt", "wait", "wait"] if best else [])

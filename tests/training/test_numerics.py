@@ -1,0 +1,105 @@
+"""Precision and determinism: what a run sets in PyTorch, and that evaluation computes as training does."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cnn.task import TASK
+from common.training import launch as module
+from common.training import numerics
+from common.training.compose import compose_config
+from common.training.config import Config
+from common.training.evaluation import Evaluator
+from common.training.launch import launch
+from common.training.worker import build_workers
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+SMALL = ["workers=simulated", "workers.count=2", "model.width=4", "training.threads=1", "logging.progress=false"]
+SHORT = ["training.steps=2", "schedule.warmup=0", "evaluation.every=1"]
+
+
+@pytest.fixture(autouse=True)
+def settings_restored(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    cudnn, precision = torch.backends.cudnn, torch.get_float32_matmul_precision()
+    before = cudnn.allow_tf32, cudnn.benchmark
+    yield
+    torch.set_float32_matmul_precision(precision)
+    cudnn.allow_tf32, cudnn.benchmark = before
+    torch.use_deterministic_algorithms(False)
+
+
+def settings() -> dict[str, Any]:
+    cudnn = torch.backends.cudnn
+    return {
+        "products": torch.get_float32_matmul_precision(),
+        "convolutions": cudnn.conv.fp32_precision == "tf32",
+        "seen by the compiler": (torch.backends.cuda.matmul.allow_tf32, cudnn.allow_tf32),
+        "benchmark": cudnn.benchmark,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cublas": os.environ.get("CUBLAS_WORKSPACE_CONFIG"),
+    }
+
+
+def config_of(*overrides: str) -> Config:
+    return compose_config("cnn", [*SMALL, *overrides])
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_settings_of_a_gpu(tf32: bool, deterministic: bool) -> None:
+    training = config_of(f"training.tf32={tf32}", f"training.deterministic={deterministic}").training
+    numerics.require_determinism(training.deterministic)
+    for fixed_shapes in (True, False):
+        numerics.configure_gpu(training, fixed_shapes)
+        assert settings() == {
+            "products": "high" if tf32 else "highest",
+            "convolutions": tf32,
+            "seen by the compiler": (tf32, tf32),
+            "benchmark": fixed_shapes and not deterministic,
+            "deterministic": deterministic,
+            "cublas": ":4096:8" if deterministic else None,
+        }
+
+
+def test_a_run_is_configured_before_it_looks_for_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    def pick(config: Config) -> torch.device:
+        calls.append(settings()["cublas"])
+        return GPU
+
+    def configure(training: object, fixed_shapes: bool) -> None:
+        calls.append(fixed_shapes)
+        raise RuntimeError("no GPU here")
+
+    monkeypatch.setattr(module, "pick_device", pick)
+    monkeypatch.setattr(module, "configure_gpu", configure)
+    assert launch("cnn", [*SMALL, "training.deterministic=true", f"run_dir={tmp_path}/run"]) == 1
+    assert calls == [":4096:8", True]
+
+
+def test_a_deterministic_run_trains_as_any_on_a_cpu(tmp_path: Path) -> None:
+    for deterministic in (True, False):
+        run = [*SMALL, *SHORT, f"training.deterministic={deterministic}", f"run_dir={tmp_path}/{deterministic}"]
+        assert launch("cnn", run) == 0
+        assert settings()["deterministic"] == deterministic
+    models = [torch.load(tmp_path / str(kind) / "checkpoints" / "last.pt") for kind in (True, False)]
+    assert all(torch.equal(models[0][name], tensor) for name, tensor in models[1].items())
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_evaluation_computes_in_the_precision_of_training(precision: str, dtype: torch.dtype) -> None:
+    config = config_of(f"training.precision={precision}", "evaluation.recalibrate_batches=1")
+    task, seen = TASK(config), []
+    workers = build_workers(task, config, CPU, 0, 10, 10)
+    for worker in workers:
+        worker.model.module.register_forward_hook(lambda *call: seen.append(call[-1].dtype))
+    metrics: list[dict[str, float]] = []
+    Evaluator(task, workers, config, CPU, 0).evaluate(lambda found, _: metrics.append(found))
+    assert len(seen) >= 3  # two batches that recalibrate, one that is evaluated
+    assert set(seen) == {dtype}
+    assert metrics[0]["loss"] == pytest.approx(2.3, abs=0.5)

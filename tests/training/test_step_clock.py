@@ -1,0 +1,152 @@
+"""Times of steps: on the CPU by the host's clock, on a GPU by events, here of a device made of two numbers."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cnn.task import TASK
+from common.training import recorder as module
+from common.training.compose import compose_config
+from common.training.recorder import Recorder
+from common.training.step_clock import StepClock
+from common.training.worker import build_workers
+
+
+class Gpu:
+    """A device that works off its queue behind a host that only launches; both times are in seconds."""
+
+    def __init__(self) -> None:
+        self.host = self.free = 0.0
+
+    def launch(self, seconds: float) -> None:
+        self.host += 0.001
+        self.free = max(self.host, self.free) + seconds
+
+    def wait(self) -> None:
+        self.host = max(self.host, self.free)
+
+    def event(self, enable_timing: bool) -> Any:
+        assert enable_timing
+        return Event(self)
+
+
+class Event:
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+
+    def record(self) -> None:
+        self.at = max(self.gpu.host, self.gpu.free)
+
+    def synchronize(self) -> None:
+        self.gpu.host = max(self.gpu.host, self.at)
+
+    def elapsed_time(self, end: "Event") -> float:
+        assert self.gpu.host >= end.at, "read before the device was there"
+        return 1000 * (end.at - self.at)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    device = Gpu()
+    monkeypatch.setattr(torch.cuda, "Event", device.event)
+    monkeypatch.setattr(time, "perf_counter", lambda: device.host)
+    return device
+
+
+def test_a_step_on_a_gpu_takes_the_time_that_the_device_needs(gpu: Gpu) -> None:
+    clock = StepClock(torch.device("cuda"))
+    for _ in range(3):
+        gpu.launch(0.1)
+        clock.end_step()
+    assert gpu.host < 0.01  # nobody has waited yet
+    gpu.launch(5.0)  # an evaluation
+    gpu.wait()
+    clock.restart()
+    gpu.launch(0.3)
+    clock.end_step()
+    assert clock.times() == pytest.approx([0.101, 0.1, 0.1, 0.301])
+    assert clock.times() == []
+
+
+def test_a_step_on_a_cpu_takes_the_hosts_time(gpu: Gpu) -> None:
+    clock = StepClock(torch.device("cpu"))
+    for seconds in (0.2, 0.4):
+        gpu.host += seconds
+        clock.end_step()
+    gpu.host += 9.0
+    clock.restart()
+    gpu.host += 0.5
+    clock.end_step()
+    assert clock.times() == pytest.approx([0.2, 0.4, 0.5])
+
+
+@pytest.fixture
+def recorded(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, list[dict[str, Any]]]:
+    """Return a recorder of a run on that device, and the rows that it writes."""
+    sizes = ["workers=simulated", "workers.count=2", "model.width=4", "logging.every=5", "training.steps=10"]
+    config = compose_config("cnn", sizes)
+    task, rows = TASK(config), []
+    monkeypatch.setattr(module, "StepClock", lambda device: StepClock(torch.device("cuda")))
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: gpu.wait() or tolist(tensor))
+    recorder = Recorder(config, task, None)
+    recorder.begin(build_workers(task, config, torch.device("cpu"), 0, 10, 10), 10)
+    monkeypatch.setattr(recorder, "_write", rows.append)
+    return recorder, rows
+
+
+def step(recorder: Recorder, committed: bool = True, norm: float = 1.0) -> None:
+    for worker in recorder._workers:
+        worker.model.clock += committed
+    recorder.step(committed, [torch.tensor(1.0)] * 2, [torch.tensor(norm)] * 2)
+
+
+def test_rows_wait_for_the_device_before_they_read_the_time(gpu: Gpu, recorded) -> None:
+    recorder, rows = recorded
+    for _ in range(10):
+        gpu.launch(0.1)
+        step(recorder)
+    assert [row["time_step_ms"] for row in rows] == pytest.approx([100, 100], rel=0.01)
+    assert recorder.state_dict()["recent_times"] == pytest.approx([0.1] * 10, rel=0.02)
+
+
+def test_a_checkpoint_holds_the_times_since_the_last_row(gpu: Gpu, recorded) -> None:
+    recorder, _ = recorded
+    for _ in range(3):
+        gpu.launch(0.1)
+        step(recorder)
+    assert recorder.state_dict()["times"] == pytest.approx([0.1] * 3, rel=0.02)
+
+
+def test_a_row_adds_up_over_ranks_once_and_leaves_out_norms_of_skipped_steps(
+    gpu: Gpu, recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, rows = recorded
+    sums: list[torch.Tensor] = []
+    monkeypatch.setattr(module, "sum_over_ranks", lambda values: sums.append(values) or values)
+    step(recorder, committed=False, norm=float("inf"))
+    for _ in range(5):
+        gpu.launch(0.1)
+        step(recorder, norm=2.0)
+    (row,) = rows
+    assert (row["grad_norm"], row["loss"], row["step"]) == (2.0, 1.0, 5)
+    assert len(sums) == 1
+
+
+def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from common.training.checkpoint import Checkpoints
+    from common.training.launch import launch
+
+    slow = lambda method: lambda *arguments: (time.sleep(0.2), method(*arguments))[1]  # noqa: E731
+    for name in ("save", "save_model"):
+        monkeypatch.setattr(Checkpoints, name, slow(getattr(Checkpoints, name)))
+    steps = ["training.steps=4", "training.checkpoint_every=2", "evaluation.every=2", "logging.every=1"]
+    small = ["workers=simulated", "workers.count=2", "model.width=4", "schedule.warmup=0", "logging.progress=false"]
+    assert launch("cnn", [*steps, *small, f"run_dir={tmp_path}/run"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    times = [row["time_step_ms"] for row in rows if row["split"] == "train"]
+    assert max(times[1:]) < 200
