@@ -42,6 +42,11 @@ class Row(Definition):
     centre: PositiveFloat | None = Field(None, description="the middle of the learning rates that are tried")
     tuned_with: Name | None = Field(None, description="the row whose tuned values this one takes, instead of a centre")
 
+    @property
+    def takes_tuned(self) -> bool:
+        """Whether it takes values that the table's sweep chooses."""
+        return self.centre is not None or self.tuned_with is not None
+
     def __hash__(self) -> int:
         return hash((self.name, self.overrides))  # labels are a dict
 
@@ -119,7 +124,7 @@ class TableFile(Definition):
         for row in self.rows:
             for variant in self.variants.values() or [()]:
                 keys = [parse_override(text)[0] for text in (*self.overrides, *variant, *row.overrides)]
-                tuned = self.sweep.keys if self.sweep else ()
+                tuned = self.sweep.keys if self.sweep and row.takes_tuned else ()
                 _expect_unique(f"the overrides of row {row.name!r}", [*keys, *tuned])
         self._check_sweep()
         return self
@@ -129,14 +134,19 @@ class TableFile(Definition):
         for row in self.rows:
             if self.sweep is None and (row.centre or row.tuned_with):
                 raise ValueError(f"row {row.name!r}: centre and tuned_with: expected in a table with a sweep only")
-            if self.sweep and (row.centre is None) == (row.tuned_with is None):
-                raise ValueError(f"row {row.name!r}: expected either centre or tuned_with, as the table has a sweep")
+            if self.sweep and sum(map(bool, (row.centre, row.tuned_with, self._has_own_values(row)))) != 1:
+                keys = ", ".join(self.sweep.keys)
+                raise ValueError(f"row {row.name!r}: expected either centre, tuned_with, or overrides of {keys}")
             if row.tuned_with and row.tuned_with not in with_centre:
                 raise ValueError(
                     f"row {row.name!r}: tuned_with={row.tuned_with!r}: {nearest(row.tuned_with, with_centre)}"
                 )
         if self.sweep and (both := sorted({*self.sweep.seeds} & {*self.seeds})):
             raise ValueError(f"sweep.seeds: expected none that the table reports, got {', '.join(map(str, both))}")
+
+    def _has_own_values(self, row: Row) -> bool:
+        """Return whether a row's own overrides have all that the sweep would choose."""
+        return {*self.sweep.keys} <= {parse_override(text)[0] for text in row.overrides}
 
     def _check_equivalent(self, names: Sequence[str]) -> None:
         for row, other in self.equivalent.items():
@@ -198,8 +208,8 @@ class Table(TableFile):
         return "/".join(filter(None, [row.tuned_with or row.name, variant]))
 
     def tuned_overrides(self, row: Row, variant: str | None) -> tuple[str, ...]:
-        """Return the overrides that the table's sweep chose for a row; none if the table is not tuned."""
-        if self.sweep is None or self.untuned:
+        """Return the overrides that the table's sweep chose for a row; none if it is not tuned or has its own."""
+        if not row.takes_tuned or self.untuned:
             return ()
         return self.tuned.methods[self.method(row, variant)].best.overrides
 

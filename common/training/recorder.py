@@ -136,19 +136,21 @@ class Recorder:
     def _write_train_row(self) -> None:
         # [steps since the last row, local workers]
         losses = torch.stack([torch.stack(step) for step in self._losses]).double()
-        norm = torch.stack(self._norms).mean() if self._norms else self._scalar(math.nan)
+        norms = torch.stack(self._norms) if self._norms else self._scalar(math.nan)
+        clipped = (norms > (self._config.training.clip or math.inf)).double()
         # One sum over processes and one wait for the device; then means over these steps, workers and processes.
-        sums = sum_over_ranks(torch.stack([losses.mean(), norm, self._scalar(self._local_bytes())])).tolist()
-        loss, mean_norm = (value / world_size() for value in sums[:2])
+        means = [losses.mean(), norms.mean(), clipped.mean()]
+        sums = sum_over_ranks(torch.stack([*means, self._scalar(self._local_bytes())])).tolist()
+        loss, mean_norm, clipped_fraction = (value / world_size() for value in sums[:-1])
         self._read_times()
         if not math.isfinite(loss):
             self._diverged(losses)
         row = self._row("train") | {"loss": loss, "lr": self._workers[0].optimizer.param_groups[0]["lr"]}
         if self._norms:
-            row["grad_norm"] = mean_norm
+            row |= {"grad_norm": mean_norm, "clipped_fraction": clipped_fraction}
         if self._workers[0].scaler.is_enabled():  # an overflow halves it
             row["loss_scale"] = min(worker.scaler.get_scale() for worker in self._workers)
-        row["bytes_sent"] = round(sums[2])
+        row["bytes_sent"] = round(sums[-1])
         step_s = sum(self._times) / len(self._times)
         row["time_step_ms"] = 1000 * step_s
         speed = self._task.throughput(self._config.training.batch_size / step_s)

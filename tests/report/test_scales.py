@@ -90,7 +90,7 @@ def test_kept_runs_were_made_by_the_recipes_of_today(name: str) -> None:
 def test_a_proxy_has_the_rows_of_its_table() -> None:
     for proxy in PROXIES:
         whole = TABLES[proxy.proxy_of]
-        assert list(whole.variants) == list(proxy.variants), proxy.name
+        assert proxy.variants.keys() <= whole.variants.keys(), proxy.name
         ours = {row.name: (row.method, row.topology) for row in proxy.rows}
         assert {row.name: (row.method, row.topology) for row in whole.rows}.items() <= ours.items(), proxy.name
 

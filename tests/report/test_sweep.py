@@ -57,6 +57,12 @@ CONTENT = {
         },
     ],
 }
+FIXED = {
+    "name": "fixed",
+    "method": "AllReduce, published rate",
+    "topology": "complete",
+    "overrides": ["parallel=allreduce", "optimizer=adam", "optimizer.lr=0.02"],
+}
 DEFINITIONS, SWEEPS = Path("definitions"), Path("results/sweeps")
 
 
@@ -313,6 +319,16 @@ def test_rows_with_several_numbers_of_workers_are_tuned_one_by_one():
     ]  # fmt: skip
 
 
+def test_a_row_that_has_all_values_itself_is_not_tuned(undrawn, launched) -> None:
+    define(rows=[*CONTENT["rows"], FIXED])
+    assert sweep(["table=small"]) == 0
+    assert {Path(call["run_dir"]).parts[3] for call in launched.calls} == {"allreduce", "dadam"}
+    launched.calls.clear()
+    launched.accuracy = lambda settings: 90
+    assert reproduce(["table=small", "rows=fixed"]) == 0
+    assert [call["optimizer.lr"] for call in launched.calls] == [0.02] * 2
+
+
 def test_a_wrong_sweep_is_refused(capsys):
     rows = CONTENT["rows"]
     for message, changes in {
@@ -320,7 +336,9 @@ def test_a_wrong_sweep_is_refused(capsys):
         "quantity='accurracy': did you mean 'accuracy'?": {"sweep": {"quantity": "accurracy"}},
         "expected one of the validation set": {"sweep": {"quantity": "test_bleu"}},
         "sweep.rates=2: expected greater than or equal to 3": {"sweep": {"rates": 2}},
-        "row 'dadam': expected either centre or tuned_with": {"rows": [rows[0], rows[1] | {"tuned_with": "allreduce"}]},
+        "row 'dadam': expected either centre, tuned_with, or overrides of optimizer.lr": {
+            "rows": [rows[0], rows[1] | {"tuned_with": "allreduce"}]
+        },
         "tuned_with='dadan': did you mean 'dadam'?": {"rows": [*rows[:2], rows[2] | {"tuned_with": "dadan"}]},
         "expected each once, got optimizer.lr more than once": {"overrides": [*SMALL, "optimizer.lr=1"]},
         "optimizer.lr is already on the grid": {"sweep": {"choices": {"optimizer.lr": [1, 2]}}},

@@ -88,6 +88,7 @@ def test_a_step_on_a_cpu_takes_the_hosts_time(gpu: Gpu) -> None:
 def recorded(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, list[dict[str, Any]]]:
     """Return a recorder of a run on that device, and the rows that it writes."""
     sizes = ["workers=simulated", "workers.count=2", "model.width=4", "logging.every=5", "training.steps=10"]
+    sizes += ["training.clip=1.5"]
     config = compose_config("cnn", sizes)
     task, rows = TASK(config), []
     monkeypatch.setattr(module, "StepClock", lambda device: StepClock(torch.device("cuda")))
@@ -129,11 +130,11 @@ def test_a_row_adds_up_over_ranks_once_and_leaves_out_norms_of_skipped_steps(
     sums: list[torch.Tensor] = []
     monkeypatch.setattr(module, "sum_over_ranks", lambda values: sums.append(values) or values)
     step(recorder, committed=False, norm=float("inf"))
-    for _ in range(5):
+    for norm in (2.0, 2.0, 1.0, 1.5, 3.5):
         gpu.launch(0.1)
-        step(recorder, norm=2.0)
+        step(recorder, norm=norm)
     (row,) = rows
-    assert (row["grad_norm"], row["loss"], row["step"]) == (2.0, 1.0, 5)
+    assert (row["grad_norm"], row["clipped_fraction"], row["loss"], row["step"]) == (2.0, 0.6, 1.0, 5)
     assert len(sums) == 1
 
 
