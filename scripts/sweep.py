@@ -84,8 +84,8 @@ def _make(arguments: SweepArguments, table: Table, grid: Grid, before: set[Point
     if settled(trials, states) == len(cells):
         return None
     methods = len(cells) // len(trials.seeds) // (len(grid.points) - len(before))
-    each = f"{len(grid.points)} points x {len(trials.seeds)} seeds"
-    print(f"# {methods} methods x {each}; the grid may grow {table.sweep.extensions} times")
+    sizes = f"methods: {methods}, points: {len(grid.points)}, seeds: {len(trials.seeds)}"
+    print(f"# {sizes}; the grid grows at most: {table.sweep.extensions}")
     if arguments.launcher == "slurm":
         earlier = methods * len(before) * len(trials.seeds)
         again = arguments.model_copy(update={"submitted": earlier + len(cells)})

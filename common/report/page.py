@@ -34,10 +34,13 @@ from common.report.figures import write_figures
 from common.report.formats import headings, left_of, readable
 from common.report.origin import describe_commit, describe_hardware, describe_origin
 from common.report.published import load_published, published_names
-from common.report.registry import load_table, table_names
+from common.report.registry import Table, load_table, table_names
 from common.report.runs import FILES, FinishedRun
+from common.report.sweep_files import LEFT as SWEEP_LEFT
+from common.report.sweep_files import column_definitions, kept_frame
 from common.report.tables import build_table, definitions, missing_lines, published_lines
 from common.report.time_curves import draw_time_curves, of_figure
+from common.report.tuning import SWEEPS, sweep_command
 
 BADGES = {"proxy": "proxy", "paper": "at the paper's scale", "published": "published only"}
 TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
@@ -79,6 +82,7 @@ def sections_of(roots: Sequence[Path], benchmarks: Path, page: Path) -> list[Sec
     """Return sections for tables of runs, benchmarks, figures, and published numbers that nothing here reproduces."""
     tables = {name: collect(load_table(name), *roots, allow_empty=True) for name in table_names()}
     sections = [_table(collection, page) for collection in tables.values()]
+    sections += [_sweep(collection.table) for collection in tables.values() if collection.table.tuned]
     compared = [load_benchmark(name) for name in benchmark_names()]
     sections += [_benchmark(table, benchmarks) for table in compared]
     records = {file.stem for file in benchmarks.glob("*.md") if file.with_suffix(".csv").exists()}
@@ -127,6 +131,20 @@ def _table(collection: Collection, page: Path) -> Section:
 
 def _is_published(column: Column | Label) -> bool:
     return isinstance(column, Column) and column.statistic is PUBLISHED
+
+
+def _sweep(table: Table) -> Section:
+    """Return the section of a table's learning rates, from what its sweep left."""
+    frame = kept_frame(table)
+    return Section(
+        name=f"sweep_{table.name}",
+        title=f"Tuning of {table.name}",
+        frame=frame,
+        left=SWEEP_LEFT,
+        images=_pictures(lambda _: [SWEEPS / f"{table.name}.svg"]),
+        definitions=[f"`{name}`: {text}" for name, text in column_definitions(table).items() if name in frame],
+        origin=[f"`results/sweeps/{table.name}.md` and `.csv`, with every trial", f"`{sweep_command(table.name)}`"],
+    )
 
 
 def _benchmark(table: BenchmarkTable, records: Path) -> Section:

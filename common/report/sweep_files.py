@@ -12,7 +12,7 @@ from common.report.origin import describe_commit, describe_hardware
 from common.report.registry import Table
 from common.report.sweep_figure import draw_sweep
 from common.report.trials import NEAR, Method
-from common.report.tuning import TunedFile
+from common.report.tuning import Tuned, TunedFile
 from common.training.atomic import write_atomically
 
 LEFT = ("method", "topology", "variant", "best", "runner_up", "edge", "taken_by")
@@ -69,28 +69,50 @@ def sweep_frame(table: Table, methods: Sequence[Method]) -> pd.DataFrame:
     return pd.DataFrame([_row(table, method) for method in methods])
 
 
+def kept_frame(table: Table) -> pd.DataFrame:
+    """Return what a tuned table's sweep chose, as texts, from its kept file alone."""
+    return pd.DataFrame(
+        [
+            {"method": name, **_chosen(table, tuned), "edge": tuned.edge or "", "taken_by": _taken_by(table, name)}
+            for name, tuned in table.tuned.methods.items()
+        ]
+    )
+
+
 def _row(table: Table, method: Method) -> dict[str, str]:
     tuned, (low, high) = method.tuned, method.near
-    quantity, others = table.sweep.of, tuned.runner_up
-    taken_by = [row.name for row in table.rows if table.method(row, method.variant) == method.name]
     return {
         "method": method.row.method,
         "topology": method.row.topology,
         **({"variant": str(method.variant)} if table.variants else {}),
+        **_chosen(table, tuned),
+        "near": f"{low:g} to {high:g}",
+        "width": f"{high / low:.3g}",
+        "edge": tuned.edge or "",
+        "taken_by": _taken_by(table, method.name),
+    }
+
+
+def _chosen(table: Table, tuned: Tuned) -> dict[str, str]:
+    quantity, others = table.sweep.of, tuned.runner_up
+    return {
         "trials": str(tuned.trials),
         "diverged": str(tuned.diverged),
         "best": " ".join(tuned.best.overrides),
         quantity.name: format(tuned.best.mean, quantity.style),
         "runner_up": " ".join(others.overrides) if others else "",
         f"{quantity.name}_of_runner_up": format(others.mean, quantity.style) if others else "",
-        "near": f"{low:g} to {high:g}",
-        "width": f"{high / low:.3g}",
-        "edge": tuned.edge or "",
-        "taken_by": ", ".join(taken_by),
     }
 
 
-def _definitions(table: Table) -> dict[str, str]:
+def _taken_by(table: Table, name: str) -> str:
+    """Return the rows that take the values kept under this name."""
+    rows = [row.name for row in table.rows for v in table.variants or [None] if table.method(row, v) == name]
+    return ", ".join(rows)
+
+
+def column_definitions(table: Table) -> dict[str, str]:
+    """Return what the columns of a sweep's table mean."""
     quantity = table.sweep.of
     return {
         "trials": "number of runs, the same for every method",
@@ -125,7 +147,7 @@ def _render(table: Table, methods: Sequence[Method], records: pd.DataFrame, comm
         "",
         "## Columns",
         "",
-        *(f"- `{column}`: {definition}" for column, definition in _definitions(table).items()),
+        *(f"- `{column}`: {definition}" for column, definition in column_definitions(table).items()),
         "",
         "## Where the numbers come from",
         "",

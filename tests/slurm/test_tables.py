@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from common.report.definitions import ROOT
 from common.report.registry import load_table, table_names
@@ -28,14 +29,49 @@ rows:
 """
 
 
+SWEEP = """
+title: "Tuned jobs"
+task: cnn
+runs: jobs
+seeds: [1]
+overrides: [experiment=quickstart, training.steps=40, model.width=2, workers.count=2]
+sweep: {quantity: validation_loss, best: lowest, seeds: [7], rates: 3, extensions: 1}
+rows:
+  - {name: tuned, method: AllReduce, topology: complete, overrides: [parallel=allreduce, optimizer=adam], centre: 1e-4}
+"""
+
+
+def with_table(folder: Path, table: str) -> Path:
+    """Return a copy of the repository in which `jobs` is a table: a test does not write to results/definitions."""
+    copy = folder / "repository"
+    for name in ("cnn", "common", "configs", "slurm", "scripts", "results/definitions", "results/paper"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (copy / "results" / "definitions" / "tables" / "jobs.yaml").write_text(table)
+    return copy
+
+
+def test_a_sweep_goes_on_by_itself_until_the_values_are_chosen(slurm: Slurm, tmp_path: Path) -> None:
+    """sbatch slurm/sweep.sbatch table=...: an array of trials, the job after it that grows the grid, and the choice."""
+    copy = with_table(tmp_path, SWEEP)
+    options = [f"runs={tmp_path}/runs", "sbatch=--ntasks-per-node=2"]
+    job = slurm.sbatch("slurm/sweep.sbatch", "table=jobs", *options, folder=copy)
+    chosen = copy / "results" / "sweeps" / "jobs.yaml"
+    slurm.until(chosen.exists, job, 150)
+    methods = OmegaConf.load(chosen).methods  # with steps as small as these the highest rate is the best
+    assert (methods.tuned.trials, methods.tuned.edge) == (4, "highest")
+    trials = {run.parent.name for run in (tmp_path / "runs" / "sweeps" / "jobs" / "tuned").glob("*/seed_7")}
+    assert trials == {"lr_5e-05", "lr_0.0001", "lr_0.0002", "lr_0.0004"}
+    (after,) = re.findall(r"then: (\d+), which submits the next trials", slurm.log(job))
+    log = (tmp_path / "runs" / "sweeps" / "jobs" / "slurm" / f"{after}.log").read_text()
+    assert "a method is best at the highest rate: the grid grows" in log
+    slurm.until(lambda: slurm.call("squeue", "--noheader").stdout == "", job)
+
+
 def test_a_part_of_a_table_is_trained_and_the_table_is_built_from_what_did_not_fail(
     slurm: Slurm, tmp_path: Path
 ) -> None:
     """sbatch slurm/<table>.sbatch rows=... seeds=..., then the same from outside of a job."""
-    copy = tmp_path / "repository"  # a table is a file in results/definitions/tables, which a test does not write to
-    for name in ("cnn", "common", "configs", "slurm", "scripts", "results/definitions", "results/paper"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "results" / "definitions" / "tables" / "jobs.yaml").write_text(TABLE)
+    copy = with_table(tmp_path, TABLE)
     text = (copy / "slurm" / "table3.sbatch").read_text()
     (copy / "slurm" / "jobs.sbatch").write_text(text.replace("table=table3", "table=jobs"))
     part = ["seeds=2", "sbatch=--ntasks-per-node=2", f"runs={tmp_path}/runs"]
