@@ -1,7 +1,7 @@
 """What all figures share: colours, line styles, print sizes, axes' names, and how files are written."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -87,6 +87,12 @@ def recorded_as(metric: str) -> tuple[str, str]:
 def label_of(metric: str) -> str:
     """Return the name of a metric's axis."""
     return METRIC_LABELS.get(metric, metric.replace("_", " "))
+
+
+def seeds_of(counts: Iterable[int]) -> str:
+    """Return the n of several means as text: 3, or 1-3 where they differ."""
+    counts = sorted(counts) or [0]
+    return "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
 
 
 def save(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:

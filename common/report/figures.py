@@ -1,10 +1,9 @@
 """Learning curves of a table's runs: training loss and validation metric against steps, bytes sent and time.
 
-A table with several numbers of workers is drawn as the final metric against the number of workers instead.
+A table whose rows differ in a setting is drawn against that instead: see common.report.over_figure.
 """
 
 import logging
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,23 +14,34 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from common.report.collect import Collection
-from common.report.drawing import COLOURS, MARKERS_PER_CURVE, STYLES, draw_legends, label_of, recorded_as, save
+from common.report.drawing import (
+    COLOURS,
+    MARKERS_PER_CURVE,
+    STYLES,
+    draw_legends,
+    label_of,
+    recorded_as,
+    save,
+    seeds_of,
+)
+from common.report.over_figure import draw_over_setting
 from common.report.prediction import predicted_step_ms
-from common.report.quantities import QUANTITIES
-from common.report.registry import Row, Table
+from common.report.registry import Table
 from common.report.runs import FinishedRun, RunError
-
-DODGE = 0.06  # between lines over numbers of workers, in powers of two
 
 logger = logging.getLogger(__name__)
 
 
 def write_figures(collection: Collection, folder: Path) -> list[Path]:
-    """Write <folder>/<table>[_<variant>].png, and .svg unless it is large, for variants with runs; return the paths."""
-    several = len({row.workers for row in collection.table.rows}) > 1
-    picture = draw_over_workers if several else draw
+    """Write <folder>/<table>[_<variant>].png, and .svg unless it is large, for variants with runs; return the paths.
+
+    A table over a setting is one picture with all its variants.
+    """
+    table = collection.table
+    if table.setting is not None:
+        return save(lambda: draw_over_setting(collection), folder, table.name) if collection.all_runs else []
     variants = [each for each in collection.by_variant() if each.all_runs]
-    return [file for each in variants for file in save(lambda each=each: picture(each), folder, each.table.name)]
+    return [file for each in variants for file in save(lambda each=each: draw(each), folder, each.table.name)]
 
 
 def draw(collection: Collection) -> Figure:
@@ -51,69 +61,10 @@ def draw(collection: Collection) -> Figure:
             ax.label_outer()
     _scale_loss(axes[0, 0], panels[0][0]["value"])
     figure.align_ylabels(axes)
-    seeds = _range(pd.concat([data for data, _ in panels]).groupby(["method", "topology"])["run"].nunique())
+    seeds = seeds_of(pd.concat([data for data, _ in panels]).groupby(["method", "topology"])["run"].nunique())
     figure.suptitle(f"{table.title} (mean of {seeds} seeds; band: lowest to highest)", fontsize=9)
     draw_legends(figure, *labels_of(table))
     return figure
-
-
-def draw_over_workers(collection: Collection) -> Figure:
-    """Draw the final validation metric against the number of workers, a line for each method and topology.
-
-    A line is the mean over seeds, its bars go from the lowest to the highest seed. Lines are shifted sideways, so that
-    their bars do not hide one another.
-    """
-    table = collection.table
-    quantity = QUANTITIES[table.metric]
-    labels = list(dict.fromkeys(map(_line_label, table.rows)))
-    beside = dict(zip(labels, DODGE * (np.arange(len(labels)) - (len(labels) - 1) / 2), strict=True))
-    data = pd.DataFrame(
-        {"workers": run.total("workers"), "value": quantity.of(run), "line": _line_label(row)}
-        for row in table.rows
-        for run in collection.runs[row.name]
-    )
-    data["x"] = np.log2(data["workers"]) + data["line"].map(beside)
-    figure = Figure(figsize=(7.2, 3.4), layout="constrained")
-    ax = figure.subplots()
-    sns.lineplot(
-        data=data,
-        x="x",
-        y="value",
-        hue="line",
-        hue_order=labels,
-        palette=dict(zip(labels, COLOURS, strict=False)),
-        style="line",
-        style_order=labels,
-        dashes=dict(zip(labels, (dash for dash, _ in STYLES), strict=False)),
-        markers=dict(zip(labels, (marker for _, marker in STYLES), strict=False)),
-        markersize=5,
-        markeredgewidth=0.5,
-        errorbar=("pi", 100),
-        err_style="bars",
-        err_kws={"elinewidth": 0.8, "capsize": 2},
-        ax=ax,
-    )
-    workers = sorted(set(data["workers"]))
-    ax.set_xticks(np.log2(workers), [f"{count:g}" for count in workers])
-    ax.set(xlabel="workers", ylabel=label_of(table.metric))
-    ax.get_legend().remove()
-    handles, names = ax.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside right center")
-    seeds = _range(len(runs) for runs in collection.runs.values() if runs)
-    figure.suptitle(f"{table.title} (mean of {seeds} seeds; bars: lowest to highest)", fontsize=9)
-    ax.grid(visible=False, axis="x")
-    sns.despine(ax=ax)
-    return figure
-
-
-def _line_label(row: Row) -> str:
-    return f"{row.method}, {row.topology.replace('_', ' ')}"
-
-
-def _range(counts: Iterable[int]) -> str:
-    """Return the n of several means as text: 3, or 1-3 where they differ."""
-    counts = sorted(counts) or [0]
-    return "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
 
 
 def curves(collection: Collection, metric: str, rows: tuple[str, ...] = ()) -> pd.DataFrame:

@@ -162,6 +162,12 @@ _ALL = (
         lambda run: run.last("validation", "consensus_distance"),
     ),
     Quantity(
+        "learning_rate",
+        "the learning rate that the schedule starts from: optimizer.lr of the run",
+        ".3g",
+        lambda run: float(run.config["optimizer"]["lr"]),
+    ),
+    Quantity(
         "spectral_gap",
         "spectral gap of the topology per round: 1 - |lambda_2(W)|; 1 - |lambda_2(W(p-1)...W(0))|^(1/p) for a "
         "schedule of p rounds, so 1 for one that averages exactly; 1 - sqrt(lambda_2(E[W^T W])) for random "

@@ -83,6 +83,9 @@ class TableFile(Definition):
     runs: Name = Field(description="the sub-folder of the runs folder")
     seeds: tuple[StrictInt, ...] = Field(min_length=1, description="a list of integers")
     cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
+    over: str | None = Field(
+        None, description="a number of the configuration against which the figure shows the rows (default: the steps)"
+    )
     metric: str = Field("accuracy", description="the validation metric that figures and progress lines show")
     labels: dict[Name, str] = Field({}, description="columns of labels besides the usual ones, and their definitions")
     overrides: tuple[Override, ...] = Field((), description="overrides that all rows share")
@@ -255,6 +258,11 @@ class Table(TableFile):
         """Return the name of the row of this name, of the same number of workers if there are several."""
         alike = f"{name}_{row.workers}"
         return alike if alike in {other.name for other in self.rows} else name
+
+    @property
+    def setting(self) -> str | None:
+        """The key against which the figure shows the rows, if they differ in one: `over`, or the number of workers."""
+        return self.over or ("workers.count" if len({row.workers for row in self.rows}) > 1 else None)
 
     @property
     def quantities(self) -> set[Quantity]:

@@ -5,20 +5,22 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from omegaconf import OmegaConf
 
 from common.cli import UsageError
 from common.report.benchmark_tables import load_benchmark
 from common.report.collect import collect
 from common.report.drawing import save
 from common.report.figure_files import Bars, Curves, figure_names, load_figure
-from common.report.figures import curves, draw, draw_over_workers, write_figures
+from common.report.figures import curves, draw, write_figures
+from common.report.over_figure import draw_over_setting
 from common.report.published import load_published
 from common.report.quantities import QUANTITIES
 from common.report.registry import load_table
 from common.report.time_curves import draw_time_curves
 from common.training.compose import compose_config
 from scripts.figures import main
-from tests.report.conftest import make_table
+from tests.report.conftest import CONTENT, make_table
 from tests.report.synthetic import write_run
 
 RUNS = Path("runs")
@@ -82,7 +84,7 @@ def test_several_numbers_of_workers_are_drawn_as_the_final_metric_against_them(t
         workers = cell.row.workers
         accuracy = 90 + workers + 3 * (cell.seed == 1)  # mean over 3 seeds: 91 + workers
         write_run(cell.run_dir, cell.overrides, workers=workers, accuracy=[1.0, accuracy])
-    (ax,) = draw_over_workers(collect(several, RUNS)).axes
+    (ax,) = draw_over_setting(collect(several, RUNS)).axes
     lines = [line for line in ax.get_lines() if len(line.get_xdata()) == 2 and line.get_marker() in ("o", "s")]
     assert [[round(2**x) for x in line.get_xdata()] for line in lines] == [[4, 8], [4, 8]]
     assert [list(line.get_ydata()) for line in lines] == [[95, 99], [95, 99]]
@@ -93,6 +95,27 @@ def test_several_numbers_of_workers_are_drawn_as_the_final_metric_against_them(t
     assert [path.name for path in paths] == ["small.png", "small.svg"]
     assert "workers" in paths[1].read_text()
     assert "mean of 2-3 seeds" in paths[1].read_text()
+
+
+def test_a_table_over_a_setting_is_one_picture_with_all_its_variants(monkeypatch) -> None:
+    """A tuned one has a second panel with the learning rates."""
+    content = {"sweep": {"quantity": "accuracy", "best": "highest", "seeds": [9], "rates": 3, "extensions": 0}}
+    rows = [row | {"centre": 0.01} for row in CONTENT["rows"]]
+    table = make_table(over="training.batch_size", variants={"b8": [], "b16": []}, rows=rows, **content)
+    monkeypatch.setattr(type(table), "untuned", None)
+    monkeypatch.setattr(type(table), "tuned_overrides", lambda *_: ())
+    for cell in table.cells(RUNS):
+        batch = int(cell.variant[1:])
+        write_run(cell.run_dir, cell.overrides, accuracy=[1.0, 80 + batch])
+        config = OmegaConf.load(cell.run_dir / "config.yaml")
+        merged = OmegaConf.merge(config, {"training": {"batch_size": batch}, "optimizer": {"lr": batch / 1000}})
+        OmegaConf.save(merged, cell.run_dir / "config.yaml")
+    figure = draw_over_setting(collect(table, RUNS))
+    for ax, values in zip(figure.axes, ([88, 96], [0.008, 0.016]), strict=True):
+        lines = [line for line in ax.get_lines() if len(line.get_xdata()) == 2 and line.get_marker() in ("o", "s")]
+        assert [[round(2**x) for x in line.get_xdata()] for line in lines] == [[8, 16], [8, 16]]
+        assert [list(line.get_ydata()) for line in lines] == [values, values]
+    assert [path.name for path in write_figures(collect(table, RUNS), Path("out"))] == ["small.png", "small.svg"]
 
 
 def test_a_variant_without_runs_is_not_drawn(monkeypatch, capsys):
