@@ -1,6 +1,6 @@
 """Translate a split with every kept model of a run, score the translations, and draw the curves.
 
-python -m transformer.evaluate run=runs/transformer/proxy/seed_0 [split=test] [models=all] [average=5]
+python -m transformer.evaluate run=runs/transformer/transformer_proxy/seed_0 [split=test] [models=all] [average=5]
 """
 
 import json

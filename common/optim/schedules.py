@@ -80,11 +80,18 @@ class Cosine(Constant):
 
 @dataclass(frozen=True, kw_only=True)
 class InverseSquareRoot(Constant):
-    """sqrt(warmup_steps / t) after the warm-up."""
+    """sqrt(warmup_steps / t) after the warm-up, with updates counted from `first`: update 0 has t = first."""
+
+    first: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_count(self._name, "warmup_steps", self.warmup_steps, at_least=1)
+        require_count(self._name, "first", self.first, at_least=0)
+
+    def __call__(self, t: int) -> float:
+        """Return the factor of update `t`, counted from 0."""
+        return super().__call__(t + self.first)
 
     def after_warmup(self, t: int) -> float:
         """Return the factor of update `t >= warmup_steps`."""
@@ -159,12 +166,15 @@ def cosine_with_warmup(
     )
 
 
-def inverse_square_root(optimizer: Optimizer, warmup_steps: int, warmup_start: float = 0.0) -> LambdaLR:
+def inverse_square_root(
+    optimizer: Optimizer, warmup_steps: int, warmup_start: float = 0.0, *, first: int = 0
+) -> LambdaLR:
     """Return linear warm-up, then the base lr x sqrt(warmup_steps / t), as fairseq's `inverse_sqrt`.
 
-    Raises ValueError for arguments out of range; `warmup_steps` must be at least 1.
+    The first update has t = `first`: 0 as in fairseq, 1 as in the code of arXiv 2410.11998. Raises ValueError for
+    arguments out of range; `warmup_steps` must be at least 1.
     """
-    return LambdaLR(optimizer, InverseSquareRoot(warmup_steps=warmup_steps, warmup_start=warmup_start))
+    return LambdaLR(optimizer, InverseSquareRoot(warmup_steps=warmup_steps, warmup_start=warmup_start, first=first))
 
 
 def multistep_with_warmup(

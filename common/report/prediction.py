@@ -17,7 +17,10 @@ ASSUMED = (
 
 
 def predicted_step_ms(run: FinishedRun) -> float:
-    """Return the mean ms of a step, with the run's buckets or order; raises RunError if its config lacks them."""
+    """Return the mean ms of a step, with the run's buckets or order, and its momentum if workers mix that too.
+
+    Raises RunError if the run's configuration lacks something.
+    """
     try:
         workers, parallel, topology = (run.config[key] for key in ("workers", "parallel", "topology"))
         method = parallel["method"]
@@ -26,6 +29,7 @@ def predicted_step_ms(run: FinishedRun) -> float:
             workers["per_host"],
             parallel["bucket_mb"] if method == "allreduce" else None,
             {"allreduce": None, "decentralized": parallel.get("order")}[method],  # KeyError: another method
+            bool(run.config.get("optimizer", {}).get("momentum_mixing", False)),
             tuple(sorted(topology.items())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -34,7 +38,12 @@ def predicted_step_ms(run: FinishedRun) -> float:
 
 @cache
 def _predict(
-    workers: int, per_host: int, bucket_mb: float | None, order: Any, topology: tuple[tuple[str, Any], ...]
+    workers: int,
+    per_host: int,
+    bucket_mb: float | None,
+    order: Any,
+    momentum: bool,
+    topology: tuple[tuple[str, Any], ...],
 ) -> float:
     cluster = Cluster(
         hosts=workers // per_host,
@@ -48,4 +57,5 @@ def _predict(
     if order is None:
         return float(simulate_allreduce(cluster).step)
     options = dict(topology)
-    return float(simulate_gossip(cluster, build(options.pop("name"), workers, per_host, **options), order).step)
+    graph = build(options.pop("name"), workers, per_host, **options)
+    return float(simulate_gossip(cluster, graph, order, momentum=momentum).step)

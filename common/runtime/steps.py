@@ -48,16 +48,19 @@ def simulate_gossip(
     *,
     phases: Phases = "aligned",
     update: Update = "bucketwise",
+    momentum: bool = False,
     flat: bool = False,
     steps: int = STEPS,
     seed: int = 0,
 ) -> Times:
     """Simulate gossip on a topology, whose rounds are hierarchical where possible, unless `flat`.
 
-    phases:  "staggered" (where `staggering_pays`): every second bucket runs the rounds 2k and 2k+1 in the other order
-    update:  see `simulate_rounds`
+    phases:    "staggered" (where `staggering_pays`): every second bucket runs the rounds 2k and 2k+1 in the other order
+    update:    see `simulate_rounds`
+    momentum:  see `simulate_rounds`
 
-    Raises ValueError if topology and cluster have different numbers of workers, or staggered phases would not pay.
+    Raises ValueError if topology and cluster have different numbers of workers, staggered phases would not pay, or
+    momentum is mixed in another order than "atc".
     """
     if topology.world_size != cluster.workers:
         raise ValueError(f"topology of {topology.world_size} workers on a cluster of {cluster.workers}")
@@ -68,7 +71,7 @@ def simulate_gossip(
         )
     even = _round_times(cluster, topology, flat)
     odd = _round_times(cluster, staggered(topology), flat) if phases == "staggered" else None
-    return simulate_rounds(cluster, even, odd, order, update=update, steps=steps, seed=seed)
+    return simulate_rounds(cluster, even, odd, order, update=update, momentum=momentum, steps=steps, seed=seed)
 
 
 def staggering_pays(topology: Topology, workers_per_host: int) -> bool:
@@ -108,6 +111,7 @@ def simulate_rounds(
     order: Order = "awc",
     *,
     update: Update = "bucketwise",
+    momentum: bool = False,
     steps: int = STEPS,
     seed: int = 0,
 ) -> Times:
@@ -121,7 +125,13 @@ def simulate_rounds(
     where D is the time at which the bucket arrived. With atc it was launched at T(t, b). With awc it was launched at
     T(t-1, b) (`update="bucketwise"`: our own optimizers), or after the update of all buckets, which then waits for the
     last arrival ("whole": any other optimizer). The step ends with the last bucket's update (awc) or arrival (atc).
+
+    With `momentum`, which needs atc, a worker first mixes its momentum, a message as large as the parameters (DmSGD):
+    all its buckets are launched at T_i(t-1) + c_i(t), and in atc's equation the arrival of the last takes that place.
+    Raises ValueError for momentum in another order.
     """
+    if momentum and order != "atc":
+        raise ValueError(f"order={order!r}: expected 'atc' where momentum is mixed too")
     n, B = cluster.workers, cluster.gossip_buckets
     compute = cluster.draw_compute_ms(steps, seed)
     # After b + 1 of the B updates; an ordinary optimizer updates all at once.
@@ -133,6 +143,8 @@ def simulate_rounds(
         if t == DISCARDED:
             begin = ended.mean()
         computed = ended + compute[t]
+        if momentum:
+            computed = _travel(np.tile(computed, (B, 1)), busy, even(t), odd and odd(t)).max(axis=0)
         if order == "atc":
             ended = _travel(computed + updates, busy, even(t), odd and odd(t)).max(axis=0)
             continue

@@ -195,10 +195,14 @@ class CosineConfig(ConstantConfig):
 
 
 class InverseSquareRootConfig(ConstantConfig):
-    """lr sqrt(warmup / t) after the warm-up."""
+    """lr sqrt(warmup / t) after the warm-up.
+
+    first: t of the first update
+    """
 
     name: Literal["inverse_square_root"]
     warmup: PositiveFloat
+    first: Literal[0, 1] = 0
 
 
 class MultistepConfig(ConstantConfig):

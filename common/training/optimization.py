@@ -49,7 +49,7 @@ def build_schedule(config: ScheduleConfig, optimizer: Optimizer, total_steps: in
                 optimizer, total_steps, final_fraction=config.final_fraction, hold=hold, **warmup
             )
         case "inverse_square_root":
-            return optim.inverse_square_root(optimizer, **warmup)
+            return optim.inverse_square_root(optimizer, **warmup, first=config.first)
         case "multistep":
             milestones = [round(milestone * unit) for milestone in config.milestones]
             return optim.multistep_with_warmup(optimizer, milestones=milestones, gamma=config.gamma, **warmup)

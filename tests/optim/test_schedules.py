@@ -111,6 +111,21 @@ def test_inverse_square_root_values():
     assert used[5] == pytest.approx(0.5 * math.sqrt(4 / 5), rel=1e-15)
 
 
+def test_inverse_square_root_counted_from_one_is_that_of_the_papers_code():
+    """transformer/src/utils.py there: the warm-up reaches lr one update earlier, and starts above warmup_start."""
+    warmup, start = 4, 0.01
+
+    def theirs(step):
+        if step < warmup:
+            return (1 - start) * (step + 1) / warmup + start
+        return warmup**0.5 * (step + 1) ** -0.5
+
+    optimizer = make_optimizer()
+    used = first_group(lrs_used(optimizer, inverse_square_root(optimizer, warmup, start, first=1), 12))
+    assert used == pytest.approx([theirs(step) for step in range(12)], rel=1e-14)
+    assert used[warmup - 1] == 1.0
+
+
 def test_multistep_values_and_torch_without_warmup():
     optimizer = make_optimizer()
     used = first_group(lrs_used(optimizer, multistep_with_warmup(optimizer, [3, 5], gamma=0.5), 7))
@@ -183,6 +198,7 @@ def test_drives_our_optimizer():
             "final_fraction=0.1: expected None when final_lr is given",
         ),
         (lambda o: inverse_square_root(o, 0), "warmup_steps=0: expected an integer >= 1"),
+        (lambda o: inverse_square_root(o, 1, first=-1), "first=-1: expected an integer >= 0"),
         (lambda o: multistep_with_warmup(o, [5, 5]), r"milestones=\(5, 5\): expected strictly increasing"),
         (
             lambda o: multistep_with_warmup(o, [2, 5], warmup_steps=3),

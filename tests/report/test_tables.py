@@ -309,6 +309,27 @@ def test_predicted_time_of_allreduce_is_between_its_parts_and_their_sum(tmp_path
         assert wire < predicted < wire + 60
 
 
+def test_predicted_time_counts_the_momentum_that_dmsgd_sends(tmp_path):
+    """Two hosts of one worker exchange 260 MB at 25 Gbit/s after computing; mixed momentum travels before them."""
+    run = read_run(write_run(tmp_path / "run", [], workers=2, topology={"name": "complete"}))
+    run.config["workers"]["per_host"] = 1
+    run.config["parallel"] = {"method": "decentralized", "order": "atc"}
+    predicted = {}
+    for optimizer in (
+        {"name": "sgd"},
+        {"name": "dmsgd", "momentum_mixing": False},
+        {"name": "dmsgd", "momentum_mixing": True},
+        {"name": "qg_dmsgd"},
+    ):
+        run.config["optimizer"] = optimizer
+        predicted[tuple(optimizer.values())] = QUANTITIES["predicted_step_ms"].of(run)
+    parameters = predicted.pop(("sgd",))
+    message = 260 * 8 / 25
+    assert 60 + message < parameters < 60 * 1.2 + message
+    assert predicted.pop(("dmsgd", True)) == pytest.approx(parameters + message, rel=0.01)
+    assert predicted == {("dmsgd", False): parameters, ("qg_dmsgd",): parameters}  # they send parameters alone
+
+
 def test_predicted_time_needs_a_configuration(tmp_path):
     run = read_run(write_run(tmp_path / "run", []))
     for parallel in ({}, {"method": "sgp", "order": "awc"}):

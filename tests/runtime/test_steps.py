@@ -7,7 +7,7 @@ import pytest
 
 from common.runtime import complete, simulate_allreduce, simulate_gossip, simulate_rounds
 from common.runtime.links import allreduce_ms, mb_ms
-from common.runtime.steps import DISCARDED, staggering_pays
+from common.runtime.steps import DISCARDED, Update, staggering_pays
 from common.topology import build
 from common.topology.cost import bytes_leaving_hosts
 from tests.runtime.clusters import cluster
@@ -26,6 +26,21 @@ def test_gossip_takes_the_longer_of_computing_and_sending(inter_gbps: float) -> 
     assert bucketwise == pytest.approx(max(50.0 + 3.0, sending), rel=0.01)
     combine = simulate_gossip(c, topology, "atc", update="whole").step
     assert combine == pytest.approx(50.0 + sending + 3.0)
+
+
+@pytest.mark.parametrize(("update", "exposed_update_ms"), [("whole", 3.0), ("bucketwise", 3.0 / 2)])
+def test_momentum_is_sent_before_the_parameters(update: Update, exposed_update_ms: float) -> None:
+    """A second message of the same size, after computing; of 2 buckets the first leaves after half of the update."""
+    c = cluster(inter_gbps=10.0, update_ms=3.0, gossip_bucket_mb=50.0)
+    sending = mb_ms(100.0, 10.0)
+    topology = build("one_peer_exponential", 4)
+    without = simulate_gossip(c, topology, "atc", update=update).step
+    assert without == pytest.approx(50.0 + exposed_update_ms + sending)
+    times = simulate_gossip(c, topology, "atc", update=update, momentum=True)
+    assert times.step == pytest.approx(without + sending)
+    assert times.exposed == pytest.approx(2 * sending - 3.0 + exposed_update_ms)
+    with pytest.raises(ValueError, match="order='awc': expected 'atc'"):
+        simulate_gossip(c, topology, "awc", momentum=True)
 
 
 def test_two_hosts_two_buckets_by_hand() -> None:

@@ -102,7 +102,7 @@ def expect_authors_code(config: TransformerConfig, experiment: str) -> None:
     assert (config.model.variant, config.model.attention_dropout) == ("paper", None)
     assert (config.data.validation, config.data.cleaning, config.data.max_length) == ("held_out", "empty_lines", 157)
     assert (config.smoothed_over, config.loss_divisor, config.token_limit) == ("all_tokens", "own_tokens", "both_sides")
-    assert config.schedule.warmup_start == 0.01
+    assert (config.schedule.warmup_start, config.schedule.first) == (0.01, 1)
     assert config.optimizer.eps == 1e-9 or experiment.endswith("/base")
     assert (config.training.tf32, config.training.compile, config.training.clip) == (True, False, None)
     assert config.training.precision == ("fp16" if experiment.startswith("transformer") else "fp32")
@@ -134,7 +134,7 @@ def test_the_pairs_of_table2() -> None:
         ("accumadam_64", 64, 8, 7e-4, 8),  # lr and s: stand-ins
     ],
 )
-@pytest.mark.parametrize("topology", [None, "one_peer_exponential", "complete"])
+@pytest.mark.parametrize("topology", [None, "hypercube", "one_peer_exponential", "complete"])
 def test_the_worker_counts_of_figure6(
     experiment: str, workers: int, per_host: int, lr: float, s: int | None, topology: str | None
 ) -> None:
