@@ -2,7 +2,7 @@
 
 python -m scripts.figures figure=7 [runs=[runs,results/runs]] [output=results/figures]
 
-figure=7 is figure7 of results/definitions/figures; figure=table3_proxy draws that table's runs.
+figure=7 is figure7 of results/definitions/figures; figure=table3_fair draws that table's runs.
 """
 
 import sys

@@ -3,7 +3,7 @@
 python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=results/tables]
 python -m scripts.tables readme=results/README.md
 
-table=3 is table3; also figure6, table3_proxy, ...: every file of results/definitions/tables and /benchmarks.
+table=3 is table3; also figure6, table3_fair, ...: every file of results/definitions/tables and /benchmarks.
 With readme=... the tables between its markers `<!-- table: NAME -->` and `<!-- end -->` are made anew, from kept runs
 and records; NAME is a file of results/definitions/excerpts.
 """

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from common.report.collect import Collection
 from common.report.drawing import COLOURS, STYLES, label_of, seeds_of
 from common.report.quantities import QUANTITIES
-from common.report.registry import Row
+from common.report.table_file import Row
 
 DODGE = 0.06  # between lines, in powers of two of the setting
 LABELS = {

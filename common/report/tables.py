@@ -12,7 +12,8 @@ from common.report.comparisons import Equivalence, corrected
 from common.report.formats import exact_frame, format_table, latex, write_files
 from common.report.origin import describe_origin
 from common.report.published import load_published
-from common.report.registry import Row, Table
+from common.report.registry import Table
+from common.report.table_file import Row
 from common.report.tuning import sweep_command
 
 

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 from common.cli import UsageError
 from common.report.collect import read_cell
 from common.report.quantities import QUANTITIES
-from common.report.registry import Cell, Row, Table
+from common.report.registry import Cell, Table
 from common.report.runs import RunError, read_json, read_status
+from common.report.table_file import Row
 from common.report.tuning import RATE, Candidate, Sweep, Tuned, folder_of
 
 NEAR = 0.01  # of the best value: learning rates that are about as good

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from common.optim import decay_groups
-from common.report.registry import Row, Table, load_table
+from common.report.registry import Table, load_table
+from common.report.table_file import Row
 from common.training.compose import CONFIGS, compose_config
 from common.training.optimization import build_optimizer, build_schedule
 from gpt2.config import Gpt2Config

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from common.report.registry import Table, TableFile
+from common.report.registry import Table
+from common.report.table_file import TableFile
 
 CONTENT = {
     "title": "A small table",

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from common.report.registry import Row, Table, load_table
+from common.report.registry import Table, load_table
+from common.report.table_file import Row
 from common.training.compose import CONFIGS, compose_config
 from transformer.config import TransformerConfig
 
