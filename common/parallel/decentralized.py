@@ -6,9 +6,13 @@ the gradient taken at x_i(t), then launches the next round.
 
 Adapt then combine (`atc`, the DmSGD of arXiv 2110.13363): x_i(t+1) = sum_j W_ij(t) (x_j(t) + d_j(t)). Nothing
 to overlap with: `optimizer.step()` updates, then exchanges.
+
+With local steps only every H-th update is one of these; `local_steps.py` has the rule.
 """
 
 import inspect
+import warnings
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -18,6 +22,7 @@ from torch.optim import Optimizer
 
 from common.flat import flatten
 from common.optim import QGDmSGD
+from common.parallel.anchors import Anchors
 from common.parallel.averaging import average_buffers_, consensus_distance
 from common.parallel.checks import (
     check_device,
@@ -32,6 +37,14 @@ from common.parallel.collectives import broadcast_from_first, mean_over_ranks_
 from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
 from common.parallel.gossip import Mixer
+from common.parallel.gossip.buckets import fragments_of
+from common.parallel.local_steps import (
+    Mixing,
+    Outer,
+    check_topology,
+    resolve_local_steps,
+    warnings_of,
+)
 from common.parallel.optimizers import (
     BucketwiseOptimizer,
     MomentumVectors,
@@ -54,7 +67,7 @@ class DecentralizedDataParallel(DataParallel):
                       of flat vectors. Gossip mixes these: what an optimizer trains besides, such as a parameter that
                       is frozen now, every worker trains for itself. Rank 0's parameters and buffers are broadcast.
     topology:         a name of `common.topology.NAMES` or a Topology over the workers
-    order:            "awc" or "atc", see above
+    order:            "awc" or "atc", see above; None: "atc" if merge_after is 0, else "awc"
     ranks_per_worker: ranks that share one replica: gradients are averaged among them (DDP), gossip runs between
                       workers (arXiv 2110.13363 treats a server of 8 GPUs as one node)
     workers_per_host: for topologies that know hosts (aer) and for how rounds travel; only used with a name, a Topology
@@ -71,6 +84,22 @@ class DecentralizedDataParallel(DataParallel):
                       whose ranks take more or less than they give); the same as without it where they do
     timeout_s:        seconds to wait for a peer before an error names it
 
+    Local steps, see `local_steps.py`. Between rounds an update costs what the bare optimizer's does:
+
+    local_steps:      H, updates in a round; a step sends 1/H of the round's bytes
+    outer:            the outer optimizer; Outer() leaves the displacement of a round as it is (local SGD). It keeps one
+                      vector of the parameters' size, the anchors (outer parameters), and with momentum one more
+    merge_after:      tau: merge a round before its tau-th update, so that its messages travel for tau - 1 updates and
+                      the forward and backward before; 0: exchange at its end, which is order "atc". None: H/3, rounded
+                      up. Above 1 anchors are kept in any case
+    local_steps_from: updates before this one are rounds by themselves (post-local SGD)
+    fragments:        number of runs of buckets that take turns within H updates (streaming); a bucket, and so a
+                      fragment, need not respect the borders of layers
+    mixing:           how strongly rounds mix, as the learning rate falls (DSGD-AC)
+
+    `averaged()`, `consensus_distance()` and `state_dict()` are of the inner parameters, those that the optimizer
+    updates; at the end of a round they equal the outer ones. `average_()` averages anchors and outer momenta too.
+
     All ranks must construct it, with the same arguments and a module of the same structure; a difference raises
     RuntimeError on every rank. Without a process group, or with one rank, it is a no-op around the module.
     """
@@ -79,9 +108,15 @@ class DecentralizedDataParallel(DataParallel):
         self,
         module: nn.Module,
         topology: str | Topology,
-        order: str = "awc",
+        order: str | None = None,
         ranks_per_worker: int = 1,
         *,
+        local_steps: int = 1,
+        outer: Outer | None = None,
+        merge_after: int | None = None,
+        local_steps_from: int = 0,
+        fragments: int = 1,
+        mixing: Mixing | None = None,
         workers_per_host: int = 1,
         bucket_mb: float | Literal["auto"] = "auto",
         transport: str = "auto",
@@ -94,6 +129,10 @@ class DecentralizedDataParallel(DataParallel):
     ) -> None:
         refuse_unknown("DecentralizedDataParallel", unknown, inspect.signature(DecentralizedDataParallel).parameters)
         check_order(order)
+        plan = resolve_local_steps(order, local_steps, outer, merge_after, local_steps_from, fragments)
+        mixing = mixing or Mixing()
+        if isinstance(topology, Topology):
+            check_topology(plan, mixing, topology)
         check_transport(transport)
         check_sizes(bucket_mb, timeout_s)
         device = check_device(p for p in module.parameters() if p.requires_grad)
@@ -101,11 +140,16 @@ class DecentralizedDataParallel(DataParallel):
         groups = ProcessGroups(ranks_per_worker, patience(timeout, device))
         super().__init__(module, groups.worker, groups.workers)
         self.topology = resolve_topology(topology, groups.workers, workers_per_host, push_sum)
-        self.order = order
+        check_topology(plan, mixing, self.topology)
+        for sentence in warnings_of(plan, self.topology) if groups.rank == 0 else ():
+            warnings.warn(sentence, stacklevel=2)
+        self.order = "awc" if plan.merge_after else "atc"
+        self._plan, self._mixing = plan, mixing
         self._groups = groups
         facts = {
             "topology": self.topology.fingerprint(),
-            "order": order,
+            "local steps": plan,
+            "mixing": mixing,
             "bucket_mb": bucket_mb,
             "transport": transport,
             "message_dtype": str(message_dtype),
@@ -115,6 +159,8 @@ class DecentralizedDataParallel(DataParallel):
         check_equal_on_all_ranks(facts, groups.world, self.bare_module)
         broadcast_from_first([*module.parameters(), *module.buffers()], groups.world)
         self._vectors = flatten(self.bare_module)
+        parameters = [vector.data for vector in self._vectors]
+        self._anchors = Anchors(plan, parameters)
         self.mixer = Mixer(
             self._vectors,
             self.topology,
@@ -124,12 +170,15 @@ class DecentralizedDataParallel(DataParallel):
             message_dtype=message_dtype,
             phases=phases,
             timeout=timeout,
+            anchors=self._anchors.anchors if plan.sends_anchors else (),
+            fragments=fragments,
+            unit="step" if plan.steps == 1 else "round",
         )
+        self._anchors.fragments = fragments_of(self.mixer.buckets, fragments)
         self.counters = self.mixer.counters
         self._debiasing: Debiasing | None = None
         if not self.topology.doubly_stochastic:
-            vectors = [vector.data for vector in self._vectors]
-            self._debiasing = Debiasing(self.topology, groups.worker, vectors)
+            self._debiasing = Debiasing(self.topology, groups.worker, parameters)
         self._momentum: list[MomentumVectors] = []
         self._tracking: list[QGDmSGD] = []
         self._bucketwise: BucketwiseOptimizer | None = None
@@ -143,8 +192,8 @@ class DecentralizedDataParallel(DataParallel):
         exchange. Alone and with order "awc", a fused
         AccumAdam(W) steps bucket by bucket: merging costs it no pass over memory, and messages leave earlier.
         """
-        mixes = mixes_momentum(optimizer, self.order, self.topology)
-        tracks = tracks_mixing(optimizer, self.order, self.topology)
+        mixes = mixes_momentum(optimizer, self.order, self.topology, self._plan)
+        tracks = tracks_mixing(optimizer, self.order, self.topology, self._plan)
         if (mixes or tracks) and self.mixer.errors:
             name = "DmSGD(momentum_mixing=True)" if mixes else "QGDmSGD"
             raise ValueError(f"{name}: expected messages of 16 bits or more, got message_dtype=int8")
@@ -163,43 +212,62 @@ class DecentralizedDataParallel(DataParallel):
             self._bucketwise.arriving = self._bucketwise = None
         if optimizer is None or not is_bucketwise(optimizer):
             return
+        if self.clock and self._anchors.state:
+            raise ValueError(
+                f"attach: a fused optimizer after {self.clock} updates: expected before the first one: it lays "
+                "parameters out anew, and anchors are laid out as they were"
+            )
         self.drain()
         optimizer.flatten_state(self._vectors, place_gradients=self._ddp is None)
         order = [slot.name for vector in self._vectors for slot in vector.slots]
         check_equal_on_all_ranks({"the order of the optimizer's parameters": order}, self._groups.world)
         alone = len(self._optimizers) == 1 and self.world_size > 1
-        if alone and self._debiasing is None and self.order == "awc":
+        if alone and self._debiasing is None and self.order == "awc" and self._plan.every_update:
             optimizer.arriving = self.mixer.arriving
             self._bucketwise = optimizer
 
     def _before_forward(self) -> None:
-        if self.order == "awc":
-            self.mixer.launch()  # the first round, and the one after an average: later ones follow each step
+        self._anchors.prepare(self.clock)
+        self._launch()  # the first round, and the one after an average: later ones follow an update
 
     def _before_update(self) -> None:
-        if self.order == "awc" and self._bucketwise is None:  # else buckets are merged inside the step
-            self.mixer.merge()
+        self._anchors.prepare(self.clock)
+        self.mixer.strength = self._mixing.strength(self._optimizers[0], self.clock)
+        if self._bucketwise is None:  # else buckets are merged inside the step
+            self._anchors.merge(self.clock, self.mixer.merge)
         if self._debiasing is not None:
             self._debiasing.remember()
 
     def _after_update(self) -> None:
         if self._debiasing is not None:
             self._debiasing.scale(self.mixer.clock)  # of the rounds merged so far
-        if self.order == "atc":
-            for momentum in self._momentum:
-                self.mixer.mix_now(momentum.flat())  # m_i <- sum_j w_ij (beta m_j + g_j)
-                momentum.descend()
-            self.mixer.merge()
-            for optimizer in self._tracking:
-                optimizer.track()
+        for momentum in self._momentum:
+            self.mixer.mix_now(momentum.flat())  # m_i <- sum_j w_ij (beta m_j + g_j)
+            momentum.descend()
+        self._anchors.end(self.clock, self.mixer.merge)
+        for optimizer in self._tracking:
+            optimizer.track()
 
     def _after_commit(self) -> None:
-        if self.order == "awc":
-            self.mixer.launch()  # unless it was done bucket by bucket
+        self._launch()  # unless it was done bucket by bucket
+
+    def _launch(self) -> None:
+        for fragment in self._plan.launched(self.clock):
+            self.mixer.launch(fragment)
 
     def drain(self) -> None:
-        """Drop what is in flight, so that parameters may be written. Collective."""
+        """Drop what is in flight, so that parameters may be written. Collective.
+
+        What is written in the middle of a round counts as a local step.
+        """
         self.mixer.drain()
+        self._anchors.expire()
+
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load the bare module's state dict; anchors, until they are loaded, are these parameters. Collective."""
+        result = super().load_state_dict(state_dict, *args, **kwargs)
+        self._anchors.reset()
+        return result
 
     def close(self) -> None:
         """Drain and detach from the optimizers; the bare module and they stay usable. Collective."""
@@ -214,18 +282,26 @@ class DecentralizedDataParallel(DataParallel):
         self._tracking.clear()
 
     def communication_state(self) -> list[Tensor]:
-        """Return what messages of 8 bits have left out so far."""
-        return self.mixer.errors
+        """Return anchors, outer momenta, and what messages of 8 bits have left out so far."""
+        return [*self._anchors.state, *self.mixer.errors]
+
+    def load_communication_state(self, state: Sequence[Tensor]) -> None:
+        """Continue from `communication_state()`; after `load_clock`. Collective: drains first."""
+        super().load_communication_state(state)
+        self._anchors.loaded()
 
     def load_clock(self, clock: int) -> None:
-        """Continue with round `clock` of the schedule. Collective."""
+        """Continue after `clock` updates. In the middle of a round the communication state must follow. Collective."""
         super().load_clock(clock)
-        self.mixer.set_clock(clock)
+        for fragment in range(self._plan.fragments):
+            self.mixer.set_clock(self._plan.merged(clock, fragment), fragment)
+        self._anchors.require(clock)
 
     def average_(self) -> None:
-        """Replace parameters and buffers by their mean over all workers, for good. Collective."""
+        """Replace parameters, anchors, momenta of anchors and buffers by their mean over all workers, for good."""
         self.drain()
         self._write_mean()
+        mean_over_ranks_(self._anchors.state, self._groups.world_size, self._groups.world)
 
     def consensus_distance(self) -> float:
         """Return sqrt(mean_i ||x_i - x_bar||^2), equal on all ranks. Collective."""
