@@ -132,7 +132,7 @@ class DecentralizedDataParallel(DataParallel):
         plan = resolve_local_steps(order, local_steps, outer, merge_after, local_steps_from, fragments)
         mixing = mixing or Mixing()
         if isinstance(topology, Topology):
-            check_topology(plan, mixing, topology)
+            check_topology(plan, mixing, topology, push_sum)
         check_transport(transport)
         check_sizes(bucket_mb, timeout_s)
         device = check_device(p for p in module.parameters() if p.requires_grad)
@@ -140,7 +140,7 @@ class DecentralizedDataParallel(DataParallel):
         groups = ProcessGroups(ranks_per_worker, patience(timeout, device))
         super().__init__(module, groups.worker, groups.workers)
         self.topology = resolve_topology(topology, groups.workers, workers_per_host, push_sum)
-        check_topology(plan, mixing, self.topology)
+        check_topology(plan, mixing, self.topology, push_sum)
         for sentence in warnings_of(plan, self.topology) if groups.rank == 0 else ():
             warnings.warn(sentence, stacklevel=2)
         self.order = "awc" if plan.merge_after else "atc"

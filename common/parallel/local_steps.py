@@ -119,8 +119,8 @@ class LocalSteps:
             )
         if self.outer.displacement == "mixed" and self.merge_after != 0:
             raise ValueError(
-                f"merge_after={self.merge_after} with outer.displacement=mixed: expected merge_after=0: displacements "
-                "that are mixed a round late diverge"
+                f"merge_after={self.merge_after} with outer.displacement=mixed: expected order=atc (merge_after=0): "
+                "displacements that are mixed a round late diverge"
             )
         if self.start < 0:
             raise ValueError(f"local_steps_from={self.start}: expected a number of updates >= 0")
@@ -216,25 +216,27 @@ def resolve_local_steps(
     return LocalSteps(local_steps, merge_after, outer or Outer(), local_steps_from, fragments)
 
 
-def check_topology(plan: LocalSteps, mixing: Mixing, topology: Topology) -> None:
-    """Raise ValueError where local steps, or weaker mixing, make no sense with a topology."""
-    if mixing.power and not topology.doubly_stochastic:
-        raise ValueError(
-            f"mixing.power={mixing.power} with topology {topology.name}: expected doubly stochastic mixing matrices: "
-            "push-sum's weights are those of full rounds"
-        )
-    if plan.every_update:
+def check_topology(plan: LocalSteps, mixing: Mixing, topology: Topology, push_sum: bool) -> None:
+    """Raise ValueError where local steps, an outer step or weaker mixing make no sense with a topology or push-sum."""
+    chosen = f"mixing.power={mixing.power:g}"
+    if not plan.every_update:
+        chosen = f"local_steps={plan.steps} (outer.lr={plan.outer.lr:g}, outer.momentum={plan.outer.momentum:g})"
+    elif not mixing.power:
         return
+    if push_sum:
+        raise ValueError(
+            f"{chosen} with push_sum=true: expected push_sum=false: anchors and displacements would need weights of "
+            "their own"
+        )
     if not topology.doubly_stochastic:
         raise ValueError(
-            f"local_steps={plan.steps} with topology {topology.name}: expected doubly stochastic mixing matrices: with "
-            "push-sum anchors and displacements would need weights of their own"
+            f"{chosen} with topology {topology.name}: expected doubly stochastic mixing matrices, or the mean drifts"
         )
     idle = topology.options.get("idle_rounds", 0)
-    if idle:
+    if idle and plan.steps > 1:
         raise ValueError(
-            f"local_steps={plan.steps} with topology {topology.name} and idle_rounds={idle}: expected idle_rounds=0: "
-            "rounds already are local_steps updates apart"
+            f"{chosen} with topology {topology.name} and idle_rounds={idle}: expected idle_rounds=0: rounds are "
+            "local_steps updates apart already"
         )
 
 

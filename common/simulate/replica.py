@@ -62,7 +62,7 @@ def simulate(
     plan = resolve_local_steps(order, local_steps, outer, merge_after, local_steps_from, fragments)
     mixing = mixing or Mixing()
     topology = resolve_topology(topology, world_size, workers_per_host, push_sum)
-    check_topology(plan, mixing, topology)
+    check_topology(plan, mixing, topology, push_sum)
     for sentence in warnings_of(plan, topology):
         warnings.warn(sentence, stacklevel=2)
     modules = [copy.deepcopy(module) for _ in range(world_size)]

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from common.parallel.local_steps import LocalSteps, Mixing, Outer, check_topology, resolve_local_steps
 from common.topology import Topology, build
 
 NonNegative = Annotated[float, Field(ge=0)]
@@ -59,6 +60,22 @@ class AllReduceConfig(Strict):
     timeout_s: PositiveFloat
 
 
+class OuterConfig(Strict):
+    """The outer optimizer of local steps; see common.parallel.Outer."""
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = True
+    displacement: Literal["own", "mixed"] = "own"
+
+
+class MixingConfig(Strict):
+    """How strongly rounds mix as the learning rate falls; see common.parallel.Mixing."""
+
+    power: NonNegative = 0.0
+    start: NonNegativeInt = 0
+
+
 class DecentralizedConfig(Strict):
     """Parameters averaged with peers; see DecentralizedDataParallel."""
 
@@ -70,8 +87,36 @@ class DecentralizedConfig(Strict):
     message_dtype: Literal["float16", "bfloat16", "int8"] | None
     phases: Literal["aligned", "staggered"] = "aligned"
     push_sum: bool = False
+    local_steps: PositiveInt = 1
+    outer: OuterConfig = OuterConfig()
+    merge_after: NonNegativeInt | None = None
+    local_steps_from: NonNegativeInt = 0
+    fragments: PositiveInt = 1
+    mixing: MixingConfig = MixingConfig()
     find_unused_parameters: bool
     timeout_s: PositiveFloat
+
+    @model_validator(mode="after")
+    def _rounds_fit(self) -> "DecentralizedConfig":
+        self.plan()
+        return self
+
+    def local_options(self) -> dict[str, Any]:
+        """Return the arguments of DecentralizedDataParallel and simulate() that concern local steps."""
+        return {
+            "local_steps": self.local_steps,
+            "outer": Outer(**self.outer.model_dump()),
+            "merge_after": self.merge_after,
+            "local_steps_from": self.local_steps_from,
+            "fragments": self.fragments,
+            "mixing": Mixing(**self.mixing.model_dump()),
+        }
+
+    def plan(self) -> LocalSteps:
+        """Return which updates are rounds. Raises ValueError where keys contradict each other."""
+        options = self.local_options()
+        del options["mixing"]
+        return resolve_local_steps(self.order, **options)
 
 
 ParallelConfig = Annotated[AllReduceConfig | DecentralizedConfig, Field(discriminator="method")]
@@ -311,6 +356,11 @@ class Config(Strict):
         for choice, needs_atc in atc.items():
             if needs_atc and parallel.method == "decentralized" and parallel.order != "atc":
                 raise ValueError(f"parallel.order={parallel.order} with {choice}: expected parallel.order=atc")
+            if needs_atc and parallel.method == "decentralized" and not parallel.plan().every_update:
+                raise ValueError(
+                    f"parallel.local_steps={parallel.local_steps}, outer.lr={parallel.outer.lr:g} with {choice}: it is "
+                    "defined for a round in every update without an outer step; expected another optimizer"
+                )
         unit, warmup = self.schedule.unit, self.schedule.warmup
         length = self.training.steps if unit == "steps" else self.training.epochs
         if self.schedule.name == "cosine" and length is not None and warmup >= length:
@@ -339,5 +389,14 @@ class Config(Strict):
         return self.n * self.ranks_per_worker
 
     def build_topology(self) -> Topology:
-        """Build the topology. Raises ConfigError if it does not exist for this number of workers."""
-        return self.topology.build(self.n, self.workers.per_host or 1)
+        """Build the topology.
+
+        Raises ConfigError if it does not exist for this number of workers, or cannot be had with local steps.
+        """
+        topology, parallel = self.topology.build(self.n, self.workers.per_host or 1), self.parallel
+        if parallel.method == "decentralized":
+            try:
+                check_topology(parallel.plan(), parallel.local_options()["mixing"], topology, parallel.push_sum)
+            except ValueError as error:
+                raise ConfigError(f"parallel.{error}") from error
+        return topology

@@ -1,7 +1,7 @@
 """Local steps in plain numpy, with no code of ours but `topology.matrix` and the cut into buckets, and by the engine.
 
-The least squares of `test_matrix_form.py` in float64, by SGD with momentum and decay. With the rows of X as the workers'
-parameters, of A as their anchors, of V as their outer momenta, s the position in a round of H updates:
+The least squares of `test_matrix_form.py` in float64, by SGD with momentum and decay. The rows of X are the workers'
+parameters, of A their anchors, of V their outer momenta; s is the position in a round of H updates:
 
     s = tau - 1   X += W A - A;  A = W A                         before the update, whose gradient was taken at X(t)
     s = H - 1     D = X - A;  V = mu V + D;  A += eta (D + mu V);  [tau = 0: A = W A];  X = A        after it

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from common.parallel import Outer
 from tests.distributed import models
 from tests.distributed.comparison import assert_same
 from tests.distributed.processes import run_processes
@@ -16,6 +17,7 @@ from tests.naming import case
 
 HALF = 10  # not a multiple of AccumAdamW's window of 4, nor of the topologies' periods
 BASE = Scenario(optimizer="accumadamw", steps=2 * HALF)
+OUTER = Outer(lr=0.4, momentum=0.9)
 SCENARIOS = [
     replace(BASE, topology="one_peer_exponential"),
     replace(BASE, topology="aer", workers_per_host=2, model=models.conv_bn, inputs=(3, 6, 6)),
@@ -26,6 +28,18 @@ SCENARIOS = [
     replace(BASE, topology="aer", workers_per_host=2, phases="staggered", optimizer="fused_accumadamw"),
     replace(BASE, topology="ring", options={"message_dtype": torch.int8}),
     replace(BASE, topology="aer", workers_per_host=2, options={"message_dtype": torch.int8}),
+    # After 10 updates: in flight, merged, at the end of a round, and one fragment of three in flight.
+    replace(BASE, topology="one_peer_exponential", local={"local_steps": 4, "merge_after": 3, "outer": OUTER}),
+    replace(BASE, topology="random_matching", local={"local_steps": 4, "merge_after": 1, "outer": OUTER}),
+    replace(BASE, topology="aer", local={"local_steps": 5, "merge_after": 5, "outer": OUTER}),
+    replace(BASE, topology="ring", local={"local_steps": 6, "merge_after": 2, "outer": OUTER, "fragments": 3}),
+    replace(BASE, topology="complete", order="atc", local={"local_steps": 4, "local_steps_from": 3, "outer": OUTER}),
+    replace(
+        BASE,
+        topology="ring",
+        local={"local_steps": 4, "merge_after": 3, "outer": OUTER},
+        options={"message_dtype": torch.int8},
+    ),
 ]
 # DDP lays out its buckets anew after its first backward, and with that the order in which a ring sums: only of two
 # ranks a sum is the same bits in any order.
