@@ -38,13 +38,7 @@ from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
 from common.parallel.gossip import Mixer
 from common.parallel.gossip.buckets import fragments_of
-from common.parallel.local_steps import (
-    Mixing,
-    Outer,
-    check_topology,
-    resolve_local_steps,
-    warnings_of,
-)
+from common.parallel.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.parallel.optimizers import (
     BucketwiseOptimizer,
     MomentumVectors,
@@ -84,24 +78,21 @@ class DecentralizedDataParallel(DataParallel):
                       whose ranks take more or less than they give); the same as without it where they do
     timeout_s:        seconds to wait for a peer before an error names it
 
-    Local steps, see `local_steps.py`. Between rounds an update costs what the bare optimizer's does:
-
-    local_steps:      H, updates in a round; a step sends 1/H of the round's bytes
-    outer:            the outer optimizer; Outer() leaves the displacement of a round as it is (local SGD). It keeps one
-                      vector of the parameters' size, the anchors (outer parameters), and with momentum one more
-    merge_after:      tau: merge a round before its tau-th update, so that its messages travel for tau - 1 updates and
-                      the forward and backward before; 0: exchange at its end, which is order "atc". None: H/3, rounded
-                      up. Above 1 anchors are kept in any case
+    local_steps:      H, updates in a round, see `local_steps.py`: a step sends 1/H of the bytes, and between exchanges
+                      it costs what the bare optimizer's does
+    outer:            the outer optimizer; Outer() is none (local SGD). It keeps one vector of the parameters' size, the
+                      anchors (outer parameters), and with momentum one more
+    merge_after:      tau: merge a round before its tau-th update; its messages travel until then. Above 1 anchors are
+                      kept in any case. 0: exchange at its end, as order "atc" does. None: H/3, rounded up
     local_steps_from: updates before this one are rounds by themselves (post-local SGD)
-    fragments:        number of runs of buckets that take turns within H updates (streaming); a bucket, and so a
-                      fragment, need not respect the borders of layers
-    mixing:           how strongly rounds mix, as the learning rate falls (DSGD-AC)
+    fragments:        number of runs of buckets, whatever layers these belong to, that take turns within H updates
+    mixing:           how strongly rounds mix as the learning rate falls (DSGD-AC)
 
-    `averaged()`, `consensus_distance()` and `state_dict()` are of the inner parameters, those that the optimizer
-    updates; at the end of a round they equal the outer ones. `average_()` averages anchors and outer momenta too.
+    `averaged()`, `consensus_distance()` and `state_dict()` are of the inner parameters, which the optimizer updates; at
+    the end of a round they equal the outer ones. `average_()` averages anchors and outer momenta too.
 
     All ranks must construct it, with the same arguments and a module of the same structure; a difference raises
-    RuntimeError on every rank. Without a process group, or with one rank, it is a no-op around the module.
+    RuntimeError on every rank. Without a process group, or with one rank, only an outer optimizer does anything.
     """
 
     def __init__(
@@ -144,10 +135,10 @@ class DecentralizedDataParallel(DataParallel):
         for sentence in warnings_of(plan, self.topology) if groups.rank == 0 else ():
             warnings.warn(sentence, stacklevel=2)
         self.order = "awc" if plan.merge_after else "atc"
-        self._plan, self._mixing = plan, mixing
-        self._groups = groups
+        self._plan, self._mixing, self._groups = plan, mixing, groups
         facts = {
             "topology": self.topology.fingerprint(),
+            "order": self.order,
             "local steps": plan,
             "mixing": mixing,
             "bucket_mb": bucket_mb,
@@ -159,8 +150,8 @@ class DecentralizedDataParallel(DataParallel):
         check_equal_on_all_ranks(facts, groups.world, self.bare_module)
         broadcast_from_first([*module.parameters(), *module.buffers()], groups.world)
         self._vectors = flatten(self.bare_module)
-        parameters = [vector.data for vector in self._vectors]
-        self._anchors = Anchors(plan, parameters)
+        self._parameters = [vector.data for vector in self._vectors]
+        self._anchors = Anchors(plan, self._parameters)
         self.mixer = Mixer(
             self._vectors,
             self.topology,
@@ -176,9 +167,7 @@ class DecentralizedDataParallel(DataParallel):
         )
         self._anchors.fragments = fragments_of(self.mixer.buckets, fragments)
         self.counters = self.mixer.counters
-        self._debiasing: Debiasing | None = None
-        if not self.topology.doubly_stochastic:
-            self._debiasing = Debiasing(self.topology, groups.worker, parameters)
+        self._debiasing = Debiasing(self.topology, groups.worker, self._parameters)
         self._momentum: list[MomentumVectors] = []
         self._tracking: list[QGDmSGD] = []
         self._bucketwise: BucketwiseOptimizer | None = None
@@ -189,8 +178,8 @@ class DecentralizedDataParallel(DataParallel):
         """Attach to `optimizer.step()`.
 
         DmSGD with momentum mixing has its momentum placed in flat vectors too; QGDmSGD finishes its step after the
-        exchange. Alone and with order "awc", a fused
-        AccumAdam(W) steps bucket by bucket: merging costs it no pass over memory, and messages leave earlier.
+        exchange. Alone, with order "awc" and without local steps, a fused AccumAdam(W) steps bucket by bucket: merging
+        costs it no pass over memory, and messages leave earlier.
         """
         mixes = mixes_momentum(optimizer, self.order, self.topology, self._plan)
         tracks = tracks_mixing(optimizer, self.order, self.topology, self._plan)
@@ -213,16 +202,14 @@ class DecentralizedDataParallel(DataParallel):
         if optimizer is None or not is_bucketwise(optimizer):
             return
         if self.clock and self._anchors.state:
-            raise ValueError(
-                f"attach: a fused optimizer after {self.clock} updates: expected before the first one: it lays "
-                "parameters out anew, and anchors are laid out as they were"
-            )
+            where = f"attach: a fused optimizer after {self.clock} updates"
+            raise ValueError(f"{where}: expected before the first one: it lays parameters out anew, but not anchors")
         self.drain()
         optimizer.flatten_state(self._vectors, place_gradients=self._ddp is None)
         order = [slot.name for vector in self._vectors for slot in vector.slots]
         check_equal_on_all_ranks({"the order of the optimizer's parameters": order}, self._groups.world)
         alone = len(self._optimizers) == 1 and self.world_size > 1
-        if alone and self._debiasing is None and self.order == "awc" and self._plan.every_update:
+        if alone and not self._debiasing.needed and self.order == "awc" and self._plan.every_update:
             optimizer.arriving = self.mixer.arriving
             self._bucketwise = optimizer
 
@@ -235,12 +222,10 @@ class DecentralizedDataParallel(DataParallel):
         self.mixer.strength = self._mixing.strength(self._optimizers[0], self.clock)
         if self._bucketwise is None:  # else buckets are merged inside the step
             self._anchors.merge(self.clock, self.mixer.merge)
-        if self._debiasing is not None:
-            self._debiasing.remember()
+        self._debiasing.remember()
 
     def _after_update(self) -> None:
-        if self._debiasing is not None:
-            self._debiasing.scale(self.mixer.clock)  # of the rounds merged so far
+        self._debiasing.scale(self.mixer.clock)  # of the rounds merged so far
         for momentum in self._momentum:
             self.mixer.mix_now(momentum.flat())  # m_i <- sum_j w_ij (beta m_j + g_j)
             momentum.descend()
@@ -298,27 +283,23 @@ class DecentralizedDataParallel(DataParallel):
         self._anchors.require(clock)
 
     def average_(self) -> None:
-        """Replace parameters, anchors, momenta of anchors and buffers by their mean over all workers, for good."""
+        """Replace parameters, anchors, outer momenta and buffers by their means, for good. Collective."""
         self.drain()
         self._write_mean()
         mean_over_ranks_(self._anchors.state, self._groups.world_size, self._groups.world)
 
     def consensus_distance(self) -> float:
         """Return sqrt(mean_i ||x_i - x_bar||^2), equal on all ranks. Collective."""
-        vectors = [vector.data for vector in self._vectors]
-        return consensus_distance(vectors, self._groups.world_size, self._groups.world, self._weight())
-
-    def _weight(self) -> float:
-        return 1.0 if self._debiasing is None else self._debiasing.weight(self.clock)
+        n, weight = self._groups.world_size, self._debiasing.weight(self.clock)
+        return consensus_distance(self._parameters, n, self._groups.world, weight)
 
     def _mean_state(self) -> list[Tensor]:
-        return [vector.data for vector in self._vectors] + averageable_buffers(self.bare_module)
+        return self._parameters + averageable_buffers(self.bare_module)
 
     def _write_mean(self) -> None:
         self.mixer.wait()  # sends read the vectors in place; what arrived stays valid if they are restored
         n, group = self._groups.world_size, self._groups.world
-        vectors = [vector.data for vector in self._vectors]
-        for vector in vectors if self._debiasing is not None else ():
-            vector.mul_(self._weight())
-        mean_over_ranks_(vectors, n, group)
+        for vector in self._parameters if self._debiasing.needed else ():
+            vector.mul_(self._debiasing.weight(self.clock))
+        mean_over_ranks_(self._parameters, n, group)
         average_buffers_(averageable_buffers(self.bare_module), n, group)

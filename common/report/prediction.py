@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+from common.parallel.local_steps import resolve_local_steps
 from common.report.runs import FinishedRun, RunError
 from common.runtime.cluster import Cluster
 from common.runtime.steps import simulate_allreduce, simulate_gossip
@@ -27,6 +28,8 @@ def predicted_step_ms(run: FinishedRun) -> float:
             parallel["bucket_mb"] if method == "allreduce" else None,
             {"allreduce": None, "decentralized": parallel.get("order")}[method],  # KeyError: another method
             tuple(sorted(topology.items())),
+            parallel.get("local_steps", 1),
+            parallel.get("merge_after"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{run.folder}: config.yaml: no step time can be predicted ({error!r})") from None
@@ -34,7 +37,13 @@ def predicted_step_ms(run: FinishedRun) -> float:
 
 @cache
 def _predict(
-    workers: int, per_host: int, bucket_mb: float | None, order: Any, topology: tuple[tuple[str, Any], ...]
+    workers: int,
+    per_host: int,
+    bucket_mb: float | None,
+    order: Any,
+    topology: tuple[tuple[str, Any], ...],
+    local_steps: int,
+    merge_after: int | None,
 ) -> float:
     cluster = Cluster(
         hosts=workers // per_host,
@@ -48,4 +57,6 @@ def _predict(
     if order is None:
         return float(simulate_allreduce(cluster).step)
     options = dict(topology)
-    return float(simulate_gossip(cluster, build(options.pop("name"), workers, per_host, **options), order).step)
+    built = build(options.pop("name"), workers, per_host, **options)
+    local = resolve_local_steps(order, local_steps, merge_after=merge_after) if local_steps > 1 else None
+    return float(simulate_gossip(cluster, built, order, local=local).step)

@@ -48,10 +48,8 @@ class Cohort:
         self.anchors = Anchors(plan, self.stacked)
         self.anchors.fragments = fragments_of(self.buckets, plan.fragments)
         self.buffers = [averageable_buffers(module) for module in modules]
-        self.debiasing: list[Debiasing] = []  # by worker, where push-sum has something to do
-        if self.gossips and not topology.doubly_stochastic:
-            rows = [[vector.data for vector in of_worker] for of_worker in self.vectors]
-            self.debiasing = [Debiasing(topology, worker, vectors) for worker, vectors in enumerate(rows)]
+        rows = [[vector.data for vector in of_worker] for of_worker in self.vectors]
+        self.debiasing = [Debiasing(topology, worker, vectors) for worker, vectors in enumerate(rows)]
         self.momentum: dict[int, list[MomentumVectors]] = {}  # by worker, its optimizers in order
         self.tracking: list[list[QGDmSGD]] = [[] for _ in modules]  # by worker
         self.clock = 0
@@ -82,14 +80,12 @@ class Cohort:
                 self.anchors.prepare(self.clock)
                 self.anchors.merge(self.clock, self._merge)
         self.updating.add(worker)
-        if self.debiasing:
-            self.debiasing[worker].remember()
+        self.debiasing[worker].remember()
 
     def after_update(self, worker: int) -> None:
         """End a worker's update; the last worker's call ends rounds and counts."""
         self.updated.add(worker)
-        if self.debiasing:
-            self.debiasing[worker].scale(self.clock + (self.order == "awc"))  # of the rounds merged so far
+        self.debiasing[worker].scale(self.clock + (self.order == "awc"))  # of the rounds merged so far
         if len(self.updated) < self.world_size:
             return
         if self.gossips:
@@ -152,7 +148,7 @@ class Cohort:
 
     def _weighted(self, matrix: Tensor) -> Tensor:
         """Rows times the workers' push-sum weights."""
-        if not self.debiasing:
+        if not self.debiasing[0].needed:
             return matrix
         weights = weights_of(self.topology, self.replicas[0].clock)
         return matrix * to_device(torch.as_tensor(weights, dtype=sum_dtype(matrix.dtype)), matrix.device)[:, None]
