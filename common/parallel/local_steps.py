@@ -6,10 +6,10 @@ A round of H local steps of worker i, with inner parameters x, anchor a (the out
     after tau - 1   a' = sum_j W_ij(r) a_j;  x <- x + (a' - a);  a <- a'        (merged before update number tau)
     end             d = x - a;  v <- mu v + d;  a <- a + eta (d + mu v);  x <- a
 
-With tau = 0 nothing travels during the round: its end is followed by x <- sum_j W_ij(r) x_j. So it is local SGD with
-eta = 1, mu = 0 (arXiv 1805.09767); with a complete graph and tau = 0 it is DiLoCo (arXiv 2311.08105), whose Nesterov
-step is linear in d: a mean of steps is the step of the mean. With one worker it is Lookahead (arXiv 1907.08610) with
-momentum.
+With tau = 0 nothing travels during the round: its end is followed by x <- sum_j W_ij(r) x_j. With eta = 1, mu = 0 this
+is local SGD (arXiv 1805.09767), and tau = 1 does what H - 1 idle rounds of the topology do. With a complete graph and
+tau = 0 it is DiLoCo (arXiv 2311.08105): Nesterov's step is linear in d, so the mean of steps is the step of the mean.
+With one worker it is Lookahead (arXiv 1907.08610) with momentum.
 """
 
 import math

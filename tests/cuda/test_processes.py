@@ -58,6 +58,7 @@ SCENARIOS = {
     "complete": replace(AER, topology="complete"),
     "adapt then combine": replace(AER, optimizer="dmsgd", order="atc"),
     "local steps": replace(AER, optimizer="momentum", local=LOCAL),
+    "local steps, staggered": replace(AER, optimizer="momentum", phases="staggered", local=LOCAL | {"fragments": 2}),
     "streaming": replace(AER, optimizer="momentum", topology="complete", local=LOCAL | {"fragments": 3}),
 }
 
