@@ -146,8 +146,12 @@ class LocalSteps:
         return self.keeps_anchors and self.outer.displacement == "own"
 
     def launched(self, clock: int) -> list[int]:
-        """Return the fragments whose messages are under way after `clock` updates."""
-        return [f for f in range(self.fragments) if self._position(clock, f) < self._merge_after(clock)]
+        """Return the fragments whose messages are under way after `clock` updates, in the order of their launches.
+
+        Launched again in another order, messages between hosts would wait for earlier rounds that are queued behind.
+        """
+        under_way = [f for f in range(self.fragments) if self._position(clock, f) < self._merge_after(clock)]
+        return sorted(under_way, key=lambda f: -self._position(clock, f))
 
     def merging(self, clock: int) -> list[int]:
         """Return the fragments to merge before update number `clock`, counted from 0."""

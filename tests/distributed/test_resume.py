@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from common.parallel import Outer
+from common.topology import build
 from tests.distributed import models
 from tests.distributed.comparison import assert_same
 from tests.distributed.processes import run_processes
@@ -28,8 +29,18 @@ SCENARIOS = [
     replace(BASE, topology="aer", workers_per_host=2, phases="staggered", optimizer="fused_accumadamw"),
     replace(BASE, topology="ring", options={"message_dtype": torch.int8}),
     replace(BASE, topology="aer", workers_per_host=2, options={"message_dtype": torch.int8}),
-    # After 10 updates: in flight, merged, at the end of a round, and one fragment of three in flight.
+]
+# After 10 updates: in flight in the middle of a round, two fragments of three in flight, merged, launched just now.
+LOCAL = [
     replace(BASE, topology="one_peer_exponential", local={"local_steps": 4, "merge_after": 3, "outer": OUTER}),
+    # Two of the fragments are in flight, and the first of them was launched last: relaunched before the others it would
+    # wait for messages between hosts that are queued behind it.
+    replace(
+        BASE,
+        topology=build("ring", 4, 2, between_hosts=True),
+        local={"local_steps": 6, "merge_after": 3, "outer": OUTER, "fragments": 3},
+        options={"bucket_mb": 0.0001},
+    ),
     replace(BASE, topology="random_matching", local={"local_steps": 4, "merge_after": 1, "outer": OUTER}),
     replace(BASE, topology="aer", local={"local_steps": 5, "merge_after": 5, "outer": OUTER}),
     replace(BASE, topology="ring", local={"local_steps": 6, "merge_after": 2, "outer": OUTER, "fragments": 3}),
@@ -99,7 +110,15 @@ def all_ways(rank: int, n: int, scenarios: list[Scenario]) -> list[tuple[dict, d
     return [(uninterrupted[i], resumed(rank, s), rewound(rank, s)) for i, s in enumerate(scenarios)]
 
 
-@pytest.mark.parametrize(("n", "scenarios"), [(4, SCENARIOS), (2, [ALLREDUCE])], ids=["gossip", "allreduce"])
+@pytest.mark.parametrize(
+    ("n", "scenarios"),
+    [
+        pytest.param(4, SCENARIOS, id="gossip"),
+        pytest.param(2, [ALLREDUCE], id="allreduce"),
+        pytest.param(4, LOCAL[:3], id="local steps"),
+        pytest.param(4, LOCAL[3:], id="more local steps", marks=pytest.mark.slow),
+    ],
+)
 def test_resuming_and_rewinding_are_exact(n: int, scenarios: list[Scenario]) -> None:
     for rank, results in enumerate(run_processes(all_ways, n, scenarios)):
         for scenario, (whole, resumed, rewound) in zip(scenarios, results, strict=True):

@@ -59,6 +59,15 @@ def test_numbers_of_rounds_agree_with_the_merges_so_far(
                 merged += fragment in plan.ending(clock)
 
 
+@pytest.mark.parametrize("fragments", [2, 3, 5])
+@pytest.mark.parametrize("merge_after", [1, 3, 5, 10])
+def test_fragments_are_launched_again_in_the_order_of_their_rounds(merge_after: int, fragments: int) -> None:
+    plan = LocalSteps(10, merge_after, fragments=fragments)
+    for clock in range(40):
+        rounds = [plan.merged(clock, fragment) for fragment in plan.launched(clock)]
+        assert rounds == sorted(rounds)
+
+
 def test_fragments_take_turns() -> None:
     plan = LocalSteps(6, 2, fragments=3)
     merges = [plan.merging(clock) for clock in range(6)]
