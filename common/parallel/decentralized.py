@@ -150,8 +150,8 @@ class DecentralizedDataParallel(DataParallel):
         check_equal_on_all_ranks(facts, groups.world, self.bare_module)
         broadcast_from_first([*module.parameters(), *module.buffers()], groups.world)
         self._vectors = flatten(self.bare_module)
-        self._parameters = [vector.data for vector in self._vectors]
-        self._anchors = Anchors(plan, self._parameters)
+        self._flat = [vector.data for vector in self._vectors]
+        self._anchors = Anchors(plan, self._flat)
         self.mixer = Mixer(
             self._vectors,
             self.topology,
@@ -167,7 +167,7 @@ class DecentralizedDataParallel(DataParallel):
         )
         self._anchors.fragments = fragments_of(self.mixer.buckets, fragments)
         self.counters = self.mixer.counters
-        self._debiasing = Debiasing(self.topology, groups.worker, self._parameters)
+        self._debiasing = Debiasing(self.topology, groups.worker, self._flat)
         self._momentum: list[MomentumVectors] = []
         self._tracking: list[QGDmSGD] = []
         self._bucketwise: BucketwiseOptimizer | None = None
@@ -291,15 +291,15 @@ class DecentralizedDataParallel(DataParallel):
     def consensus_distance(self) -> float:
         """Return sqrt(mean_i ||x_i - x_bar||^2), equal on all ranks. Collective."""
         n, weight = self._groups.world_size, self._debiasing.weight(self.clock)
-        return consensus_distance(self._parameters, n, self._groups.world, weight)
+        return consensus_distance(self._flat, n, self._groups.world, weight)
 
     def _mean_state(self) -> list[Tensor]:
-        return self._parameters + averageable_buffers(self.bare_module)
+        return self._flat + averageable_buffers(self.bare_module)
 
     def _write_mean(self) -> None:
         self.mixer.wait()  # sends read the vectors in place; what arrived stays valid if they are restored
         n, group = self._groups.world_size, self._groups.world
-        for vector in self._parameters if self._debiasing.needed else ():
+        for vector in self._flat if self._debiasing.needed else ():
             vector.mul_(self._debiasing.weight(self.clock))
-        mean_over_ranks_(self._parameters, n, group)
+        mean_over_ranks_(self._flat, n, group)
         average_buffers_(averageable_buffers(self.bare_module), n, group)
