@@ -70,8 +70,7 @@ class DecentralizedDataParallel(DataParallel):
                       bucket into a message for each member, there buckets are as many times larger (at most 25)
     transport:        "auto", "send_recv" or "subgroup" (where a round averages in groups)
     message_dtype:    dtype of messages between peers; None: the parameters' own; torch.int8: 8 bits with error feedback
-                      (one more vector of the parameters' size). Not of all-reduces, nor inside hosts that talk to
-                      others
+                      (one more vector). Not of all-reduces, nor inside hosts that talk to others
     phases:           "aligned", or "staggered": half of the buckets run the rounds in another order, so that with AER
                       every host sends half of its bytes in each step instead of all in every second one
     push_sum:         stochastic gradient push (SGP): also for topologies that do not keep the mean (directed graphs
@@ -134,8 +133,7 @@ class DecentralizedDataParallel(DataParallel):
         check_topology(plan, mixing, self.topology, push_sum)
         for sentence in warnings_of(plan, self.topology) if groups.rank == 0 else ():
             warnings.warn(sentence, stacklevel=2)
-        self.order = "awc" if plan.merge_after else "atc"
-        self._plan, self._mixing, self._groups = plan, mixing, groups
+        self._plan, self._mixing, self._groups, self.order = plan, mixing, groups, plan.order
         facts = {
             "topology": self.topology.fingerprint(),
             "order": self.order,
@@ -206,15 +204,14 @@ class DecentralizedDataParallel(DataParallel):
             raise ValueError(f"{where}: expected before the first one: it lays parameters out anew, but not anchors")
         self.drain()
         optimizer.flatten_state(self._vectors, place_gradients=self._ddp is None)
-        order = [slot.name for vector in self._vectors for slot in vector.slots]
-        check_equal_on_all_ranks({"the order of the optimizer's parameters": order}, self._groups.world)
+        names = [slot.name for vector in self._vectors for slot in vector.slots]
+        check_equal_on_all_ranks({"the order of the optimizer's parameters": names}, self._groups.world)
         alone = len(self._optimizers) == 1 and self.world_size > 1
         if alone and not self._debiasing.needed and self.order == "awc" and self._plan.every_update:
             optimizer.arriving = self.mixer.arriving
             self._bucketwise = optimizer
 
     def _before_forward(self) -> None:
-        self._anchors.prepare(self.clock)
         self._launch()  # the first round, and the one after an average: later ones follow an update
 
     def _before_update(self) -> None:
@@ -237,14 +234,12 @@ class DecentralizedDataParallel(DataParallel):
         self._launch()  # unless it was done bucket by bucket
 
     def _launch(self) -> None:
+        self._anchors.prepare(self.clock)
         for fragment in self._plan.launched(self.clock):
             self.mixer.launch(fragment)
 
     def drain(self) -> None:
-        """Drop what is in flight, so that parameters may be written. Collective.
-
-        What is written in the middle of a round counts as a local step.
-        """
+        """Drop what is in flight, so that parameters may be written: within a round, as a local step. Collective."""
         self.mixer.drain()
         self._anchors.expire()
 
@@ -268,7 +263,7 @@ class DecentralizedDataParallel(DataParallel):
 
     def communication_state(self) -> list[Tensor]:
         """Return anchors, outer momenta, and what messages of 8 bits have left out so far."""
-        return [*self._anchors.state, *self.mixer.errors]
+        return self._anchors.state + self.mixer.errors
 
     def load_communication_state(self, state: Sequence[Tensor]) -> None:
         """Continue from `communication_state()`; after `load_clock`. Collective: drains first."""

@@ -131,6 +131,11 @@ class LocalSteps:
             )
 
     @property
+    def order(self) -> str:
+        """Whether rounds travel while workers compute, "awc", or not, "atc"."""
+        return "awc" if self.merge_after else "atc"
+
+    @property
     def every_update(self) -> bool:
         """Whether every update is a round without an outer step, as without local steps."""
         return self.steps == 1 and self.outer.is_identity

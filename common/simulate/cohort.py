@@ -38,7 +38,7 @@ class Cohort:
         phases: str,
     ) -> None:
         self.method, self.topology, self.plan, self.mixing = method, topology, plan, mixing
-        self.order = "awc" if plan.merge_after else "atc"
+        self.order = plan.order
         self.ranks_per_worker = ranks_per_worker
         self.world_size = len(modules)
         self.modules = list(modules)
