@@ -22,12 +22,12 @@ rail      the workers with the same index in their hosts; they exchange the same
 launch    post an exchange's messages; merge: wait for them and mix; drain: wait for them and drop what they brought
 """
 
+from common.local_steps import Mixing, Outer
 from common.parallel.allreduce import AllReduceDataParallel
 from common.parallel.counters import CommunicationCounters
 from common.parallel.data_parallel import DataParallel
 from common.parallel.decentralized import DecentralizedDataParallel
 from common.parallel.grad_scaler import GradScaler
-from common.parallel.local_steps import Mixing, Outer
 
 __all__ = [
     "AllReduceDataParallel",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from common.flat import Bucket
-from common.parallel.local_steps import LocalSteps, Outer
+from common.local_steps import LocalSteps, Outer
 
 
 class Anchors:

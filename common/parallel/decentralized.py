@@ -7,7 +7,7 @@ the gradient taken at x_i(t), then launches the next round.
 Adapt then combine (`atc`, the DmSGD of arXiv 2110.13363): x_i(t+1) = sum_j W_ij(t) (x_j(t) + d_j(t)). Nothing
 to overlap with: `optimizer.step()` updates, then exchanges.
 
-With local steps only every H-th update is one of these; `local_steps.py` has the rule.
+With local steps only every H-th update is one of these; `common.local_steps` has the rule.
 """
 
 import inspect
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.flat import flatten
+from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.optim import QGDmSGD
 from common.parallel.anchors import Anchors
 from common.parallel.averaging import average_buffers_, consensus_distance
@@ -38,7 +39,6 @@ from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
 from common.parallel.gossip import Mixer
 from common.parallel.gossip.buckets import fragments_of
-from common.parallel.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.parallel.optimizers import (
     BucketwiseOptimizer,
     MomentumVectors,
@@ -77,8 +77,8 @@ class DecentralizedDataParallel(DataParallel):
                       whose ranks take more or less than they give); the same as without it where they do
     timeout_s:        seconds to wait for a peer before an error names it
 
-    local_steps:      H, updates in a round, see `local_steps.py`: a step sends 1/H of the bytes, and between exchanges
-                      it costs what the bare optimizer's does
+    local_steps:      H, updates in a round (the rule: `common.local_steps`): a step sends 1/H of the bytes, and between
+                      exchanges it costs what the bare optimizer's does
     outer:            the outer optimizer; Outer() is none (local SGD). It keeps one vector of the parameters' size, the
                       anchors (outer parameters), and with momentum one more
     merge_after:      tau: merge a round before its tau-th update; its messages travel until then. Above 1 anchors are

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from common.flat import Bucket, FlatVector
+from common.local_steps import LocalSteps
 from common.optim import AccumAdam, DmSGD, QGDmSGD
 from common.optim.flat_state import Incoming
-from common.parallel.local_steps import LocalSteps
 from common.topology import Topology
 
 

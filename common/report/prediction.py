@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any
 
-from common.parallel.local_steps import resolve_local_steps
+from common.local_steps import resolve_local_steps
 from common.report.runs import FinishedRun, RunError
 from common.runtime.cluster import Cluster
 from common.runtime.steps import simulate_allreduce, simulate_gossip

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat
 
 from common.cli import ONE_OR_SEVERAL, Arguments, Text, UsageError, main_function, parse
-from common.parallel.local_steps import resolve_local_steps
+from common.local_steps import resolve_local_steps
 from common.runtime.cluster import Cluster
 from common.runtime.plan import CANDIDATES, Plan, plan
 from common.topology import NAMES

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from common.parallel.local_steps import LocalSteps
+from common.local_steps import LocalSteps
 from common.runtime.cluster import Cluster
 from common.runtime.round_time import complete
 from common.runtime.steps import (

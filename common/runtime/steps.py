@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from common.parallel.local_steps import LocalSteps
+from common.local_steps import LocalSteps
 from common.runtime.cluster import Cluster
 from common.runtime.links import allreduce_ms
 from common.runtime.round_time import Busy, RoundTime, round_time

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.flat import ALIGNMENT_BYTES, FlatVector, flatten
+from common.local_steps import LocalSteps, Mixing
 from common.optim import DmSGD, QGDmSGD
 from common.parallel.anchors import Anchors
 from common.parallel.collectives import sum_dtype
 from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
 from common.parallel.gossip.buckets import ScheduledBucket, fragments_of, plan_buckets
-from common.parallel.local_steps import LocalSteps, Mixing
 from common.parallel.optimizers import MomentumVectors
 from common.simulate.methods import average_gradients_, count_allreduce, count_gossip, mix_
 from common.topology import Topology, weights_of

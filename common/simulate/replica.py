@@ -14,9 +14,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.parallel.checks import check_order, resolve_topology
 from common.parallel.data_parallel import DataParallel
-from common.parallel.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.parallel.optimizers import is_bucketwise, mixes_momentum, tracks_mixing
 from common.simulate.cohort import Cohort
 from common.topology import Topology

@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from common.parallel.local_steps import LocalSteps, Mixing, Outer, check_topology, resolve_local_steps
+from common.local_steps import LocalSteps, Mixing, Outer, check_topology, resolve_local_steps
 from common.topology import Topology, build
 
 NonNegative = Annotated[float, Field(ge=0)]

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from common.optim import cosine_with_warmup
-from common.parallel import Outer
+from common.parallel import Mixing, Outer
 from common.topology import Round, Topology, build
 from tests.distributed import models
 from tests.distributed.comparison import ATOL, RTOL, assert_equal_to_simulator, assert_same
@@ -61,8 +61,13 @@ def test_features_with_local_steps() -> None:
 
 @pytest.mark.slow
 def test_a_fused_optimizer_with_local_steps() -> None:
-    """It lays parameters out anew, and so the anchors."""
-    assert_equal_to_simulator(3, [replace(BASE, model=models.Unused, optimizer="fused_accumadamw", local=LOCAL)])
+    """It lays parameters out anew, and so the anchors; with weaker mixing it goes on bucket by bucket."""
+    fused = replace(BASE, model=models.Unused, optimizer="fused_accumadamw")
+    weaker = replace(fused, schedule=SCHEDULE, local={"mixing": Mixing(power=2, start=3)})
+    topologies = ("one_peer_exponential", "complete", "ring")
+    assert_equal_to_simulator(
+        3, [replace(fused, local=LOCAL), *(replace(weaker, topology=topology) for topology in topologies)]
+    )
 
 
 @pytest.mark.parametrize("model", [models.compiled, models.compiled_in_place])

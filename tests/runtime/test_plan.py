@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common.parallel.local_steps import LocalSteps
+from common.local_steps import LocalSteps
 from common.runtime.__main__ import main
 from common.runtime.plan import plan
 from tests.runtime.clusters import cluster

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from common.parallel.local_steps import LocalSteps
+from common.local_steps import LocalSteps
 from common.runtime import complete, simulate_allreduce, simulate_gossip, simulate_rounds
 from common.runtime.links import allreduce_ms, mb_ms
 from common.runtime.steps import DISCARDED, staggering_pays

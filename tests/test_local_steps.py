@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from common.local_steps import LocalSteps, check_topology, resolve_local_steps, warnings_of
 from common.parallel import DecentralizedDataParallel, Mixing, Outer
-from common.parallel.local_steps import LocalSteps, check_topology, resolve_local_steps, warnings_of
 from common.simulate import simulate
 from common.topology import Round, Topology, build
 

@@ -12,15 +12,19 @@ tau = 0 it is DiLoCo (arXiv 2311.08105): Nesterov's step is linear in d, so the 
 With one worker it is Lookahead (arXiv 1907.08610) with momentum.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from torch.optim import Optimizer
 
 from common.topology import Topology
+
+if TYPE_CHECKING:  # the runtime model needs no torch
+    from torch.optim import Optimizer
 
 HIGH_MOMENTUM = 0.9  # from which heavy ball on the mixed displacement diverged
 
