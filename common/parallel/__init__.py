@@ -10,15 +10,19 @@ worker    node of a topology: one replica of the model, trained by one rank or b
 rank      process of the process group; world size of a group: its number of ranks
 host      machine; holds `workers_per_host` workers
 round     one gossip step, x_i <- sum_j W_ij x_j with mixing matrix W; a topology is a schedule of rounds
-clock     number of committed updates; round `clock` of the schedule comes next
+clock     number of committed updates; round `clock` of the schedule comes next, with local steps round clock / H
 vector    all parameters of one dtype and device in one flat tensor, of which they are views (`common.flat`)
 bucket    slice of a vector, the unit that is sent, mixed and updated
 exchange  what one rank sends and receives for one bucket in one round; its transport is SEND_RECV, SUBGROUP (an
           all-reduce in a group) or HIERARCHICAL (average inside the host, exchange shards between hosts, gather inside)
+local step an update without a round; with `local_steps` a round comes every H updates, and
+anchor    what it mixes: the outer parameters, from which a worker's displacement of a round is measured
+fragment  run of buckets that has rounds of its own, so that the messages of a round are spread over H updates
 rail      the workers with the same index in their hosts; they exchange the same shard of a bucket
 launch    post an exchange's messages; merge: wait for them and mix; drain: wait for them and drop what they brought
 """
 
+from common.local_steps import Mixing, Outer
 from common.parallel.allreduce import AllReduceDataParallel
 from common.parallel.counters import CommunicationCounters
 from common.parallel.data_parallel import DataParallel
@@ -31,4 +35,6 @@ __all__ = [
     "DataParallel",
     "DecentralizedDataParallel",
     "GradScaler",
+    "Mixing",
+    "Outer",
 ]

@@ -12,9 +12,9 @@ from common.spelling import did_you_mean
 from common.topology import Topology, build, push_sum
 
 
-def check_order(order: str) -> None:
-    """Raise ValueError unless `order` is "awc" or "atc"."""
-    if order not in ("awc", "atc"):
+def check_order(order: str | None) -> None:
+    """Raise ValueError unless `order` is "awc" or "atc", or left open."""
+    if order not in (None, "awc", "atc"):
         raise ValueError(f"order={order!r}: expected 'awc' (adapt while communicating) or 'atc' (adapt then combine)")
 
 

@@ -10,7 +10,7 @@ class CommunicationCounters:
     bytes_sent:        payload bytes of merged rounds that this rank handed to the network (see `common.topology.cost`);
                        what averages for evaluation send, or what they make a round send again, is not counted
     messages:          messages it sent
-    rounds:            rounds merged (one for each committed update)
+    rounds:            rounds merged: one for each committed update, with local steps one for each round of a fragment
     launch_to_merge_s: seconds between the launch of a round and its merge, summed, by the host's clock
     exposed_s:         seconds the rank stood still waiting for messages, summed; on a GPU by its stream, counted when
                        the device has passed the wait, so at most some steps later

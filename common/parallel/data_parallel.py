@@ -127,7 +127,7 @@ class DataParallel(nn.Module, ABC):
         if [tensor.shape for tensor in own] != [tensor.shape for tensor in state]:
             raise ValueError(
                 f"communication state: expected {len(own)} tensors of sizes {[t.numel() for t in own]}, got "
-                f"{[t.numel() for t in state]}: was message_dtype another one?"
+                f"{[t.numel() for t in state]}: was message_dtype, local_steps or outer another one?"
             )
         for tensor, saved in zip(own, state, strict=True):
             tensor.copy_(saved)

@@ -6,9 +6,13 @@ the gradient taken at x_i(t), then launches the next round.
 
 Adapt then combine (`atc`, the DmSGD of arXiv 2110.13363): x_i(t+1) = sum_j W_ij(t) (x_j(t) + d_j(t)). Nothing
 to overlap with: `optimizer.step()` updates, then exchanges.
+
+With local steps only every H-th update is one of these; `common.local_steps` has the rule.
 """
 
 import inspect
+import warnings
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -17,7 +21,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.flat import flatten
+from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.optim import QGDmSGD
+from common.parallel.anchors import Anchors
 from common.parallel.averaging import average_buffers_, consensus_distance
 from common.parallel.checks import (
     check_device,
@@ -32,6 +38,7 @@ from common.parallel.collectives import broadcast_from_first, mean_over_ranks_
 from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
 from common.parallel.gossip import Mixer
+from common.parallel.gossip.buckets import fragments_of
 from common.parallel.optimizers import (
     BucketwiseOptimizer,
     MomentumVectors,
@@ -54,7 +61,7 @@ class DecentralizedDataParallel(DataParallel):
                       of flat vectors. Gossip mixes these: what an optimizer trains besides, such as a parameter that
                       is frozen now, every worker trains for itself. Rank 0's parameters and buffers are broadcast.
     topology:         a name of `common.topology.NAMES` or a Topology over the workers
-    order:            "awc" or "atc", see above
+    order:            "awc" or "atc", see above; None: "atc" if merge_after is 0, else "awc"
     ranks_per_worker: ranks that share one replica: gradients are averaged among them (DDP), gossip runs between
                       workers (arXiv 2110.13363 treats a server of 8 GPUs as one node)
     workers_per_host: for topologies that know hosts (aer) and for how rounds travel; only used with a name, a Topology
@@ -63,25 +70,43 @@ class DecentralizedDataParallel(DataParallel):
                       bucket into a message for each member, there buckets are as many times larger (at most 25)
     transport:        "auto", "send_recv" or "subgroup" (where a round averages in groups)
     message_dtype:    dtype of messages between peers; None: the parameters' own; torch.int8: 8 bits with error feedback
-                      (one more vector of the parameters' size). Not of all-reduces, nor inside hosts that talk to
-                      others
+                      (one more vector). Not of all-reduces, nor inside hosts that talk to others
     phases:           "aligned", or "staggered": half of the buckets run the rounds in another order, so that with AER
                       every host sends half of its bytes in each step instead of all in every second one
     push_sum:         stochastic gradient push (SGP): also for topologies that do not keep the mean (directed graphs
                       whose ranks take more or less than they give); the same as without it where they do
     timeout_s:        seconds to wait for a peer before an error names it
 
+    local_steps:      H, updates in a round (the rule: `common.local_steps`): a step sends 1/H of the bytes, and between
+                      exchanges it costs what the bare optimizer's does
+    outer:            the outer optimizer; Outer() is none (local SGD). It keeps one vector of the parameters' size, the
+                      anchors (outer parameters), and with momentum one more
+    merge_after:      tau: merge a round before its tau-th update; its messages travel until then. Above 1 anchors are
+                      kept in any case. 0: exchange at its end, as order "atc" does. None: H/3, rounded up
+    local_steps_from: updates before this one are rounds by themselves (post-local SGD)
+    fragments:        number of runs of buckets, whatever layers these belong to, that take turns within H updates
+    mixing:           how strongly rounds mix as the learning rate falls (DSGD-AC)
+
+    `averaged()`, `consensus_distance()` and `state_dict()` are of the inner parameters, which the optimizer updates; at
+    the end of a round they equal the outer ones. `average_()` averages anchors and outer momenta too.
+
     All ranks must construct it, with the same arguments and a module of the same structure; a difference raises
-    RuntimeError on every rank. Without a process group, or with one rank, it is a no-op around the module.
+    RuntimeError on every rank. Without a process group, or with one rank, only an outer optimizer does anything.
     """
 
     def __init__(
         self,
         module: nn.Module,
         topology: str | Topology,
-        order: str = "awc",
+        order: str | None = None,
         ranks_per_worker: int = 1,
         *,
+        local_steps: int = 1,
+        outer: Outer | None = None,
+        merge_after: int | None = None,
+        local_steps_from: int = 0,
+        fragments: int = 1,
+        mixing: Mixing | None = None,
         workers_per_host: int = 1,
         bucket_mb: float | Literal["auto"] = "auto",
         transport: str = "auto",
@@ -94,6 +119,10 @@ class DecentralizedDataParallel(DataParallel):
     ) -> None:
         refuse_unknown("DecentralizedDataParallel", unknown, inspect.signature(DecentralizedDataParallel).parameters)
         check_order(order)
+        plan = resolve_local_steps(order, local_steps, outer, merge_after, local_steps_from, fragments)
+        mixing = mixing or Mixing()
+        if isinstance(topology, Topology):
+            check_topology(plan, mixing, topology, push_sum)
         check_transport(transport)
         check_sizes(bucket_mb, timeout_s)
         device = check_device(p for p in module.parameters() if p.requires_grad)
@@ -101,11 +130,15 @@ class DecentralizedDataParallel(DataParallel):
         groups = ProcessGroups(ranks_per_worker, patience(timeout, device))
         super().__init__(module, groups.worker, groups.workers)
         self.topology = resolve_topology(topology, groups.workers, workers_per_host, push_sum)
-        self.order = order
-        self._groups = groups
+        check_topology(plan, mixing, self.topology, push_sum)
+        for sentence in warnings_of(plan, self.topology) if groups.rank == 0 else ():
+            warnings.warn(sentence, stacklevel=2)
+        self._plan, self._mixing, self._groups, self.order = plan, mixing, groups, plan.order
         facts = {
             "topology": self.topology.fingerprint(),
-            "order": order,
+            "order": self.order,
+            "local steps": plan,
+            "mixing": mixing,
             "bucket_mb": bucket_mb,
             "transport": transport,
             "message_dtype": str(message_dtype),
@@ -115,6 +148,8 @@ class DecentralizedDataParallel(DataParallel):
         check_equal_on_all_ranks(facts, groups.world, self.bare_module)
         broadcast_from_first([*module.parameters(), *module.buffers()], groups.world)
         self._vectors = flatten(self.bare_module)
+        self._flat = [vector.data for vector in self._vectors]
+        self._anchors = Anchors(plan, self._flat)
         self.mixer = Mixer(
             self._vectors,
             self.topology,
@@ -124,12 +159,13 @@ class DecentralizedDataParallel(DataParallel):
             message_dtype=message_dtype,
             phases=phases,
             timeout=timeout,
+            anchors=self._anchors.anchors if plan.sends_anchors else (),
+            fragments=fragments,
+            unit="step" if plan.steps == 1 else "round",
         )
+        self._anchors.fragments = fragments_of(self.mixer.buckets, fragments)
         self.counters = self.mixer.counters
-        self._debiasing: Debiasing | None = None
-        if not self.topology.doubly_stochastic:
-            vectors = [vector.data for vector in self._vectors]
-            self._debiasing = Debiasing(self.topology, groups.worker, vectors)
+        self._debiasing = Debiasing(self.topology, groups.worker, self._flat)
         self._momentum: list[MomentumVectors] = []
         self._tracking: list[QGDmSGD] = []
         self._bucketwise: BucketwiseOptimizer | None = None
@@ -140,11 +176,11 @@ class DecentralizedDataParallel(DataParallel):
         """Attach to `optimizer.step()`.
 
         DmSGD with momentum mixing has its momentum placed in flat vectors too; QGDmSGD finishes its step after the
-        exchange. Alone and with order "awc", a fused
-        AccumAdam(W) steps bucket by bucket: merging costs it no pass over memory, and messages leave earlier.
+        exchange. Alone, with order "awc" and without local steps, a fused AccumAdam(W) steps bucket by bucket: merging
+        costs it no pass over memory, and messages leave earlier.
         """
-        mixes = mixes_momentum(optimizer, self.order, self.topology)
-        tracks = tracks_mixing(optimizer, self.order, self.topology)
+        mixes = mixes_momentum(optimizer, self.order, self.topology, self._plan)
+        tracks = tracks_mixing(optimizer, self.order, self.topology, self._plan)
         if (mixes or tracks) and self.mixer.errors:
             name = "DmSGD(momentum_mixing=True)" if mixes else "QGDmSGD"
             raise ValueError(f"{name}: expected messages of 16 bits or more, got message_dtype=int8")
@@ -163,43 +199,55 @@ class DecentralizedDataParallel(DataParallel):
             self._bucketwise.arriving = self._bucketwise = None
         if optimizer is None or not is_bucketwise(optimizer):
             return
+        if self.clock and self._anchors.state:
+            where = f"attach: a fused optimizer after {self.clock} updates"
+            raise ValueError(f"{where}: expected before the first one: it lays parameters out anew, but not anchors")
         self.drain()
         optimizer.flatten_state(self._vectors, place_gradients=self._ddp is None)
-        order = [slot.name for vector in self._vectors for slot in vector.slots]
-        check_equal_on_all_ranks({"the order of the optimizer's parameters": order}, self._groups.world)
+        names = [slot.name for vector in self._vectors for slot in vector.slots]
+        check_equal_on_all_ranks({"the order of the optimizer's parameters": names}, self._groups.world)
         alone = len(self._optimizers) == 1 and self.world_size > 1
-        if alone and self._debiasing is None and self.order == "awc":
+        if alone and not self._debiasing.needed and self.order == "awc" and self._plan.every_update:
             optimizer.arriving = self.mixer.arriving
             self._bucketwise = optimizer
 
     def _before_forward(self) -> None:
-        if self.order == "awc":
-            self.mixer.launch()  # the first round, and the one after an average: later ones follow each step
+        self._launch()  # the first round, and the one after an average: later ones follow an update
 
     def _before_update(self) -> None:
-        if self.order == "awc" and self._bucketwise is None:  # else buckets are merged inside the step
-            self.mixer.merge()
-        if self._debiasing is not None:
-            self._debiasing.remember()
+        self._anchors.prepare(self.clock)
+        self.mixer.strength = self._mixing.strength(self._optimizers[0], self.clock)
+        if self._bucketwise is None:  # else buckets are merged inside the step
+            self._anchors.merge(self.clock, self.mixer.merge)
+        self._debiasing.remember()
 
     def _after_update(self) -> None:
-        if self._debiasing is not None:
-            self._debiasing.scale(self.mixer.clock)  # of the rounds merged so far
-        if self.order == "atc":
-            for momentum in self._momentum:
-                self.mixer.mix_now(momentum.flat())  # m_i <- sum_j w_ij (beta m_j + g_j)
-                momentum.descend()
-            self.mixer.merge()
-            for optimizer in self._tracking:
-                optimizer.track()
+        self._debiasing.scale(self.mixer.clock)  # of the rounds merged so far
+        for momentum in self._momentum:
+            self.mixer.mix_now(momentum.flat())  # m_i <- sum_j w_ij (beta m_j + g_j)
+            momentum.descend()
+        self._anchors.end(self.clock, self.mixer.merge)
+        for optimizer in self._tracking:
+            optimizer.track()
 
     def _after_commit(self) -> None:
-        if self.order == "awc":
-            self.mixer.launch()  # unless it was done bucket by bucket
+        self._launch()  # unless it was done bucket by bucket
+
+    def _launch(self) -> None:
+        self._anchors.prepare(self.clock)
+        for fragment in self._plan.launched(self.clock):
+            self.mixer.launch(fragment)
 
     def drain(self) -> None:
-        """Drop what is in flight, so that parameters may be written. Collective."""
+        """Drop what is in flight, so that parameters may be written: within a round, as a local step. Collective."""
         self.mixer.drain()
+        self._anchors.expire()
+
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load the bare module's state dict; anchors, until they are loaded, are these parameters. Collective."""
+        result = super().load_state_dict(state_dict, *args, **kwargs)
+        self._anchors.reset()
+        return result
 
     def close(self) -> None:
         """Drain and detach from the optimizers; the bare module and they stay usable. Collective."""
@@ -214,35 +262,39 @@ class DecentralizedDataParallel(DataParallel):
         self._tracking.clear()
 
     def communication_state(self) -> list[Tensor]:
-        """Return what messages of 8 bits have left out so far."""
-        return self.mixer.errors
+        """Return anchors, outer momenta, and what messages of 8 bits have left out so far."""
+        return self._anchors.state + self.mixer.errors
+
+    def load_communication_state(self, state: Sequence[Tensor]) -> None:
+        """Continue from `communication_state()`; after `load_clock`. Collective: drains first."""
+        super().load_communication_state(state)
+        self._anchors.loaded()
 
     def load_clock(self, clock: int) -> None:
-        """Continue with round `clock` of the schedule. Collective."""
+        """Continue after `clock` updates. In the middle of a round the communication state must follow. Collective."""
         super().load_clock(clock)
-        self.mixer.set_clock(clock)
+        for fragment in range(self._plan.fragments):
+            self.mixer.set_clock(self._plan.merged(clock, fragment), fragment)
+        self._anchors.require(clock)
 
     def average_(self) -> None:
-        """Replace parameters and buffers by their mean over all workers, for good. Collective."""
+        """Replace parameters, anchors, outer momenta and buffers by their means, for good. Collective."""
         self.drain()
         self._write_mean()
+        mean_over_ranks_(self._anchors.state, self._groups.world_size, self._groups.world)
 
     def consensus_distance(self) -> float:
         """Return sqrt(mean_i ||x_i - x_bar||^2), equal on all ranks. Collective."""
-        vectors = [vector.data for vector in self._vectors]
-        return consensus_distance(vectors, self._groups.world_size, self._groups.world, self._weight())
-
-    def _weight(self) -> float:
-        return 1.0 if self._debiasing is None else self._debiasing.weight(self.clock)
+        n, weight = self._groups.world_size, self._debiasing.weight(self.clock)
+        return consensus_distance(self._flat, n, self._groups.world, weight)
 
     def _mean_state(self) -> list[Tensor]:
-        return [vector.data for vector in self._vectors] + averageable_buffers(self.bare_module)
+        return self._flat + averageable_buffers(self.bare_module)
 
     def _write_mean(self) -> None:
         self.mixer.wait()  # sends read the vectors in place; what arrived stays valid if they are restored
         n, group = self._groups.world_size, self._groups.world
-        vectors = [vector.data for vector in self._vectors]
-        for vector in vectors if self._debiasing is not None else ():
-            vector.mul_(self._weight())
-        mean_over_ranks_(vectors, n, group)
+        for vector in self._flat if self._debiasing.needed else ():
+            vector.mul_(self._debiasing.weight(self.clock))
+        mean_over_ranks_(self._flat, n, group)
         average_buffers_(averageable_buffers(self.bare_module), n, group)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from common.flat import Bucket, FlatVector
+from common.local_steps import LocalSteps
 from common.optim import AccumAdam, DmSGD, QGDmSGD
 from common.optim.flat_state import Incoming
 from common.topology import Topology
@@ -36,32 +37,38 @@ def is_bucketwise(optimizer: Optimizer) -> TypeGuard[BucketwiseOptimizer]:
     return isinstance(optimizer, AccumAdam) and all(group["fused"] for group in optimizer.param_groups)
 
 
-def mixes_momentum(optimizer: Optimizer, order: str, topology: Topology) -> bool:
+def mixes_momentum(optimizer: Optimizer, order: str, topology: Topology, plan: LocalSteps) -> bool:
     """Return whether the momentum of `optimizer` travels too.
 
-    Raises ValueError for DmSGD(momentum_mixing=True) in another order than "atc", or with a topology that needs
-    push-sum.
+    Raises ValueError for DmSGD(momentum_mixing=True) in another order than "atc", with local steps, or with a topology
+    that needs push-sum.
     """
     if not (isinstance(optimizer, DmSGD) and optimizer.momentum_mixing and topology.world_size > 1):
         return False
-    _require_definition("DmSGD(momentum_mixing=True)", order, topology, "momentum_mixing=False")
+    _require_definition("DmSGD(momentum_mixing=True)", order, topology, plan, "momentum_mixing=False")
     return True
 
 
-def tracks_mixing(optimizer: Optimizer, order: str, topology: Topology) -> TypeGuard[QGDmSGD]:
+def tracks_mixing(optimizer: Optimizer, order: str, topology: Topology, plan: LocalSteps) -> TypeGuard[QGDmSGD]:
     """Return whether `optimizer` needs a call of `track()` after the parameters were mixed.
 
-    Raises ValueError for QGDmSGD in another order than "atc", or with a topology that needs push-sum.
+    Raises ValueError for QGDmSGD in another order than "atc", with local steps, or with a topology that needs push-sum.
     """
     if not isinstance(optimizer, QGDmSGD) or topology.world_size == 1:
         return False
-    _require_definition("QGDmSGD", order, topology, "DmSGD(momentum_mixing=False)")
+    _require_definition("QGDmSGD", order, topology, plan, "DmSGD(momentum_mixing=False)")
     return True
 
 
-def _require_definition(optimizer: str, order: str, topology: Topology, instead: str) -> None:
+def _require_definition(optimizer: str, order: str, topology: Topology, plan: LocalSteps, instead: str) -> None:
     if order != "atc":
         raise ValueError(f"{optimizer} needs order='atc', got order={order!r}")
+    if not plan.every_update:
+        raise ValueError(
+            f"{optimizer} is defined for a round in every update without an outer step, got "
+            f"local_steps={plan.steps}, outer.lr={plan.outer.lr:g}, outer.momentum={plan.outer.momentum:g}: use "
+            f"{instead}"
+        )
     if not topology.doubly_stochastic:
         raise ValueError(f"{optimizer} is defined for doubly stochastic topologies, got {topology.name}: use {instead}")
 

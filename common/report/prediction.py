@@ -3,6 +3,7 @@
 from functools import cache
 from typing import Any
 
+from common.local_steps import resolve_local_steps
 from common.report.runs import FinishedRun, RunError
 from common.runtime.cluster import Cluster
 from common.runtime.steps import simulate_allreduce, simulate_gossip
@@ -31,6 +32,8 @@ def predicted_step_ms(run: FinishedRun) -> float:
             {"allreduce": None, "decentralized": parallel.get("order")}[method],  # KeyError: another method
             bool(run.config.get("optimizer", {}).get("momentum_mixing", False)),
             tuple(sorted(topology.items())),
+            parallel.get("local_steps", 1),
+            parallel.get("merge_after"),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{run.folder}: config.yaml: no step time can be predicted ({error!r})") from None
@@ -44,6 +47,8 @@ def _predict(
     order: Any,
     momentum: bool,
     topology: tuple[tuple[str, Any], ...],
+    local_steps: int,
+    merge_after: int | None,
 ) -> float:
     cluster = Cluster(
         hosts=workers // per_host,
@@ -58,4 +63,5 @@ def _predict(
         return float(simulate_allreduce(cluster).step)
     options = dict(topology)
     graph = build(options.pop("name"), workers, per_host, **options)
-    return float(simulate_gossip(cluster, graph, order, momentum=momentum).step)
+    local = resolve_local_steps(order, local_steps, merge_after=merge_after) if local_steps > 1 else None
+    return float(simulate_gossip(cluster, graph, order, momentum=momentum, local=local).step)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat
 
 from common.cli import ONE_OR_SEVERAL, Arguments, Text, UsageError, main_function, parse
+from common.local_steps import resolve_local_steps
 from common.runtime.cluster import Cluster
 from common.runtime.plan import CANDIDATES, Plan, plan
 from common.topology import NAMES
@@ -59,13 +60,17 @@ class PlanArguments(Arguments):
     topology: Annotated[tuple[Literal[NAMES], ...], ONE_OR_SEVERAL] = Field(
         CANDIDATES, description=f"one or several ([aer,ring]) of {', '.join(NAMES)}"
     )
+    local_steps: int = Field(1, ge=1, description="updates in a round of gossip; 1: it is in every step")
+    merge_after: int | None = Field(
+        None, ge=0, description="a round is merged before this update of it; null: a third of the round; 0: at its end"
+    )
     steps: int | None = Field(None, ge=50, description=f"steps to simulate; null: {MOST_STEPS}, fewer for many workers")
     plot: Text | None = Field(None, description="file for a picture (.png, .svg, .pdf)")
 
     def cluster(self) -> dict[str, Any]:
         """Return the given fields of Cluster."""
         renamed = {"slow_host": "slow_hosts", "slow_link": "slow_links"}
-        others = {"command", "measure", "tflop", "topology", "steps", "plot"}
+        others = {"command", "measure", "tflop", "topology", "local_steps", "merge_after", "steps", "plot"}
         return {renamed.get(name, name): getattr(self, name) for name in self.model_fields_set - others}
 
 
@@ -81,10 +86,12 @@ def main(argv: Sequence[str]) -> int:
         if numbers.get("hosts") is None:
             raise ValueError("hosts=...: missing; expected the number of machines, or --measure")
         cluster = Cluster(**numbers)
+        local = resolve_local_steps(None, arguments.local_steps, merge_after=arguments.merge_after)
     except ValueError as error:
         raise UsageError(str(error)) from error
     steps = arguments.steps or max(60, min(MOST_STEPS, 2**15 // cluster.workers))
-    planned = plan(cluster, arguments.topology, steps=steps)
+    every_step = local.every_update and local.merge_after > 0  # then bucket by bucket
+    planned = plan(cluster, arguments.topology, None if every_step else local, steps=steps)
     print(render(cluster, planned))
     if arguments.plot:
         draw(planned, cluster, Path(arguments.plot))

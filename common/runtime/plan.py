@@ -6,9 +6,18 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from common.local_steps import LocalSteps
 from common.runtime.cluster import Cluster
 from common.runtime.round_time import complete
-from common.runtime.steps import Phases, Times, simulate_allreduce, simulate_gossip, simulate_rounds, staggering_pays
+from common.runtime.steps import (
+    Phases,
+    Times,
+    simulate_allreduce,
+    simulate_gossip,
+    simulate_local_steps,
+    simulate_rounds,
+    staggering_pays,
+)
 from common.topology import Topology, build
 
 CANDIDATES = ("complete", "one_peer_exponential", "aer", "one_peer_ring", "ring", "static_exponential")
@@ -40,9 +49,17 @@ class Plan:
         return f"Take {best.topology}{how}: {times}."
 
 
-def plan(cluster: Cluster, topologies: Sequence[str] = CANDIDATES, *, steps: int = 200, seed: int = 0) -> Plan:
+def plan(
+    cluster: Cluster,
+    topologies: Sequence[str] = CANDIDATES,
+    local: LocalSteps | None = None,
+    *,
+    steps: int = 200,
+    seed: int = 0,
+) -> Plan:
     """Simulate all-reduce and gossip on these topologies, with the same random compute times.
 
+    local: local steps of gossip, None for a round in every step; all-reduce is in every step
     Where hosts have several workers, one-peer topologies are also tried between hosts, complete inside. Topologies that
     send more evenly with staggered phases are tried with both.
     """
@@ -51,17 +68,22 @@ def plan(cluster: Cluster, topologies: Sequence[str] = CANDIDATES, *, steps: int
     skipped = {}
     for name in topologies:
         try:
-            rows += _gossip(cluster, name, baseline, steps, seed)
+            rows += _gossip(cluster, name, local, baseline, steps, seed)
         except ValueError as error:
             skipped[name] = str(error)
     return Plan(pd.DataFrame(rows), skipped)
 
 
-def _gossip(cluster: Cluster, name: str, baseline: Times, steps: int, seed: int) -> list[dict]:
+def _gossip(
+    cluster: Cluster, name: str, local: LocalSteps | None, baseline: Times, steps: int, seed: int
+) -> list[dict]:
     n, L = cluster.workers, cluster.workers_per_host
     if name == "complete":  # its round has n^2 weights
         everybody = complete(cluster)
-        times = simulate_rounds(cluster, lambda t: everybody, steps=steps, seed=seed)
+        if local is None:
+            times = simulate_rounds(cluster, lambda t: everybody, steps=steps, seed=seed)
+        else:
+            times = simulate_local_steps(cluster, local, lambda r: everybody, steps=steps, seed=seed)
         return [_row("gossip", name, "aligned", times, baseline, math.inf)]
     topology = build(name, n, L)
     gap = _spectral_gap(topology)
@@ -74,8 +96,9 @@ def _gossip(cluster: Cluster, name: str, baseline: Times, steps: int, seed: int)
         found.append((f"{name} between hosts", between, "aligned", gap))
     rows = []
     for label, candidate, phases, candidate_gap in found:
-        times = simulate_gossip(cluster, candidate, phases=phases, steps=steps, seed=seed)
-        contraction = math.inf if candidate_gap >= 1 else -math.log1p(-candidate_gap) / (times.step / 1000)
+        times = simulate_gossip(cluster, candidate, phases=phases, local=local, steps=steps, seed=seed)
+        round_s = (1 if local is None else local.steps) * times.step / 1000
+        contraction = math.inf if candidate_gap >= 1 else -math.log1p(-candidate_gap) / round_s
         rows.append(_row("gossip", label, phases, times, baseline, contraction))
     return rows
 

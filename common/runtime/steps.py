@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from common.local_steps import LocalSteps
 from common.runtime.cluster import Cluster
 from common.runtime.links import allreduce_ms
 from common.runtime.round_time import Busy, RoundTime, round_time
@@ -19,6 +20,7 @@ from common.topology.cost import bytes_leaving_hosts
 from common.topology.phases import staggered
 
 STEPS, DISCARDED = 200, 20  # the first steps, which all workers begin at the same time, do not count
+FEWEST_ROUNDS = 8
 Order = Literal["awc", "atc"]
 Update = Literal["bucketwise", "whole"]
 Phases = Literal["aligned", "staggered"]
@@ -50,6 +52,7 @@ def simulate_gossip(
     update: Update = "bucketwise",
     momentum: bool = False,
     flat: bool = False,
+    local: LocalSteps | None = None,
     steps: int = STEPS,
     seed: int = 0,
 ) -> Times:
@@ -58,6 +61,7 @@ def simulate_gossip(
     phases:    "staggered" (where `staggering_pays`): every second bucket runs the rounds 2k and 2k+1 in the other order
     update:    see `simulate_rounds`
     momentum:  see `simulate_rounds`
+    local:     local steps, in place of `order`; see `simulate_local_steps`
 
     Raises ValueError if topology and cluster have different numbers of workers, staggered phases would not pay, or
     momentum is mixed in another order than "atc".
@@ -71,6 +75,8 @@ def simulate_gossip(
         )
     even = _round_times(cluster, topology, flat)
     odd = _round_times(cluster, staggered(topology), flat) if phases == "staggered" else None
+    if local is not None:
+        return simulate_local_steps(cluster, local, even, odd, steps=steps, seed=seed)
     return simulate_rounds(cluster, even, odd, order, update=update, momentum=momentum, steps=steps, seed=seed)
 
 
@@ -154,6 +160,40 @@ def simulate_rounds(
         # T(b) = max over a <= b of D(a) + (b + 1 - a) u/B, as a running maximum
         launched = np.maximum.accumulate(done - updates + updates[0], axis=0) + updates
         ended = launched[-1]
+    return _times(ended.mean() - begin, compute, cluster)
+
+
+def simulate_local_steps(
+    cluster: Cluster,
+    local: LocalSteps,
+    even: Callable[[int], RoundTime],
+    odd: Callable[[int], RoundTime] | None = None,
+    *,
+    steps: int = STEPS,
+    seed: int = 0,
+) -> Times:
+    """Simulate gossip in which round r, of H local steps, takes `even(r)`, for odd buckets `odd(r)` if given.
+
+    A worker waits for the round's messages, launched at its begin, before its update number tau; with tau = 0 after the
+    H-th. It launches all buckets after an update; the outer step takes no time here, nor do fragments take turns.
+    """
+    n, B = cluster.workers, cluster.gossip_buckets
+    steps = DISCARDED + max(FEWEST_ROUNDS, -(-(steps - DISCARDED) // local.steps)) * local.steps  # whole rounds
+    compute = cluster.draw_compute_ms(steps, seed)
+    ended, launched, begin = np.zeros(n), np.zeros((B, n)), 0.0
+    busy = Busy.nothing(n)
+    for t in range(steps):
+        if t == DISCARDED:
+            begin = ended.mean()
+        round_, position = divmod(t, local.steps)
+        ended = ended + compute[t]
+        if local.merge_after and position == 0:
+            launched = np.broadcast_to(ended - compute[t], (B, n))
+        if position == local.merge_after - 1:
+            ended = np.maximum(ended, _travel(launched, busy, even(round_), odd and odd(round_)).max(axis=0))
+        ended = ended + cluster.update_ms
+        if local.merge_after == 0 and position == local.steps - 1:
+            ended = _travel(np.tile(ended, (B, 1)), busy, even(round_), odd and odd(round_)).max(axis=0)
     return _times(ended.mean() - begin, compute, cluster)
 
 

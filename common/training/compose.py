@@ -110,7 +110,10 @@ def explain(error: ValidationError, given: dict[str, Any]) -> str:
 def _explain_one(item: dict[str, Any], given: dict[str, Any]) -> str:
     # The tag of a discriminated union ("adam") stands in the location; it is not part of the key that a user types.
     location = [str(part) for part in item["loc"]]
-    union = len(location) > 2 and location[0] in ("parallel", "optimizer", "schedule", "data", "model")
+    group = location[:1] and location[0] in ("parallel", "optimizer", "schedule", "data", "model")
+    # A whole group that is refused has its tag as its last part.
+    whole = len(location) == 2 and isinstance(item["input"], dict) and location[1] in item["input"].values()
+    union = group and (len(location) > 2 or whole)
     key = ".".join(location[:1] + location[2:] if union else location)
     message = item["msg"].removeprefix("Value error, ")
     match item["type"]:

@@ -4,15 +4,12 @@ Hydra composes YAML files and command-line overrides; pydantic refuses unknown k
 and contradictory choices.
 """
 
-import math
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
-    BaseModel,
     ConfigDict,
     Field,
     NonNegativeInt,
-    PlainValidator,
     PositiveFloat,
     PositiveInt,
     ValidationInfo,
@@ -20,9 +17,11 @@ from pydantic import (
     model_validator,
 )
 
+from common.local_steps import check_topology
 from common.topology import Topology, build
+from common.training.parallel_config import ParallelConfig
+from common.training.records import NonNegative, Strict
 
-NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[tuple[DecayRate, DecayRate], Field(strict=False)]
@@ -32,49 +31,7 @@ class ConfigError(ValueError):
     """A configuration that cannot be run; the message names key, value and expectation."""
 
 
-class Strict(BaseModel):
-    """Base of all configuration records: no unknown keys, no conversions, no NaN, immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-# -- parallel: the method
-
-
-def _megabytes_or_auto(value: object) -> float | Literal["auto"]:
-    if value == "auto":
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return float(value)
-    raise ValueError(f"{value}: expected a size in MiB greater than 0, or auto")
-
-
-class AllReduceConfig(Strict):
-    """Gradients averaged by DDP over all ranks; ranks_per_worker only counts several of them as one worker."""
-
-    method: Literal["allreduce"]
-    ranks_per_worker: PositiveInt
-    bucket_mb: PositiveFloat
-    find_unused_parameters: bool
-    timeout_s: PositiveFloat
-
-
-class DecentralizedConfig(Strict):
-    """Parameters averaged with peers; see DecentralizedDataParallel."""
-
-    method: Literal["decentralized"]
-    order: Literal["awc", "atc"]
-    ranks_per_worker: PositiveInt
-    bucket_mb: Annotated[float | Literal["auto"], PlainValidator(_megabytes_or_auto)]
-    transport: Literal["auto", "send_recv", "subgroup"]
-    message_dtype: Literal["float16", "bfloat16", "int8"] | None
-    phases: Literal["aligned", "staggered"] = "aligned"
-    push_sum: bool = False
-    find_unused_parameters: bool
-    timeout_s: PositiveFloat
-
-
-ParallelConfig = Annotated[AllReduceConfig | DecentralizedConfig, Field(discriminator="method")]
+# -- workers and topology
 
 
 class WorkersConfig(Strict):
@@ -315,6 +272,11 @@ class Config(Strict):
         for choice, needs_atc in atc.items():
             if needs_atc and parallel.method == "decentralized" and parallel.order != "atc":
                 raise ValueError(f"parallel.order={parallel.order} with {choice}: expected parallel.order=atc")
+            if needs_atc and parallel.method == "decentralized" and not parallel.plan().every_update:
+                raise ValueError(
+                    f"parallel.local_steps={parallel.local_steps}, outer.lr={parallel.outer.lr:g} with {choice}: it is "
+                    "defined for a round in every update without an outer step; expected another optimizer"
+                )
         unit, warmup = self.schedule.unit, self.schedule.warmup
         length = self.training.steps if unit == "steps" else self.training.epochs
         if self.schedule.name == "cosine" and length is not None and warmup >= length:
@@ -343,5 +305,14 @@ class Config(Strict):
         return self.n * self.ranks_per_worker
 
     def build_topology(self) -> Topology:
-        """Build the topology. Raises ConfigError if it does not exist for this number of workers."""
-        return self.topology.build(self.n, self.workers.per_host or 1)
+        """Build the topology.
+
+        Raises ConfigError if it does not exist for this number of workers, or cannot be had with local steps.
+        """
+        topology, parallel = self.topology.build(self.n, self.workers.per_host or 1), self.parallel
+        if parallel.method == "decentralized":
+            try:
+                check_topology(parallel.plan(), parallel.local_options()["mixing"], topology, parallel.push_sum)
+            except ValueError as error:
+                raise ConfigError(f"parallel.{error}") from error
+        return topology

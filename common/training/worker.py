@@ -124,17 +124,19 @@ def parallelize(module: torch.nn.Module, config: Config) -> list[DataParallel]:
     topology = config.build_topology()
     if config.workers.kind == "simulated":
         gossip = parallel.method == "decentralized"
+        local = parallel.local_options() if gossip else {}
         return list(
             simulate(
                 module,
                 config.n,
                 parallel.method,
                 topology,
-                order=parallel.order if gossip else "awc",
+                order=parallel.order if gossip else None,
                 ranks_per_worker=parallel.ranks_per_worker,
                 bucket_mb=parallel.bucket_mb,
                 phases=parallel.phases if gossip else "aligned",
                 push_sum=gossip and parallel.push_sum,
+                **local,
             )
         )
     if parallel.method == "allreduce":
@@ -159,5 +161,6 @@ def parallelize(module: torch.nn.Module, config: Config) -> list[DataParallel]:
             push_sum=parallel.push_sum,
             find_unused_parameters=parallel.find_unused_parameters,
             timeout_s=parallel.timeout_s,
+            **parallel.local_options(),
         )
     ]

@@ -4,7 +4,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.optim import AccumAdamW
-from common.parallel import DataParallel, DecentralizedDataParallel
+from common.parallel import DataParallel, DecentralizedDataParallel, Outer
 from common.parallel.collectives import gather_objects
 from common.simulate import simulate
 from common.topology import NAMES
@@ -28,6 +28,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "foreach": lambda p: AccumAdamW(p, lr=0.01, eps=1e-4, weight_decay=0.1, accumulation_steps=4),
     "fused": lambda p: AccumAdamW(p, lr=0.01, eps=1e-4, weight_decay=0.1, accumulation_steps=4, fused=True),
 }
+OUTER = Outer(lr=0.4, momentum=0.5)
 # (parameters, messages): the largest allowed difference; parameters are of the order of 1.
 TOLERANCES = {
     ("float32", None): 5e-4,
@@ -40,7 +41,10 @@ TOLERANCES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A way to communicate. transport and message_dtype are unknown to the simulator."""
+    """A way to communicate. transport and message_dtype are unknown to the simulator.
+
+    rounds: with local steps and an outer optimizer (local_steps, merge_after, fragments); None: without
+    """
 
     topology: str
     workers_per_host: int = 1
@@ -50,6 +54,14 @@ class Case:
     phases: str = "aligned"
     transport: str = "auto"
     message_dtype: str | None = None
+    rounds: tuple[int, int, int] | None = None
+
+    @property
+    def local(self) -> dict[str, Any]:
+        """The arguments that concern local steps."""
+        if self.rounds is None:
+            return {}
+        return {**dict(zip(("local_steps", "merge_after", "fragments"), self.rounds, strict=True)), "outer": OUTER}
 
     @property
     def simulated(self) -> "Case":
@@ -124,7 +136,7 @@ def probe(machine: Machine) -> None:
 def every_case(n: int) -> list[Case]:
     """Return all combinations of topology, transport, dtypes, order and phases; optimizers and hosts take turns."""
     axes = (NAMES, TOLERANCES, ("awc", "atc"), ("aligned", "staggered"), ("auto", "send_recv", "subgroup"))
-    return _cases(n, itertools.product(*axes))
+    return local_cases(n) + _cases(n, itertools.product(*axes))
 
 
 def some_cases(n: int) -> list[Case]:
@@ -137,7 +149,15 @@ def some_cases(n: int) -> list[Case]:
         )
     )
     plain = [Case(topology, _hosts(n)[-1], optimizer="fused") for topology in NAMES]  # auto, fp32
-    return plain + _cases(n, chosen)
+    return plain + local_cases(n) + _cases(n, chosen)
+
+
+def local_cases(n: int) -> list[Case]:
+    """Return local steps merged at once, late and a round late, by fragments, and at the end of a round."""
+    late = [(4, 1, 1), (4, 2, 1), (4, 4, 1), (6, 2, 3)]
+    names = ("complete", "one_peer_exponential", "aer")
+    cases = [Case(name, _hosts(n)[-1], "foreach", rounds=rounds) for name in names for rounds in late]
+    return cases + [Case(name, _hosts(n)[-1], order="atc", rounds=(4, 0, 1)) for name in names]
 
 
 def possible(cases: Sequence[Case], n: int) -> list[Case]:
@@ -206,6 +226,7 @@ def train_in_rank(
                 message_dtype=getattr(torch, case.message_dtype) if case.message_dtype else None,
                 phases=case.phases,
                 timeout_s=GROUP_TIMEOUT_S,
+                **case.local,
             )
             vectors += case.train([model], steps)
             machine.settle()
@@ -225,6 +246,7 @@ def simulated(case: Case, n: int, device: str, steps: int) -> list[Tensor]:
         case.order,
         bucket_mb=BUCKET_MB,
         phases=case.phases,
+        **case.local,
     )
     return case.train(replicas, steps)
 

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from common.optim import AccumAdamW, DmSGD
-from common.parallel import DecentralizedDataParallel, GradScaler
+from common.parallel import DecentralizedDataParallel, GradScaler, Mixing, Outer
+from common.parallel.anchors import Anchors
 from common.parallel.gossip.exchange import Exchange, ReceiveBuffers
 from common.parallel.gossip.network import Network
 from common.topology import Topology, build
@@ -101,6 +102,27 @@ TRAININGS = {
     "adapt then combine, pairs": Training("one_peer_ring", workers_per_host=1, optimizer="dmsgd", order="atc"),
     "scaled": Training(fp16=True),
     "scaled, not fused, clipped": Training(fp16=True, clip=True, optimizer="sgd"),
+    "local steps": Training(options={"local_steps": 2, "merge_after": 2, "outer": Outer(0.4, 0.9)}),
+    "local steps, sgd, pairs": Training(
+        "one_peer_exponential",
+        workers_per_host=1,
+        optimizer="sgd",
+        averaged=True,
+        options={"local_steps": 2, "merge_after": 1, "outer": Outer(0.4, 0.9)},
+    ),
+    "local steps, ring, 8 bits": Training(
+        "ring",
+        workers_per_host=1,
+        optimizer="sgd",
+        options={"local_steps": 2, "merge_after": 2, "outer": Outer(0.4, 0.9), "message_dtype": torch.int8},
+    ),
+    "DiLoCo": Training(
+        "complete", workers_per_host=1, order="atc", options={"local_steps": 2, "outer": Outer(0.7, 0.9)}
+    ),
+    "streaming": Training(
+        optimizer="sgd", options={"local_steps": 3, "merge_after": 2, "outer": Outer(0.4, 0.9), "fragments": 3}
+    ),
+    "weaker mixing": Training(options={"mixing": Mixing(power=3)}),
     "averaged": Training(averaged=True),
     "averaged, pairs, not fused": Training("one_peer_ring", workers_per_host=1, optimizer="sgd", averaged=True),
 }
@@ -131,9 +153,10 @@ def test_events_order_all_reads_and_writes_and_no_step_syncs(name: str, here: Si
     assert [entry.label for entry in trace.entries if entry.what == "host sync" and "step" in entry.label] == []
     lasting = [vector.data for vector in mixer.vectors] + mixer.errors
     lasting += [buffer for buffers in mixer._buffers._free.values() for buffer in buffers]
+    lasting += model._anchors.state
     lasting += [flat for momentum in model._momentum for flat in momentum.flat()]
     assert recorder.forgotten(lasting) == set()
-    assert sum(entry.group is not None and "step" in entry.label for entry in trace.entries) >= STEPS
+    assert sum(entry.group is not None and "step" in entry.label for entry in trace.entries) >= STEPS // 2
 
 
 FAULTS = {
@@ -144,9 +167,21 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_missing_wait_is_found(fault: str, here: SimpleNamespace) -> None:
+@pytest.mark.parametrize("options", [{"phases": "staggered"}, TRAININGS["local steps"].options], ids=str)
+def test_a_missing_wait_is_found(fault: str, options: dict[str, Any], here: SimpleNamespace) -> None:
     with patch(*FAULTS[fault]):
-        trace = traced(Training(options={"phases": "staggered"}), here)
+        trace = traced(Training(options=options), here)
+    assert races(trace) != []
+
+
+def test_anchors_that_change_while_they_travel_are_found(here: SimpleNamespace) -> None:
+    def written(self: Anchors, clock: int) -> None:
+        for anchors in self.anchors:
+            anchors.add_(1)
+
+    training = TRAININGS["local steps"]
+    with patch.object(Anchors, "prepare", written):
+        trace = traced(training, here)
     assert races(trace) != []
 
 

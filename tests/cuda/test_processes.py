@@ -10,11 +10,13 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from common.parallel import Outer
 from common.topology import build
 from tests.cuda.device import queued_everywhere
 from tests.distributed.comparison import assert_equal_to_simulator
 from tests.distributed.scenarios import Scenario, in_process
 
+LOCAL = {"local_steps": 3, "merge_after": 2, "outer": Outer(lr=0.4, momentum=0.9)}
 AER = Scenario(optimizer="fused_accumadamw", topology="aer", workers_per_host=2, steps=8)
 
 
@@ -55,6 +57,9 @@ SCENARIOS = {
     "idle": replace(AER, topology="one_peer_ring", workers_per_host=1, optimizer="adamw"),
     "complete": replace(AER, topology="complete"),
     "adapt then combine": replace(AER, optimizer="dmsgd", order="atc"),
+    "local steps": replace(AER, optimizer="momentum", local=LOCAL),
+    "local steps, staggered": replace(AER, optimizer="momentum", phases="staggered", local=LOCAL | {"fragments": 2}),
+    "streaming": replace(AER, optimizer="momentum", topology="complete", local=LOCAL | {"fragments": 3}),
 }
 
 

@@ -43,6 +43,7 @@ class Scenario:
     accumulate: backward passes for each update
     scaler:     class of each worker's loss scaler; its scale doubles after 3 steps without an overflow
     overflows:  {(rank, step): what the last parameter's gradient holds then}
+    local:      arguments of the wrapper and of the simulator that concern local steps
     options:    further arguments of the wrapper; the simulator knows none of them
     """
 
@@ -59,9 +60,10 @@ class Scenario:
     topology: str | Topology = "complete"
     workers_per_host: int = 1
     ranks_per_worker: int = 1
-    order: str = "awc"
+    order: str | None = "awc"
     phases: str = "aligned"
     push_sum: bool = False
+    local: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self, seed: int = 7) -> nn.Module:
@@ -175,7 +177,7 @@ def wrap(module: nn.Module, scenario: Scenario) -> DataParallel:
         workers_per_host=scenario.workers_per_host,
         phases=scenario.phases,
         push_sum=scenario.push_sum,
-        **{"bucket_mb": BUCKET_MB, "timeout_s": 30} | scenario.options,
+        **{"bucket_mb": BUCKET_MB, "timeout_s": 30} | scenario.local | scenario.options,
     )
 
 
@@ -196,6 +198,7 @@ def simulated(n: int, scenario: Scenario) -> Training:
         bucket_mb=BUCKET_MB,
         phases=scenario.phases,
         push_sum=scenario.push_sum,
+        **scenario.local,
     )
     k = scenario.ranks_per_worker
     return Training(scenario, replicas, [range(worker * k, (worker + 1) * k) for worker in range(n)])

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from common.optim import cosine_with_warmup
+from common.parallel import Mixing, Outer
 from common.topology import Round, Topology, build
 from tests.distributed import models
 from tests.distributed.comparison import ATOL, RTOL, assert_equal_to_simulator, assert_same
@@ -42,6 +43,31 @@ ORDERS = [("one_peer_exponential", "awc"), ("one_peer_exponential", "atc"), ("co
 def test_feature(feature: str) -> None:
     variants = [replace(FEATURES[feature], topology=topology, order=order) for topology, order in ORDERS]
     assert_equal_to_simulator(3, variants)
+
+
+LOCAL = {"local_steps": 3, "merge_after": 2, "outer": Outer(lr=0.4, momentum=0.9)}
+
+
+def test_features_with_local_steps() -> None:
+    """Those that touch parameters or the step."""
+    scenarios = [
+        replace(BASE, accumulate=3, clip=0.1, schedule=SCHEDULE, local=LOCAL),
+        replace(BASE, model=models.frozen, optimizer="momentum+adamw", local=LOCAL | {"fragments": 2}),
+        replace(CONV, order="atc", local={"local_steps": 3, "outer": LOCAL["outer"]}),
+        replace(BASE, model=models.MixedDtypes, optimizer="accumadam", topology="ring", local=LOCAL | {"fragments": 3}),
+    ]
+    assert_equal_to_simulator(3, scenarios)
+
+
+@pytest.mark.slow
+def test_a_fused_optimizer_with_local_steps() -> None:
+    """It lays parameters out anew, and so the anchors; with weaker mixing it goes on bucket by bucket."""
+    fused = replace(BASE, model=models.Unused, optimizer="fused_accumadamw")
+    weaker = replace(fused, schedule=SCHEDULE, local={"mixing": Mixing(power=2, start=3)})
+    topologies = ("one_peer_exponential", "complete", "ring")
+    assert_equal_to_simulator(
+        3, [replace(fused, local=LOCAL), *(replace(weaker, topology=topology) for topology in topologies)]
+    )
 
 
 @pytest.mark.parametrize("model", [models.compiled, models.compiled_in_place])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from common.parallel import Outer
 from tests.distributed import models
 from tests.distributed.comparison import assert_equal_to_simulator, assert_same
 from tests.distributed.scenarios import Scenario
@@ -15,6 +16,7 @@ SCENARIOS = [
     replace(BASE, optimizer="dmsgd", order="atc"),
     replace(BASE, model=models.frozen, optimizer="momentum+adamw"),
     replace(BASE, model=models.Unused, options={"find_unused_parameters": True}),
+    replace(BASE, local={"local_steps": 3, "merge_after": 2, "outer": Outer(lr=0.4, momentum=0.9)}),
 ]
 HOSTS = replace(BASE, topology="aer", workers_per_host=2)  # two workers of two ranks on each host
 

@@ -1,21 +1,29 @@
 """Stopping after 10 updates and going on in new objects changes no bit of what 20 updates give."""
 
 import copy
+import os
+import signal
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
+from common.parallel import Outer
+from common.parallel.gossip.point_to_point import SendRecv
+from common.topology import build
 from tests.distributed import models
 from tests.distributed.comparison import assert_same
-from tests.distributed.processes import run_processes
-from tests.distributed.scenarios import Scenario, in_process, real, snapshot
+from tests.distributed.processes import collect, run_processes
+from tests.distributed.scenarios import Scenario, Training, in_process, real, snapshot
 from tests.naming import case
 
 HALF = 10  # not a multiple of AccumAdamW's window of 4, nor of the topologies' periods
 BASE = Scenario(optimizer="accumadamw", steps=2 * HALF)
+OUTER = Outer(lr=0.4, momentum=0.9)
 SCENARIOS = [
     replace(BASE, topology="one_peer_exponential"),
     replace(BASE, topology="aer", workers_per_host=2, model=models.conv_bn, inputs=(3, 6, 6)),
@@ -26,6 +34,28 @@ SCENARIOS = [
     replace(BASE, topology="aer", workers_per_host=2, phases="staggered", optimizer="fused_accumadamw"),
     replace(BASE, topology="ring", options={"message_dtype": torch.int8}),
     replace(BASE, topology="aer", workers_per_host=2, options={"message_dtype": torch.int8}),
+]
+# After 10 updates: in flight in the middle of a round, two fragments of three in flight, merged, launched just now.
+LOCAL = [
+    replace(BASE, topology="one_peer_exponential", local={"local_steps": 4, "merge_after": 3, "outer": OUTER}),
+    # Two of the fragments are in flight, and the first of them was launched last: relaunched before the others it would
+    # wait for messages between hosts that are queued behind it.
+    replace(
+        BASE,
+        topology=build("ring", 4, 2, between_hosts=True),
+        local={"local_steps": 6, "merge_after": 3, "outer": OUTER, "fragments": 3},
+        options={"bucket_mb": 0.0001},
+    ),
+    replace(BASE, topology="random_matching", local={"local_steps": 4, "merge_after": 1, "outer": OUTER}),
+    replace(BASE, topology="aer", local={"local_steps": 5, "merge_after": 5, "outer": OUTER}),
+    replace(BASE, topology="ring", local={"local_steps": 6, "merge_after": 2, "outer": OUTER, "fragments": 3}),
+    replace(BASE, topology="complete", order="atc", local={"local_steps": 4, "local_steps_from": 3, "outer": OUTER}),
+    replace(
+        BASE,
+        topology="ring",
+        local={"local_steps": 4, "merge_after": 3, "outer": OUTER},
+        options={"message_dtype": torch.int8},
+    ),
 ]
 # DDP lays out its buckets anew after its first backward, and with that the order in which a ring sums: only of two
 # ranks a sum is the same bits in any order.
@@ -49,17 +79,22 @@ def saved(rank: int, scenario: Scenario) -> dict[str, Any]:
 def resumed(rank: int, scenario: Scenario) -> dict[str, Any]:
     """Return the end of a training that goes on in new objects from a checkpoint of its middle."""
     checkpoint = saved(rank, scenario)
+    training = loaded(rank, scenario, checkpoint).run(range(HALF, 2 * HALF))
+    bytes_sent = checkpoint["bytes_sent"] + training.model.counters.bytes_sent
+    result = {"state": snapshot(training.model), "clock": training.model.clock, "bytes_sent": bytes_sent}
+    training.model.close()
+    return result
+
+
+def loaded(rank: int, scenario: Scenario, checkpoint: dict[str, Any]) -> Training:
+    """Return a training in new objects that goes on from a checkpoint."""
     training = real(rank, scenario)
     training.model.load_state_dict(checkpoint["model"])
     for optimizer, state in zip(training.optimizers[0], checkpoint["optimizers"], strict=True):
         optimizer.load_state_dict(state)
     training.model.load_clock(checkpoint["clock"])
     training.model.load_communication_state(checkpoint["communication"])
-    training.run(range(HALF, 2 * HALF))
-    bytes_sent = checkpoint["bytes_sent"] + training.model.counters.bytes_sent
-    result = {"state": snapshot(training.model), "clock": training.model.clock, "bytes_sent": bytes_sent}
-    training.model.close()
-    return result
+    return training
 
 
 def rewound(rank: int, scenario: Scenario) -> dict[str, np.ndarray]:
@@ -85,7 +120,15 @@ def all_ways(rank: int, n: int, scenarios: list[Scenario]) -> list[tuple[dict, d
     return [(uninterrupted[i], resumed(rank, s), rewound(rank, s)) for i, s in enumerate(scenarios)]
 
 
-@pytest.mark.parametrize(("n", "scenarios"), [(4, SCENARIOS), (2, [ALLREDUCE])], ids=["gossip", "allreduce"])
+@pytest.mark.parametrize(
+    ("n", "scenarios"),
+    [
+        pytest.param(4, SCENARIOS, id="gossip"),
+        pytest.param(2, [ALLREDUCE], id="allreduce"),
+        pytest.param(4, LOCAL[:3], id="local steps"),
+        pytest.param(4, LOCAL[3:], id="more local steps", marks=pytest.mark.slow),
+    ],
+)
 def test_resuming_and_rewinding_are_exact(n: int, scenarios: list[Scenario]) -> None:
     for rank, results in enumerate(run_processes(all_ways, n, scenarios)):
         for scenario, (whole, resumed, rewound) in zip(scenarios, results, strict=True):
@@ -94,3 +137,43 @@ def test_resuming_and_rewinding_are_exact(n: int, scenarios: list[Scenario]) -> 
                 assert resumed["clock"] == 2 * HALF
                 assert resumed["bytes_sent"] == whole["counters"].bytes_sent
                 assert_same(rewound, whole["state"], "rewound")
+
+
+def killed(rank: int, n: int, folder: Path, during: str) -> None:
+    """Save a checkpoint in the middle of a round; then rank 1 is killed, in an exchange or in the local steps after."""
+    torch.save(saved(rank, LOCAL[0]), folder / f"{rank}.pt")
+    training = loaded(rank, LOCAL[0], torch.load(folder / f"{rank}.pt", weights_only=True))
+    dist.barrier()
+    if rank == 1:
+        merge, merged = SendRecv.merge, []
+
+        def killing(exchange: SendRecv) -> None:
+            merge(exchange)
+            merged.append(exchange)
+            if during == "exchange" and len(merged) == 1:  # of two buckets
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        SendRecv.merge = killing
+    training.run(range(HALF, HALF + 1))
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    training.run(range(HALF + 1, 2 * HALF))
+
+
+def continued(rank: int, n: int, folder: Path) -> dict[str, np.ndarray]:
+    """Return the parameters at the end of a training that goes on from the checkpoint in a new process."""
+    training = loaded(rank, LOCAL[0], torch.load(folder / f"{rank}.pt", weights_only=True))
+    state = snapshot(training.run(range(HALF, 2 * HALF)).model)
+    training.model.close()
+    return state
+
+
+@pytest.mark.parametrize("during", ["exchange", "local steps"])
+def test_killed_in_an_exchange_or_in_local_steps(during: str, tmp_path: Path) -> None:
+    whole = run_processes(in_process, 3, LOCAL[:1])
+    outcomes = collect(killed, 3, (tmp_path, during))
+    assert not any(ok for ok, _ in outcomes)
+    assert outcomes[1][1] == "the process died without an answer"
+    assert any("gossip round" in text for _, text in outcomes)
+    for got, (expected,) in zip(run_processes(continued, 3, tmp_path), whole, strict=True):
+        assert_same(got, expected["state"])

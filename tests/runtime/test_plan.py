@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from common.local_steps import LocalSteps
 from common.runtime.__main__ import main
 from common.runtime.plan import plan
 from tests.runtime.clusters import cluster
@@ -53,6 +54,25 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     slow = ["--slow-host", "1=1.5", "--slow-link=2=2"]
     assert main(["plan", *dashed, *slow, "--steps", "60", "--topology", "aer"]) == 0
     assert capsys.readouterr().out == answer
+
+
+def test_local_steps_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    slow = cluster(hosts=4, workers_per_host=4, inter_gbps=1.0)
+    every, tenth = (
+        plan(slow, ["complete", "aer", "ring"], local, steps=60).frame for local in (None, LocalSteps(10, 4))
+    )
+    assert list(every.topology) == list(tenth.topology)
+    gossip = every.method == "gossip"
+    assert (tenth.step_ms[gossip] < 0.3 * every.step_ms[gossip]).all()
+    assert (tenth.step_ms == every.step_ms)[~gossip].all()
+    numbers = ["hosts=4", "workers_per_host=2", "steps=60", "topology=aer", "inter_gbps=1"]
+    answers = []
+    for more in ([], ["local_steps=10"], ["local_steps=10", "merge_after=4"]):
+        assert main(["plan", *numbers, *more]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[0] != answers[1] == answers[2]
+    assert main(["plan", *numbers, "local_steps=3", "merge_after=4"]) == 2
+    assert "merge_after=4: expected 0 to local_steps=3" in capsys.readouterr().err
 
 
 def test_several_topologies(capsys: pytest.CaptureFixture[str]) -> None:

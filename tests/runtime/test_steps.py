@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from common.local_steps import LocalSteps
 from common.runtime import complete, simulate_allreduce, simulate_gossip, simulate_rounds
 from common.runtime.links import allreduce_ms, mb_ms
 from common.runtime.steps import DISCARDED, Update, staggering_pays
@@ -41,6 +42,22 @@ def test_momentum_is_sent_before_the_parameters(update: Update, exposed_update_m
     assert times.exposed == pytest.approx(2 * sending - 3.0 + exposed_update_ms)
     with pytest.raises(ValueError, match="order='awc': expected 'atc'"):
         simulate_gossip(c, topology, "awc", momentum=True)
+
+
+@pytest.mark.parametrize("inter_gbps", [0.5, 2.0, 10.0])
+@pytest.mark.parametrize(("H", "tau"), [(1, 1), (1, 0), (6, 0), (6, 1), (6, 3), (6, 6), (30, 10)])
+def test_a_round_of_local_steps_waits_before_its_update_number_tau(inter_gbps: float, H: int, tau: int) -> None:
+    c = cluster(inter_gbps=inter_gbps, update_ms=3.0, gossip_bucket_mb=0.01)
+    sending = mb_ms(100.0, inter_gbps)
+    if tau:
+        round_ms = max(50.0 * tau + 3.0 * (tau - 1), sending) + 50.0 * (H - tau) + 3.0 * (H - tau + 1)
+    else:
+        round_ms = 53.0 * H + sending
+    topology = build("one_peer_exponential", 4)
+    assert simulate_gossip(c, topology, local=LocalSteps(H, tau)).step == pytest.approx(round_ms / H)
+    if H == 1:
+        whole = simulate_gossip(c, topology, "awc" if tau else "atc", update="whole").step
+        assert whole == pytest.approx(round_ms)
 
 
 def test_two_hosts_two_buckets_by_hand() -> None:

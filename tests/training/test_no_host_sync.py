@@ -34,7 +34,7 @@ HOT = [
     *(f"cnn/images/{name}_loader.py" for name in ("torchvision", "ffcv")),
     *(f"gpt2/{name}.py" for name in ("task", "data", "prefetch", "model")),
     *(f"transformer/{name}.py" for name in ("task", "data", "model", "loss", "search")),
-    *(f"common/simulate/{name}.py" for name in ("replica", "methods")),
+    *(f"common/simulate/{name}.py" for name in ("replica", "cohort", "methods")),
     *(f"common/training/{name}.py" for name in ("loop", "stream", "recorder", "evaluation", "interruption")),
 ]
 READ = {"item", "tolist", "cpu", "numpy", "nonzero"}  # methods of tensors that the host reads with
@@ -44,7 +44,7 @@ ALLOWED = {
     "cnn/digits.py DigitsData.train: to": "the data set, at the start",
     "cnn/images/pixels.py _channels: tensor": "once for each device",
     "cnn/images/pixels.py <module>: tolist": "an array of the host",
-    "common/simulate/replica.py Cohort.consensus_distance: float": "in an evaluation",
+    "common/simulate/cohort.py Cohort.consensus_distance: float": "in an evaluation",
     "common/training/evaluation.py Evaluator._metrics: tolist": "at the end of an evaluation",
     "common/training/interruption.py Interruption._agreed: bool": "of the host's memory, once a copy has arrived there",
     "common/training/interruption.py Interruption.requested: float": "of a flag of the host",

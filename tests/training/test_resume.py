@@ -32,6 +32,23 @@ SETTINGS = {
     "one_peer_exponential": (3, ["topology=one_peer_exponential", "training.batch_size=96", *ACCUMADAMW]),
     "aer": (4, ["topology=aer", "workers.per_host=2", "training.clip=1.0", *ACCUMADAMW]),
     "dmsgd": (2, ["topology=ring", "parallel.order=atc", "optimizer=dmsgd", "optimizer.lr=0.02"]),
+    "local_steps": (
+        3,
+        [
+            "training.batch_size=96",
+            "parallel=gossip_diloco",
+            "parallel.local_steps=5",
+            "parallel.merge_after=3",
+            "parallel.message_dtype=int8",
+            "parallel.bucket_mb=0.002",
+            *ACCUMADAMW,
+        ],
+    ),
+    "streaming": (2, ["parallel=streaming_diloco", "parallel.local_steps=6", "parallel.bucket_mb=0.002"]),
+    "simulated_local_steps": (
+        1,
+        ["workers=simulated", "workers.count=4", "parallel=noloco", "parallel.local_steps=5", "optimizer=adam"],
+    ),
     "simulated": (1, ["workers=simulated", "workers.count=4", "workers.per_host=2", "topology=aer", *ACCUMADAMW]),
     "simulated_allreduce": (1, ["workers=simulated", "workers.count=4", "parallel=allreduce", "optimizer=adam"]),
 }

@@ -39,6 +39,7 @@ def command(*arguments: str, torchrun: int = 0, **environment: str) -> subproces
 
 
 EVALUATIONS = ["evaluation.local_models=true", "evaluation.recalibrate_batches=3", "evaluation.keep_average=true"]
+SGD = ["optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.05"]
 METHODS = {
     "allreduce": ["parallel=allreduce", "optimizer=adamw", "optimizer.weight_decay=0.1"],
     "accumadam_aer": ["topology=aer", "workers.per_host=2", "optimizer=accumadam"],
@@ -67,10 +68,23 @@ METHODS = {
         *EVALUATIONS,
     ],
     "evaluations": ["topology=ring", *EVALUATIONS],
+    # The first evaluation, after which all go on from the mean model, is in the middle of a round.
+    "gossip_diloco": ["parallel=gossip_diloco", "parallel.local_steps=5", "parallel.merge_after=3", *EVALUATIONS],
+    "local_sgd": ["parallel=local_sgd", "parallel.local_steps=3", "topology=aer", "workers.per_host=2", *SGD],
+    "post_local_sgd": ["parallel=post_local_sgd", "parallel.local_steps=3", "parallel.local_steps_from=4", *SGD],
+    "diloco": ["parallel=diloco", "parallel.local_steps=5", *EVALUATIONS],
+    "streaming_diloco": [
+        *("parallel=streaming_diloco", "parallel.local_steps=6", "parallel.merge_after=2", "parallel.bucket_mb=0.002"),
+        "optimizer=accumadamw",
+    ],
+    "noloco": ["parallel=noloco", "parallel.local_steps=3", "optimizer=adamw", "training.gradient_accumulation=2"],
+    "dsgd_ac": ["parallel=dsgd_ac", "parallel.mixing.start=2", *SGD],
 }
 
 
-REPEATED = ("dmsgd_ring", "qg_dmsgd", "two_ranks_allreduce", "evaluations")  # their parts are in other methods too
+# Their parts are in other methods too.
+REPEATED = ("dmsgd_ring", "qg_dmsgd", "two_ranks_allreduce", "evaluations")
+REPEATED += ("local_sgd", "post_local_sgd", "diloco", "streaming_diloco", "noloco", "dsgd_ac")
 
 
 @pytest.mark.parametrize(

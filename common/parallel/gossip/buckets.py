@@ -17,10 +17,14 @@ AUTO_MB, AUTO_QUEUED_MB = 2.0, 64.0
 
 @dataclass
 class ScheduledBucket(Bucket):
-    """A bucket that mixes by `topology`; `clock` counts the rounds it has merged, so round `clock` comes next."""
+    """A bucket that mixes by `topology`; `clock` counts the rounds it has merged, so round `clock` comes next.
+
+    fragment: number of the run of buckets it belongs to, whose rounds are launched and merged together
+    """
 
     topology: Topology
     clock: int = 0
+    fragment: int = 0
 
 
 def bucket_bytes(topology: Topology, bucket_mb: float) -> float:
@@ -36,23 +40,50 @@ def bucket_bytes(topology: Topology, bucket_mb: float) -> float:
 
 
 def plan_buckets(
-    vectors: Sequence[Tensor], topology: Topology, bucket_mb: float | Literal["auto"], phases: str
+    vectors: Sequence[Tensor],
+    topology: Topology,
+    bucket_mb: float | Literal["auto"],
+    phases: str,
+    fragments: int = 1,
 ) -> list[ScheduledBucket]:
     """Cut the vectors [numel] into buckets of which messages have at most about `bucket_mb` MiB.
 
     bucket_mb: "auto": 2 on the CPU, 64 on a GPU
     phases:    "aligned", or "staggered": every second bucket runs the rounds in the other order of
                `common.topology.phases`
+    fragments: number of runs of successive buckets, as equal as buckets allow, that have rounds of their own
 
-    Raises ValueError where the topology cannot be staggered.
+    Raises ValueError where the topology cannot be staggered, or the vectors have fewer buckets than fragments.
     """
     schedules = in_phases(topology, phases)
     if bucket_mb == "auto":
         queued = any(is_queued(vector.device) for vector in vectors)
         bucket_mb = AUTO_QUEUED_MB if queued else AUTO_MB
+    size = bucket_bytes(topology, bucket_mb)
+    if fragments > 1:
+        size = min(size, max(1, sum(vector.nbytes for vector in vectors) / fragments))
     spans = [
         (index, span)
         for index, vector in enumerate(vectors)
-        for span in cut(vector.numel(), vector.element_size(), bucket_bytes(topology, bucket_mb))
+        for span in cut(vector.numel(), vector.element_size(), size)
     ]
-    return [ScheduledBucket(vector, span, schedules[i % len(schedules)]) for i, (vector, span) in enumerate(spans)]
+    if 0 < len(spans) < fragments:
+        raise ValueError(
+            f"fragments={fragments}: expected at most the number of buckets, {len(spans)}: a fragment is a run of them"
+        )
+    return [
+        ScheduledBucket(vector, span, schedules[i % len(schedules)], fragment=i * fragments // len(spans))
+        for i, (vector, span) in enumerate(spans)
+    ]
+
+
+def fragments_of(buckets: Sequence[ScheduledBucket], count: int) -> list[list[Bucket]]:
+    """Return the slices of vectors that each of `count` fragments consists of, adjacent buckets in one."""
+    fragments: list[list[Bucket]] = [[] for _ in range(count)]
+    for bucket in buckets:
+        parts = fragments[bucket.fragment]
+        if parts and parts[-1].vector == bucket.vector:
+            parts[-1] = Bucket(bucket.vector, slice(parts[-1].span.start, bucket.span.stop))
+        else:
+            parts.append(Bucket(bucket.vector, bucket.span))
+    return fragments

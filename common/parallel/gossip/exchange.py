@@ -59,11 +59,13 @@ class Exchange(ABC):
              another while the model computes
     between_hosts: which of the stages send to other hosts and wait for them; rounds take turns in these
     turn:    number of the round it belongs to
+    strength: g in [0, 1], how strongly it mixes: x_i <- (1 - g) x_i + g sum_j W_ij x_j
     """
 
     stages: ClassVar[int] = 0
     between_hosts: range = range(0)
     turn: int = 0
+    strength: float = 1.0
 
     def __init__(self, chunk: Tensor, route: Route, buffers: ReceiveBuffers) -> None:
         self.chunk = chunk
@@ -93,7 +95,11 @@ class Exchange(ABC):
 
     @abstractmethod
     def merge(self) -> None:
-        """Compute x_i <- sum_j W_ij x_j, in place. Call after `wait`."""
+        """Compute x_i <- sum_j W_ij x_j, as strongly as `strength` says, in place. Call after `wait`."""
+
+    def weakened(self, own_weight: float) -> float:
+        """Return the own weight of a round of this strength; weights of others are multiplied by it."""
+        return own_weight if self.strength == 1 else 1 - self.strength * (1 - own_weight)
 
     def settle(self) -> None:
         """Remember what the next round of this bucket has to know; called once the round is merged for good."""

@@ -89,11 +89,14 @@ class Hierarchical(Exchange):
 
     def incoming(self) -> Incoming:
         """Return the averaged bucket."""
-        return Incoming(self._result[: self._numel], 0.0, 1.0)
+        return Incoming(self._result[: self._numel], self.weakened(0.0), self.strength)
 
     def merge(self) -> None:
         """Compute x_i <- the averaged bucket."""
-        self.chunk.copy_(self._result[: self._numel])
+        if self.strength == 1:
+            self.chunk.copy_(self._result[: self._numel])
+        else:
+            self.chunk.mul_(self.weakened(0.0)).add_(self._result[: self._numel], alpha=self.strength)
 
     def settle(self) -> None:
         """Remember what this worker's message between hosts left out."""

@@ -2,10 +2,12 @@
 
 The parameters x_i(t) do not change between the launch (end of step t-1) and the merge (start of step t). So sends
 read the flat vectors in place, and what is in flight is a function of the parameters and of t alone: a checkpoint
-needs no message, a resumed run launches the same round again.
+needs no message, a resumed run launches the same round again. With local steps the same holds of anchors, which take
+the parameters' place.
 """
 
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
@@ -34,7 +36,10 @@ from common.topology import Topology, Transport, in_phases
 class Mixer:
     """Launches and merges gossip rounds over flat vectors. Every rank calls the same methods in the same order.
 
-    vectors:       the flat vectors to mix, the same layout on every rank
+    vectors:       the flat vectors of the parameters, the same layout on every rank
+    anchors:       what is mixed in place of the parameters, tensors laid out as they are; empty: the parameters
+    fragments:     number of runs of buckets whose rounds are launched and merged one by one
+    unit:          what a round is called in messages: "step" where every update is one
     topology:      schedule over workers
     bucket_mb:     size of a message in MiB, see `plan_buckets`; "auto": as suits the device
     transport:     "auto", or force "send_recv" or "subgroup" wherever the round allows it
@@ -55,14 +60,22 @@ class Mixer:
         message_dtype: torch.dtype | None,
         phases: str,
         timeout: timedelta,
+        anchors: Sequence[Tensor] = (),
+        fragments: int = 1,
+        unit: str = "step",
     ) -> None:
         self.vectors = list(vectors)
+        self._anchors = list(anchors)
         device = vectors[0].data.device if vectors else torch.device("cpu")
         queued = is_queued(device)
-        self.buckets = plan_buckets([vector.data for vector in vectors], topology, bucket_mb, phases)
+        self.buckets = plan_buckets([vector.data for vector in vectors], topology, bucket_mb, phases, fragments)
+        belong = [bucket.fragment for bucket in self.buckets]
+        self._fragments = [range(bisect_left(belong, f), bisect_right(belong, f)) for f in range(fragments)]
+        self._unit = unit
         # What messages of 8 bits have left out so far, laid out as the vectors. Together with parameters and clock this
         # is all that the next round depends on.
         self.errors = [torch.zeros_like(vector.data) for vector in vectors] if message_dtype == torch.int8 else []
+        self.strength = 1.0  # of what is merged from now on, see `Exchange`
         self.counters = CommunicationCounters()
         self._groups = groups
         schedules = in_phases(topology, phases)
@@ -77,51 +90,56 @@ class Mixer:
         self._stalls = Stalls(device) if queued else None
         self._watch = Watch(timeout) if queued else None
         self._hierarchical = HierarchicalByCollectives if queued else HierarchicalByMessages
-        self._in_flight: list[Exchange | None] | None = None
-        self._launched_at = 0.0
+        self._in_flight: dict[int, list[Exchange | None]] = {}  # by fragment
+        self._launched_at: dict[int, float] = {}
 
     @property
     def clock(self) -> int:
-        """Rounds merged, the same for all buckets between steps."""
+        """Rounds merged, the same for all buckets of a fragment between steps; of the first fragment."""
         return self.buckets[0].clock if self.buckets else 0
 
     @property
     def in_flight(self) -> bool:
         """Whether a round was launched and not merged."""
-        return self._in_flight is not None
+        return bool(self._in_flight)
 
-    def set_clock(self, clock: int) -> None:
-        """Continue from round `clock`; nothing may be in flight."""
+    def set_clock(self, clock: int, fragment: int | None = None) -> None:
+        """Continue from round `clock`, of one fragment or of all; nothing may be in flight."""
         if self.in_flight:
             raise RuntimeError("the topology clock cannot be set while messages are in flight: drain first")
         for bucket in self.buckets:
-            bucket.clock = clock
+            if fragment in (None, bucket.fragment):
+                bucket.clock = clock
 
-    def launch(self) -> None:
-        """Start sending x(t) for round t of each bucket, unless that was done. Parameters are read in place."""
-        if self.in_flight:
+    def launch(self, fragment: int = 0) -> None:
+        """Start sending x(t) for round t of each bucket, unless that was done. What is sent is read in place."""
+        if fragment in self._in_flight:
             return
         with region("gossip::launch"):
-            self._check(f"gossip launch of step {self.clock}")
-            self._in_flight = [self._exchange_parameters(bucket) for bucket in self.buckets]
-            self._post(self._in_flight)
-            self._protect()
+            indices = self._fragments[fragment]
+            self._check(f"gossip launch of {self._unit} {self.clock}")
+            self._in_flight[fragment] = [self._exchange_mixed(self.buckets[index]) for index in indices]
+            self._post(self._in_flight[fragment], first=indices.start)
+            self._protect(fragment)
 
-    def merge(self) -> None:
+    def merge(self, fragment: int = 0, following: Sequence[Tensor] = ()) -> None:
         """Finish the round in flight (launching it first if need be): x_i <- sum_j W_ij x_j, in place.
 
-        Every rank must call it once per committed update. Afterwards no message is in flight and every bucket's
-        clock has ticked. Raises RuntimeError naming rank, peers, bucket and step when a peer does not answer in
+        following: tensors laid out as the vectors, which move as far as what is mixed
+
+        Every rank must call it once per round. Afterwards no message of the fragment is in flight and its buckets'
+        clocks have ticked. Raises RuntimeError naming rank, peers, bucket and step when a peer does not answer in
         time, or naming the parameter that was written while its message was in flight.
         """
-        self.launch()
+        self.launch(fragment)
         with region("gossip::merge"):
-            self._check(f"gossip merge of step {self.clock}")
-            self._finish(self._in_flight or ())
-            self._forget()
+            indices = self._fragments[fragment]
+            self._check(f"gossip merge of {self._unit} {self.clock}")
+            self._finish(self._in_flight[fragment], following, first=indices.start)
+            self._forget(fragment)
         self.counters.rounds += 1
-        for bucket in self.buckets:
-            bucket.clock += 1
+        for index in indices:
+            self.buckets[index].clock += 1
 
     def arriving(self) -> Iterator[tuple[ScheduledBucket, Incoming | None]]:
         """Yield each bucket when its messages have arrived, and launch its next round when the caller comes back.
@@ -132,14 +150,15 @@ class Mixer:
         """
         self.launch()
         with region("gossip::advance"):
-            self._check(f"gossip merge of step {self.clock}")
-            arrived, launched = self._in_flight or [], []
-            self._forget()
+            self._check(f"gossip merge of {self._unit} {self.clock}")
+            arrived, launched = self._in_flight[0], []
+            self._forget(0)
             for index, bucket in enumerate(self.buckets):
                 exchange, arrived[index] = arrived[index], None
                 incoming = None
                 if exchange is not None:
                     self._wait(index, exchange)
+                    exchange.strength = self.strength
                     incoming = exchange.incoming()
                     if incoming is None:
                         exchange.merge()
@@ -148,11 +167,11 @@ class Mixer:
                 if exchange is not None:
                     exchange.release()  # the next launch takes the same memory
                 bucket.clock += 1
-                launched.append(self._exchange_parameters(bucket))
+                launched.append(self._exchange_mixed(bucket))
                 self._post(launched[-1:], first=index)
             self.counters.rounds += 1
-            self._in_flight = launched
-            self._protect()
+            self._in_flight[0] = launched
+            self._protect(0)
 
     def mix_now(self, vectors: Sequence[Tensor]) -> None:
         """Mix further vectors of the same layout with the matrices of the coming round, blocking; no clock ticks."""
@@ -164,17 +183,19 @@ class Mixer:
 
     def wait(self) -> None:
         """Wait until what is in flight has arrived and keep it: the vectors may be written if they are restored."""
-        for index, exchange in enumerate(self._in_flight or ()):
-            if exchange is not None:
-                self._wait(index, exchange)
+        for fragment, exchanges in self._in_flight.items():
+            for index, exchange in enumerate(exchanges, self._fragments[fragment].start):
+                if exchange is not None:
+                    self._wait(index, exchange)
 
     def drain(self) -> None:
         """Wait for what is in flight and drop it, uncounted; the round is launched again later. All ranks call it."""
         self.wait()
-        for exchange in self._in_flight or ():
-            if exchange is not None:
-                exchange.release()
-        self._forget()
+        for fragment, exchanges in list(self._in_flight.items()):
+            for exchange in exchanges:
+                if exchange is not None:
+                    exchange.release()
+            self._forget(fragment)
 
     def close(self) -> None:
         """End the threads that carry exchanges on, and that watch them. Nothing may be in flight."""
@@ -186,29 +207,35 @@ class Mixer:
         for vector in self.vectors:
             vector.check(where)
 
-    def _protect(self) -> None:
-        if any(exchange is not None for exchange in self._in_flight or ()):  # not in idle rounds, nor for n = 1
+    def _protect(self, fragment: int) -> None:
+        exchanges = self._in_flight[fragment]
+        # Parameters may be written while their anchors travel, in idle rounds, and for n = 1.
+        if not self._anchors and any(exchange is not None for exchange in exchanges):
             for vector in self.vectors:
                 vector.protect()
-        self._launched_at = time.perf_counter()
+        self._launched_at[fragment] = time.perf_counter()
 
-    def _finish(self, exchanges: Sequence[Exchange | None]) -> None:
-        for index, exchange in enumerate(exchanges):
+    def _finish(self, exchanges: Sequence[Exchange | None], following: Sequence[Tensor] = (), first: int = 0) -> None:
+        for index, exchange in enumerate(exchanges, first):
             if exchange is not None:
                 self._wait(index, exchange)
+                exchange.strength = self.strength
+                before = exchange.chunk.clone() if following else None
                 exchange.merge()
+                if before is not None:
+                    bucket = self.buckets[index]
+                    following[bucket.vector][bucket.span].add_(torch.sub(exchange.chunk, before, out=before))
                 self._settle(exchange)
                 exchange.release()
 
-    def _forget(self) -> None:
-        if self._in_flight is not None:
-            self.counters.launch_to_merge_s += time.perf_counter() - self._launched_at
-        self._in_flight = None
+    def _forget(self, fragment: int) -> None:
+        self.counters.launch_to_merge_s += time.perf_counter() - self._launched_at.pop(fragment)
+        del self._in_flight[fragment]
         for vector in self.vectors:
             vector.release()
 
-    def _exchange_parameters(self, bucket: ScheduledBucket) -> Exchange | None:
-        return self._exchange(bucket, [vector.data for vector in self.vectors], self.errors)
+    def _exchange_mixed(self, bucket: ScheduledBucket) -> Exchange | None:
+        return self._exchange(bucket, self._anchors or [vector.data for vector in self.vectors], self.errors)
 
     def _exchange(
         self, bucket: ScheduledBucket, vectors: Sequence[Tensor], errors: Sequence[Tensor] = ()
@@ -257,8 +284,8 @@ class Mixer:
     def _sentence(self, index: int, route: Route, clock: int, waited: float) -> str:
         """Return what to say of bucket number `index` whose round `clock` does not arrive."""
         return (
-            f"rank {self._groups.rank}: gossip step {clock} failed exchanging with rank(s) {list(route.peers)}, "
-            f"bucket {index + 1} of {len(self.buckets)}, after {waited:.1f} s (timeout "
+            f"rank {self._groups.rank}: gossip {self._unit} {clock} failed exchanging with rank(s) "
+            f"{list(route.peers)}, bucket {index + 1} of {len(self.buckets)}, after {waited:.1f} s (timeout "
             f"{self._timeout.total_seconds():g} s, topology {self.buckets[index].topology.name}). A peer died, runs "
             "fewer steps, or is slower than the timeout allows."
         )

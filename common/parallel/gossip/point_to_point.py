@@ -48,15 +48,15 @@ class SendRecv(Exchange):
         if self._narrow is not None or len(self._received) != 1:
             return None
         ((rank, weight),) = self.route.receives.items()
-        return Incoming(self._received[rank], self.route.own_weight, weight)
+        return Incoming(self._received[rank], self.weakened(self.route.own_weight), self.strength * weight)
 
     def merge(self) -> None:
         """Mix the messages in; see `mix_`."""
-        weighted = [(self._received[rank], weight) for rank, weight in self.route.receives.items()]
+        weighted = [(self._received[rank], self.strength * weight) for rank, weight in self.route.receives.items()]
         if self._narrow is not None:
             self._narrow.merge_(self.chunk, weighted)
         else:
-            mix_(self.chunk, self.route.own_weight, weighted)
+            mix_(self.chunk, self.weakened(self.route.own_weight), weighted)
 
     def settle(self) -> None:
         """Remember what this message left out."""

@@ -37,8 +37,11 @@ class SubgroupAllReduce(Exchange):
 
     def incoming(self) -> Incoming:
         """Return the sum, to be divided by the size of the group."""
-        return Incoming(self._sum, 0.0, 1 / self.route.members)
+        return Incoming(self._sum, self.weakened(0.0), self.strength / self.route.members)
 
     def merge(self) -> None:
         """Compute x_i <- sum / group size, in one pass."""
-        torch.mul(self._sum, 1 / self.route.members, out=self.chunk)
+        if self.strength == 1:
+            torch.mul(self._sum, 1 / self.route.members, out=self.chunk)
+        else:
+            self.chunk.mul_(self.weakened(0.0)).add_(self._sum, alpha=self.strength / self.route.members)

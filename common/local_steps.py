@@ -1,0 +1,281 @@
+"""Local steps: which updates begin, merge and end a round, and what an outer optimizer does at its end.
+
+A round of H local steps of worker i, with inner parameters x, anchor a (the outer parameters), outer momentum v:
+
+    begin           a <- x; the anchors are launched with W(r)
+    after tau - 1   a' = sum_j W_ij(r) a_j;  x <- x + (a' - a);  a <- a'        (merged before update number tau)
+    end             d = x - a;  v <- mu v + d;  a <- a + eta (d + mu v);  x <- a
+
+With tau = 0 nothing travels during the round: its end is followed by x <- sum_j W_ij(r) x_j. With eta = 1, mu = 0 this
+is local SGD (arXiv 1805.09767), and tau = 1 does what H - 1 idle rounds of the topology do. With a complete graph and
+tau = 0 it is DiLoCo (arXiv 2311.08105): Nesterov's step is linear in d, so the mean of steps is the step of the mean.
+With one worker it is Lookahead (arXiv 1907.08610) with momentum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from common.topology import Topology
+
+if TYPE_CHECKING:  # the runtime model needs no torch
+    from torch.optim import Optimizer
+
+HIGH_MOMENTUM = 0.9  # from which heavy ball on the mixed displacement diverged
+
+
+@dataclass(frozen=True)
+class Outer:
+    """The outer optimizer: what a worker does with its displacement at the end of a round of local steps.
+
+    lr:           eta, in (0, 2): the share of the displacement that is kept. 1 without momentum changes nothing
+    momentum:     mu, in [0, 1); costs one more vector of the parameters' size
+    nesterov:     whether the step is lr (d + mu v), that of torch.optim.SGD(nesterov=True), or the heavy ball's lr v
+    displacement: "own": from the worker's anchor to its parameters, before mixing; the step is local. "mixed": to the
+                  mixed parameters. With random pairs and without Nesterov this is NoLoCo (arXiv 2506.10911, as
+                  released: equal weights of both its terms)
+
+    Raises ValueError for a value out of range.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = True
+    displacement: Literal["own", "mixed"] = "own"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < 2:
+            raise ValueError(f"outer.lr={self.lr}: expected a number in (0, 2): from 2 on the outer step diverges")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"outer.momentum={self.momentum}: expected a number in [0, 1)")
+        if self.displacement not in ("own", "mixed"):
+            raise ValueError(f"outer.displacement={self.displacement!r}: expected 'own' or 'mixed'")
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether its step leaves the parameters where they are."""
+        return self.lr == 1 and self.momentum == 0
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How strongly a round mixes: x_i <- (1 - g) x_i + g sum_j W_ij x_j with g = (lr / lr_max)^power (DSGD-AC,
+    arXiv 2602.02899, power 3).
+
+    power: 0 mixes fully at all times
+    start: number of updates before which g = 1; choose the end of a warm-up or later, where lr is small too
+
+    lr is that of the attached optimizer's first parameter group, lr_max the one that its schedule started from
+    (`initial_lr`). Schedules must be alike on all workers, or the mean is not conserved. Raises ValueError for a
+    negative value.
+    """
+
+    power: float = 0.0
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("power", "start"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"mixing.{name}={getattr(self, name)}: expected a number >= 0")
+
+    def strength(self, optimizer: Optimizer, clock: int) -> float:
+        """Return g of update `clock`, in [0, 1]."""
+        if self.power == 0 or clock < self.start:
+            return 1.0
+        group: Mapping[str, Any] = optimizer.param_groups[0]
+        highest = float(group.get("initial_lr", group["lr"]))
+        return min(1.0, float(group["lr"]) / highest) ** self.power if highest > 0 else 1.0
+
+
+@dataclass(frozen=True)
+class LocalSteps:
+    """Which updates begin, merge and end the rounds. A fragment is a run of buckets that has rounds of its own.
+
+    steps:       H, updates in a round
+    merge_after: tau in 0..H: a round is merged before its tau-th update; 0: at its end, after the outer step
+    outer:       the outer optimizer
+    start:       updates before this one are rounds by themselves, without an outer step (post-local SGD,
+                 arXiv 1808.07217)
+    fragments:   number of parts of the parameters; part f is f H / fragments updates ahead of the first one, so that
+                 the messages of a round are spread over it (Streaming DiLoCo, arXiv 2501.18512)
+
+    Raises ValueError for a value out of range.
+    """
+
+    steps: int = 1
+    merge_after: int = 1
+    outer: Outer = Outer()
+    start: int = 0
+    fragments: int = 1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"local_steps={self.steps}: expected a number of updates >= 1")
+        if not 0 <= self.merge_after <= self.steps:
+            raise ValueError(
+                f"merge_after={self.merge_after}: expected 0 to local_steps={self.steps}: a round has to be merged "
+                "before the next one begins"
+            )
+        if self.outer.displacement == "mixed" and self.merge_after != 0:
+            raise ValueError(
+                f"merge_after={self.merge_after} with outer.displacement=mixed: expected order=atc (merge_after=0): "
+                "displacements that are mixed a round late diverge"
+            )
+        if self.start < 0:
+            raise ValueError(f"local_steps_from={self.start}: expected a number of updates >= 0")
+        if not 1 <= self.fragments <= self.steps:
+            raise ValueError(
+                f"fragments={self.fragments}: expected 1 to local_steps={self.steps}: fragments take turns within a "
+                "round"
+            )
+
+    @property
+    def order(self) -> str:
+        """Whether rounds travel while workers compute, "awc", or not, "atc"."""
+        return "awc" if self.merge_after else "atc"
+
+    @property
+    def every_update(self) -> bool:
+        """Whether every update is a round without an outer step, as without local steps."""
+        return self.steps == 1 and self.outer.is_identity
+
+    @property
+    def keeps_anchors(self) -> bool:
+        """Whether anchors differ from the parameters: one more vector, which the messages are read from."""
+        return not self.outer.is_identity or self.merge_after > 1
+
+    @property
+    def sends_anchors(self) -> bool:
+        """Whether anchors travel, not the parameters."""
+        return self.keeps_anchors and self.outer.displacement == "own"
+
+    def launched(self, clock: int) -> list[int]:
+        """Return the fragments whose messages are under way after `clock` updates, in the order of their launches.
+
+        Launched again in another order, messages between hosts would wait for earlier rounds that are queued behind.
+        """
+        under_way = [f for f in range(self.fragments) if self._position(clock, f) < self._merge_after(clock)]
+        return sorted(under_way, key=lambda f: -self._position(clock, f))
+
+    def merging(self, clock: int) -> list[int]:
+        """Return the fragments to merge before update number `clock`, counted from 0."""
+        return [f for f in range(self.fragments) if self._position(clock, f) == self._merge_after(clock) - 1]
+
+    def merges_at_beginning(self, clock: int) -> bool:
+        """Return whether what is merged before update number `clock` was launched just before that update."""
+        return self._merge_after(clock) == 1
+
+    def ending(self, clock: int) -> list[int]:
+        """Return the fragments whose round ends with update number `clock`."""
+        last = 0 if clock < self.start else self.steps - 1
+        return [f for f in range(self.fragments) if self._position(clock, f) == last]
+
+    def beginning(self, clock: int) -> list[int]:
+        """Return the fragments whose parameters are their anchors after `clock` updates."""
+        return [f for f in range(self.fragments) if clock <= self.start or self._position(clock, f) == 0]
+
+    def merged(self, clock: int, fragment: int = 0) -> int:
+        """Return the rounds that are merged after `clock` updates: the number of the next one in the schedule."""
+        if clock < self.start:
+            return clock
+        return self.start + self._merged_since_start(clock, fragment) - self._merged_since_start(self.start, fragment)
+
+    def outer_of(self, clock: int) -> Outer:
+        """Return the outer optimizer that ends a round with update number `clock`."""
+        return self.outer if clock >= self.start else Outer()
+
+    def _merged_since_start(self, clock: int, fragment: int) -> int:
+        """Return the rounds merged, counted as if the fragment's lead had been trained as well."""
+        merged = 0 < self.merge_after <= self._position(clock, fragment)
+        return (clock - self.start + self._lead(fragment)) // self.steps + merged
+
+    def _lead(self, fragment: int) -> int:
+        return fragment * self.steps // self.fragments
+
+    def _position(self, clock: int, fragment: int) -> int:
+        return 0 if clock < self.start else (clock - self.start + self._lead(fragment)) % self.steps
+
+    def _merge_after(self, clock: int) -> int:
+        return min(self.merge_after, 1) if clock < self.start else self.merge_after
+
+
+def resolve_local_steps(
+    order: str | None,
+    local_steps: int = 1,
+    outer: Outer | None = None,
+    merge_after: int | None = None,
+    local_steps_from: int = 0,
+    fragments: int = 1,
+) -> LocalSteps:
+    """Return the plan of these arguments of DecentralizedDataParallel; `order` "atc" is what merge_after=0 means.
+
+    merge_after: None: a third of the round, rounded up (in every update: 1); 0 with order "atc"
+
+    Raises ValueError naming the argument if one is out of range or two contradict each other.
+    """
+    if order == "atc" and merge_after:
+        raise ValueError(
+            f"merge_after={merge_after} with order=atc: adapt then combine is merge_after=0; expected order=awc"
+        )
+    if order == "awc" and merge_after == 0:
+        raise ValueError("merge_after=0 with order=awc: nothing travels while workers compute; expected order=atc")
+    if merge_after is None:
+        merge_after = 0 if order == "atc" else math.ceil(max(1, local_steps) / 3)
+    return LocalSteps(local_steps, merge_after, outer or Outer(), local_steps_from, fragments)
+
+
+def check_topology(plan: LocalSteps, mixing: Mixing, topology: Topology, push_sum: bool) -> None:
+    """Raise ValueError where local steps, an outer step or weaker mixing make no sense with a topology or push-sum."""
+    chosen = f"mixing.power={mixing.power:g}"
+    if not plan.every_update:
+        chosen = f"local_steps={plan.steps} (outer.lr={plan.outer.lr:g}, outer.momentum={plan.outer.momentum:g})"
+    elif not mixing.power:
+        return
+    if push_sum:
+        raise ValueError(
+            f"{chosen} with push_sum=true: expected push_sum=false: anchors and displacements would need weights of "
+            "their own"
+        )
+    if not topology.doubly_stochastic:
+        raise ValueError(
+            f"{chosen} with topology {topology.name}: expected doubly stochastic mixing matrices, or the mean drifts"
+        )
+    idle = topology.options.get("idle_rounds", 0)
+    if idle and plan.steps > 1:
+        raise ValueError(
+            f"{chosen} with topology {topology.name} and idle_rounds={idle}: expected idle_rounds=0: rounds are "
+            "local_steps updates apart already"
+        )
+
+
+def warnings_of(plan: LocalSteps, topology: Topology) -> list[str]:
+    """Return sentences on outer options that diverge or are near it, by a linear model with a static symmetric W."""
+    outer, n = plan.outer, topology.world_size
+    if n == 1 or outer.is_identity:
+        return []
+    eta, mu = outer.lr, outer.momentum
+    if outer.displacement == "mixed":
+        if mu >= HIGH_MOMENTUM and topology.name != "complete":
+            return [
+                f"outer.momentum={mu:g} with outer.displacement=mixed diverged from {HIGH_MOMENTUM:g} on: take less "
+                "(NoLoCo: 0.5)"
+            ]
+        return []
+    if topology.period != 1 or not topology.symmetric:
+        return []
+    lowest = float(np.linalg.eigvalsh(topology.matrix(0)).min())
+    where = f"outer.lr={eta:g} with outer.momentum={mu:g} on topology {topology.name} (least eigenvalue {lowest:.2g})"
+    if plan.merge_after == plan.steps:
+        bound = (1 + lowest) * (1 + mu) / (1 + 2 * mu)
+        if eta > bound:
+            return [f"{where} and merge_after=local_steps: above {bound:.2g} workers drift apart"]
+    elif lowest < 0:
+        bound = (1 - lowest) * (1 - mu) / -lowest
+        if eta >= bound:
+            return [f"{where}: from {bound:.2g} on workers drift apart"]
+    return []

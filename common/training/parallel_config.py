@@ -1,0 +1,89 @@
+"""The configuration of `parallel`: the method."""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PlainValidator, PositiveFloat, PositiveInt, model_validator
+
+from common.local_steps import LocalSteps, Mixing, Outer, resolve_local_steps
+from common.training.records import NonNegative, Strict
+
+
+def _megabytes_or_auto(value: object) -> float | Literal["auto"]:
+    if value == "auto":
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise ValueError(f"{value}: expected a size in MiB greater than 0, or auto")
+
+
+class AllReduceConfig(Strict):
+    """Gradients averaged by DDP over all ranks; ranks_per_worker only counts several of them as one worker."""
+
+    method: Literal["allreduce"]
+    ranks_per_worker: PositiveInt
+    bucket_mb: PositiveFloat
+    find_unused_parameters: bool
+    timeout_s: PositiveFloat
+
+
+class OuterConfig(Strict):
+    """The outer optimizer of local steps; see common.parallel.Outer."""
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = True
+    displacement: Literal["own", "mixed"] = "own"
+
+
+class MixingConfig(Strict):
+    """How strongly rounds mix as the learning rate falls; see common.parallel.Mixing."""
+
+    power: NonNegative = 0.0
+    start: NonNegativeInt = 0
+
+
+class DecentralizedConfig(Strict):
+    """Parameters averaged with peers; see DecentralizedDataParallel."""
+
+    method: Literal["decentralized"]
+    order: Literal["awc", "atc"]
+    ranks_per_worker: PositiveInt
+    bucket_mb: Annotated[float | Literal["auto"], PlainValidator(_megabytes_or_auto)]
+    transport: Literal["auto", "send_recv", "subgroup"]
+    message_dtype: Literal["float16", "bfloat16", "int8"] | None
+    phases: Literal["aligned", "staggered"] = "aligned"
+    push_sum: bool = False
+    local_steps: PositiveInt = 1
+    outer: OuterConfig = OuterConfig()
+    merge_after: NonNegativeInt | None = None
+    local_steps_from: NonNegativeInt = 0
+    fragments: PositiveInt = 1
+    mixing: MixingConfig = MixingConfig()
+    find_unused_parameters: bool
+    timeout_s: PositiveFloat
+
+    @model_validator(mode="after")
+    def _rounds_fit(self) -> "DecentralizedConfig":
+        self.plan()
+        return self
+
+    def local_options(self) -> dict[str, Any]:
+        """Return the arguments of DecentralizedDataParallel and simulate() that concern local steps."""
+        return {
+            "local_steps": self.local_steps,
+            "outer": Outer(**self.outer.model_dump()),
+            "merge_after": self.merge_after,
+            "local_steps_from": self.local_steps_from,
+            "fragments": self.fragments,
+            "mixing": Mixing(**self.mixing.model_dump()),
+        }
+
+    def plan(self) -> LocalSteps:
+        """Return which updates are rounds. Raises ValueError where keys contradict each other."""
+        options = self.local_options()
+        del options["mixing"]
+        return resolve_local_steps(self.order, **options)
+
+
+ParallelConfig = Annotated[AllReduceConfig | DecentralizedConfig, Field(discriminator="method")]

@@ -1,0 +1,333 @@
+"""What holds of local steps in real processes: today's engine, DiLoCo, Lookahead, the mean, costs, the mean model."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from common.optim import AccumAdamW
+from common.parallel import DecentralizedDataParallel, Outer
+from common.simulate import simulate
+from common.topology import build
+from tests.distributed.comparison import assert_same
+from tests.distributed.local_steps import METHODS, Case, module, train
+from tests.distributed.local_steps import real as real_case
+from tests.distributed.processes import run_processes
+from tests.distributed.scenarios import OPTIMIZERS, Scenario, in_process, real, snapshot
+from tests.distributed.test_matrix_form import LR, problem
+
+BASE = Scenario(topology="one_peer_exponential", optimizer="adamw", steps=12)
+OUTER = Outer(lr=0.4, momentum=0.9)
+RULE = {"local_steps": 4, "merge_after": 2, "outer": OUTER}
+
+# -- today's engine, bit for bit
+
+
+def idle(rounds: int, topology: str = "one_peer_exponential") -> Any:
+    return build(topology, 3, idle_rounds=rounds)
+
+
+SAME = [
+    (BASE, replace(BASE, order=None, local={"local_steps": 1, "merge_after": 1, "outer": Outer(1.0, 0.0)})),
+    (replace(BASE, order="atc"), replace(BASE, order=None, local={"merge_after": 0})),
+    (replace(BASE, topology=idle(3)), replace(BASE, local={"local_steps": 4, "merge_after": 1})),
+    (
+        replace(BASE, topology=idle(3, "ring")),
+        replace(BASE, topology="ring", local={"local_steps": 4, "merge_after": 1}),
+    ),
+    # Anchors are kept, and every update is a round: the first part of post-local SGD.
+    (BASE, replace(BASE, local=RULE | {"local_steps_from": 100})),
+    (BASE, replace(BASE, local=RULE | {"local_steps_from": 100, "fragments": 2})),
+    (replace(BASE, order="atc"), replace(BASE, order="atc", local={"local_steps": 4, "local_steps_from": 100})),
+]
+
+
+def test_rounds_in_every_update_are_those_without_local_steps() -> None:
+    for result in run_processes(in_process, 3, [scenario for pair in SAME for scenario in pair]):
+        for index, (_, scenario) in enumerate(SAME):
+            today, local = result[2 * index : 2 * index + 2]
+            assert_same(local["state"], today["state"], str(scenario.local))
+            assert local["counters"].bytes_sent == today["counters"].bytes_sent
+
+
+# -- DiLoCo, and one worker
+
+
+def diloco(n: int, steps: int, local_steps: int, outer: Outer) -> np.ndarray:
+    """Return the parameters of DiLoCo by PyTorch's own optimizers: inner SGD, outer SGD with Nesterov's momentum."""
+    anchor = nn.Parameter(module().weight.detach().clone())
+    outer_step = torch.optim.SGD([anchor], lr=outer.lr, momentum=outer.momentum, nesterov=outer.momentum > 0)
+    workers = [module() for _ in range(n)]
+    inner = [torch.optim.SGD(worker.parameters(), lr=LR) for worker in workers]
+    for step in range(steps):
+        for rank, (worker, optimizer) in enumerate(zip(workers, inner, strict=True)):
+            B, b = map(torch.from_numpy, problem(rank, step))
+            optimizer.zero_grad()
+            (worker(B)[:, 0] - b).square().mean().backward()
+            optimizer.step()
+        if (step + 1) % local_steps == 0:
+            anchor.grad = torch.stack([anchor - worker.weight for worker in workers]).mean(0).detach()
+            outer_step.step()
+            for worker in workers:
+                worker.weight.data.copy_(anchor.data)
+    return np.array([worker.weight.detach()[0].numpy() for worker in workers])
+
+
+def plain_sgd(rank: int, n: int, options: dict[str, Any]) -> np.ndarray:
+    model = DecentralizedDataParallel(module(), "complete", **options)
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=LR))
+    for step in range(14):
+        B, b = map(torch.from_numpy, problem(rank, step))
+        optimizer.zero_grad()
+        (model(B)[:, 0] - b).square().mean().backward()
+        optimizer.step()
+    return model.module.weight.detach()[0].numpy().copy()
+
+
+def test_the_complete_graph_without_delay_is_diloco() -> None:
+    outer = Outer(lr=0.7, momentum=0.9)
+    got = np.array(run_processes(plain_sgd, 3, {"local_steps": 4, "outer": outer, "merge_after": 0}))
+    np.testing.assert_allclose(got, diloco(3, 14, 4, outer), rtol=1e-12)
+
+
+@pytest.mark.parametrize("merge_after", [0, 1, 2, 4])
+@pytest.mark.parametrize("outer", [Outer(0.7, 0.9), Outer(0.5), Outer(1.0, 0.5)], ids=str)
+def test_one_worker_is_lookahead_with_momentum_bit_for_bit(merge_after: int, outer: Outer) -> None:
+    options = {"local_steps": 4, "outer": outer, "merge_after": merge_after}
+    np.testing.assert_array_equal(plain_sgd(0, 1, options)[None], diloco(1, 14, 4, outer))
+    (model,) = simulate(module(), 1, topology="complete", **options)
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=LR))
+    for step in range(14):
+        B, b = map(torch.from_numpy, problem(0, step))
+        optimizer.zero_grad()
+        (model(B)[:, 0] - b).square().mean().backward()
+        optimizer.step()
+    np.testing.assert_array_equal(model.module.weight.detach().numpy(), diloco(1, 14, 4, outer))
+
+
+# -- the mean
+
+
+@pytest.mark.parametrize("topology", ["complete", "ring", "one_peer_exponential", "random_matching", "base_k"])
+@pytest.mark.parametrize("merge_after", [0, 1, 3, 5])
+def test_the_mean_follows_the_outer_optimizer_whatever_the_topology(topology: str, merge_after: int) -> None:
+    """mean(v)+ = mu mean(v) + mean(d), mean(a)+ = mean(a) + eta (mean(d) + mu mean(v)+)."""
+    n, H = 5, 5
+    models = simulate(module(), n, topology=topology, local_steps=H, merge_after=merge_after, outer=OUTER)
+    optimizers = [model.attach(torch.optim.SGD(model.parameters(), lr=LR)) for model in models]
+    a, v = models[0].module.weight.detach().clone()[0], torch.zeros(40).double()
+    for round_ in range(4):
+        d = torch.zeros_like(a)  # the mean of what inner steps add up to: merges leave it alone
+        for step in range(round_ * H, (round_ + 1) * H):
+            for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+                B, b = map(torch.from_numpy, problem(rank, step))
+                optimizer.zero_grad()
+                (model(B)[:, 0] - b).square().mean().backward()
+                d -= LR * model.module.weight.grad[0] / n
+            for optimizer in optimizers:
+                optimizer.step()
+        v = 0.9 * v + d
+        a = a + 0.4 * (d + 0.9 * v)
+        anchors, momenta = (
+            torch.stack(rows).mean(0)[:40] for rows in zip(*(m.communication_state() for m in models), strict=True)
+        )
+        torch.testing.assert_close(anchors, a, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(momenta, v, rtol=1e-11, atol=1e-13)
+        torch.testing.assert_close(
+            torch.stack([m.module.weight.detach()[0] for m in models]).mean(0), a, rtol=1e-11, atol=1e-13
+        )
+
+
+STILL = replace(BASE, optimizer="still", steps=13)
+NARROW = [
+    replace(
+        STILL,
+        topology=topology,
+        workers_per_host=hosts,
+        local=RULE | {"fragments": parts},
+        options={"message_dtype": dtype},
+    )
+    for dtype in (torch.bfloat16, torch.int8)
+    for topology, hosts, parts in (("ring", 1, 1), ("aer", 2, 1), ("aer", 2, 2))
+]
+
+
+def mixed(rank: int, n: int, scenarios: list[Scenario]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return this rank's parameters before and after rounds without any gradient, from unequal parameters."""
+    results = []
+    for scenario in scenarios:
+        training = real(rank, scenario)
+        training.model.load_state_dict(scenario.build(seed=100 + rank).state_dict())
+        before = flat(training.model)
+        for _ in range(scenario.steps):
+            training.update()
+        results.append((before, flat(training.model)))
+        training.model.close()
+    return results
+
+
+def flat(model: nn.Module) -> np.ndarray:
+    return np.concatenate([value.ravel() for value in snapshot(model).values()])
+
+
+def test_narrow_messages_of_anchors_conserve_the_mean() -> None:
+    results = run_processes(mixed, 4, NARROW)
+    for index, scenario in enumerate(NARROW):
+        before, after = (np.array(ends) for ends in zip(*(result[index] for result in results), strict=True))
+        np.testing.assert_allclose(after.mean(0), before.mean(0), atol=2e-6, err_msg=str(scenario))
+        assert after.std(0).mean() < 0.7 * before.std(0).mean()
+
+
+# -- costs
+
+
+class Operations(TorchDispatchMode):
+    """Lists what PyTorch is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def costs(rank: int, n: int) -> None:
+    """Check what every update of a round does and sends."""
+    scenario = replace(BASE, optimizer="momentum", local={"local_steps": 6, "merge_after": 2, "outer": OUTER})
+    bare = scenario.build()
+    optimizer = OPTIMIZERS["momentum"](bare.parameters())
+    training = real(rank, scenario).run(range(12))
+    for step in range(2):
+        scenario.loss(bare, rank, step).backward()
+        with Operations() as alone:
+            optimizer.step()
+    counters = training.model.counters
+    for step in range(12, 18):
+        training.backward(step)
+        before = (counters.bytes_sent, counters.messages, counters.rounds)
+        with Operations() as wrapped:
+            training.optimizer.step()
+        sent = (counters.bytes_sent, counters.messages, counters.rounds) != before
+        assert sent == (step == 13)  # merged before the second update of a round
+        assert (wrapped.names == alone.names) == (step not in (13, 17))  # after the sixth comes the outer step
+        training.optimizer.zero_grad()
+    training.model.close()
+
+
+def test_between_exchanges_an_update_is_the_bare_optimizers() -> None:
+    run_processes(costs, 2)
+
+
+def counted(rank: int, n: int, cases: list[Case]) -> list[tuple[float, int]]:
+    """Return (bytes, vectors kept) of each case after 24 updates and the rounds of the 24."""
+    results = []
+    for case in cases:
+        model = real_case(case)
+        train([model], [rank], case, range(24))
+        results.append((model.counters.bytes_sent, len(model.communication_state())))
+        model.close()
+    return results
+
+
+def test_bytes_are_a_share_of_the_rounds() -> None:
+    size = 40 * 8
+    pairs, everybody = build("one_peer_exponential", 2), build("complete", 2)
+    expected = [
+        (Case(pairs), 24 * size, 0),
+        (Case(pairs, {"local_steps": 6, "merge_after": 1}), 24 / 6 * size, 0),
+        (Case(pairs, {"local_steps": 6, "merge_after": 0}), 24 / 6 * size, 0),
+        (Case(pairs, {"local_steps": 6, "merge_after": 4}), 24 / 6 * size, 1),
+        (Case(pairs, {"local_steps": 6, "merge_after": 4, "outer": OUTER}), 24 / 6 * size, 2),
+        (Case(pairs, {"local_steps": 6, "merge_after": 3, "outer": OUTER, "fragments": 2}), 24 / 6 * size, 2),
+        (Case(everybody, METHODS["DiLoCo"]), 24 / 4 * size, 2),
+        (Case(pairs, METHODS["NoLoCo"]), 24 / 4 * size, 2),
+    ]
+    for result in run_processes(counted, 2, [case for case, _, _ in expected]):
+        assert result == [(bytes_sent, vectors) for _, bytes_sent, vectors in expected]
+
+
+# -- the mean model, and state that does not fit
+
+
+def looked_at(rank: int, n: int) -> list[dict[str, Any]]:
+    """Return what the mean model, checkpoint and anchors are in the middle and at the end of a round."""
+    results = []
+    for step in (6, 8):
+        scenario = replace(BASE, optimizer="momentum", local=RULE)
+        training = real(rank, scenario).run(range(step))
+        model = training.model
+        state = snapshot(model)
+        with model.averaged() as mean:
+            averaged = snapshot(mean)
+        anchors = model.communication_state()[0].double().numpy().copy()
+        assert_same(snapshot(model), state)
+        distance = model.consensus_distance()
+        model.average_()
+        persistent = snapshot(model)
+        equal = model.consensus_distance()
+        after = [tensor.clone() for tensor in model.communication_state()]
+        training.run(range(step, step + 3))
+        results.append(
+            {
+                "state": state,
+                "averaged": averaged,
+                "anchors": anchors,
+                "persistent": persistent,
+                "distances": (distance, equal),
+                "after": [t.double().numpy() for t in after],
+            }
+        )
+        model.close()
+    return results
+
+
+def test_the_mean_model_is_that_of_the_inner_parameters() -> None:
+    for index in range(2):
+        ranks = [result[index] for result in run_processes(looked_at, 3)]
+        for name, value in ranks[0]["averaged"].items():
+            mean = np.mean([rank["state"][name] for rank in ranks], axis=0)
+            np.testing.assert_allclose(value, mean, rtol=1e-5, atol=1e-6)
+            for rank in ranks:
+                np.testing.assert_array_equal(rank["persistent"][name], value)
+        for rank in ranks:
+            assert rank["distances"][0] > 0.01
+            assert rank["distances"][1] < 1e-6
+            for mine, theirs in zip(rank["after"], ranks[0]["after"], strict=True):
+                np.testing.assert_array_equal(mine, theirs)  # average_() is also of anchors and momenta
+            inner = np.sort(np.concatenate([value.ravel() for value in rank["state"].values()]))
+            outer = np.sort(rank["anchors"][rank["anchors"] != 0])
+            assert (index == 1) == (inner.shape == outer.shape and bool(np.array_equal(inner, outer)))
+
+
+def refused(rank: int, n: int) -> None:
+    scenario = replace(BASE, optimizer="momentum", local=RULE)
+    training = real(rank, scenario)
+    training.model.load_clock(6)
+    with pytest.raises(RuntimeError, match="clock=6 is in the middle of a round of local_steps=4 and its anchors are"):
+        training.backward(6)
+    training.model.load_clock(8)  # the end of a round: anchors are the parameters
+    training.run(range(8, 10))
+    with pytest.raises(ValueError, match=r"expected 2 tensors .* was message_dtype, local_steps or outer another one"):
+        training.model.load_communication_state([])
+    with pytest.raises(ValueError, match="a fused optimizer after 10 updates: expected before the first one"):
+        training.model.attach(AccumAdamW(training.model.parameters(), lr=0.1, fused=True))
+    training.model.close()
+
+
+def test_state_that_is_missing_or_of_another_method_is_refused() -> None:
+    run_processes(refused, 2)
+
+
+def disagreeing(rank: int, n: int) -> None:
+    with pytest.raises(RuntimeError, match="disagree with rank 0 about local steps"):
+        DecentralizedDataParallel(module(), "ring", local_steps=3 + rank, outer=OUTER)
+
+
+def test_ranks_must_agree() -> None:
+    run_processes(disagreeing, 2)

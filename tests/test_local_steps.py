@@ -1,0 +1,186 @@
+"""Which updates begin, merge and end rounds; what is refused, and what is warned of."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.local_steps import LocalSteps, check_topology, resolve_local_steps, warnings_of
+from common.parallel import DecentralizedDataParallel, Mixing, Outer
+from common.simulate import simulate
+from common.topology import Round, Topology, build
+
+
+def schedule_of(plan: LocalSteps, updates: int, fragment: int = 0) -> str:
+    """Return a letter for each update: m, a merge comes before it; e, a round ends with it; b, both."""
+    letters = []
+    for clock in range(updates):
+        merges, ends = fragment in plan.merging(clock), fragment in plan.ending(clock)
+        letters.append("b" if merges and ends else "m" if merges else "e" if ends else ".")
+    return "".join(letters)
+
+
+@pytest.mark.parametrize(
+    ("plan", "fragment", "expected"),
+    [
+        (LocalSteps(), 0, "bbbbbbbb"),
+        (LocalSteps(1, 0), 0, "eeeeeeee"),
+        (LocalSteps(4, 1), 0, "m..em..e"),
+        (LocalSteps(4, 2), 0, ".m.e.m.e"),
+        (LocalSteps(4, 4), 0, "...b...b"),
+        (LocalSteps(4, 0), 0, "...e...e"),
+        (LocalSteps(4, 2, start=3), 0, "bbb.m.e.m.e"),
+        (LocalSteps(4, 0, start=3), 0, "eee...e...e"),
+        (LocalSteps(4, 1, fragments=2), 1, ".em..em."),
+        (LocalSteps(4, 3, fragments=2), 1, "me..me.."),
+    ],
+)
+def test_schedule(plan: LocalSteps, fragment: int, expected: str) -> None:
+    assert schedule_of(plan, len(expected), fragment) == expected
+
+
+@pytest.mark.parametrize("start", [0, 3])
+@pytest.mark.parametrize("fragments", [1, 2, 3])
+@pytest.mark.parametrize(("steps", "merge_after"), [(3, 0), (3, 1), (5, 3), (5, 5), (7, 4)])
+def test_numbers_of_rounds_agree_with_the_merges_so_far(
+    steps: int, merge_after: int, fragments: int, start: int
+) -> None:
+    """So that a resumed run, which asks for the number, goes on with the round that an uninterrupted one counted to."""
+    plan = LocalSteps(steps, merge_after, Outer(), start, fragments)
+    for fragment in range(fragments):
+        merged = 0
+        for clock in range(40):
+            assert plan.merged(clock, fragment) == merged
+            if merge_after:
+                assert set(plan.merging(clock)) <= set(plan.launched(clock))
+                merged += fragment in plan.merging(clock)
+            else:
+                assert plan.launched(clock) == plan.merging(clock) == []
+                merged += fragment in plan.ending(clock)
+
+
+@pytest.mark.parametrize("fragments", [2, 3, 5])
+@pytest.mark.parametrize("merge_after", [1, 3, 5, 10])
+def test_fragments_are_launched_again_in_the_order_of_their_rounds(merge_after: int, fragments: int) -> None:
+    plan = LocalSteps(10, merge_after, fragments=fragments)
+    for clock in range(40):
+        rounds = [plan.merged(clock, fragment) for fragment in plan.launched(clock)]
+        assert rounds == sorted(rounds)
+
+
+def test_fragments_take_turns() -> None:
+    plan = LocalSteps(6, 2, fragments=3)
+    merges = [plan.merging(clock) for clock in range(6)]
+    assert sorted(f for fragments in merges for f in fragments) == [0, 1, 2]
+    assert max(map(len, merges)) == 1
+
+
+def test_defaults() -> None:
+    assert resolve_local_steps(None).every_update
+    assert resolve_local_steps(None) == LocalSteps(1, 1) == resolve_local_steps("awc", merge_after=1)
+    assert resolve_local_steps("atc") == LocalSteps(1, 0) == resolve_local_steps(None, merge_after=0)
+    assert resolve_local_steps(None, 30).merge_after == 10
+    assert resolve_local_steps("atc", 30).merge_after == 0
+
+
+def test_vectors_that_are_kept() -> None:
+    def kept(*arguments: object) -> int:
+        model = simulate(nn.Linear(3, 2), 2, topology="ring", **dict(zip(NAMES, arguments, strict=False)))[0]
+        return len(model.communication_state())
+
+    NAMES = ("local_steps", "merge_after", "outer", "order")
+    assert kept(1) == kept(4, 1) == kept(4, 0) == kept(1, 0) == 0
+    assert kept(4, 2) == kept(4, 1, Outer(0.7)) == 1
+    assert kept(4, 0, Outer(0.7, 0.9)) == kept(4, 2, Outer(1.0, 0.5)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"local_steps": 0}, "local_steps=0: expected a number of updates >= 1"),
+        ({"local_steps": 3, "merge_after": 4}, "merge_after=4: expected 0 to local_steps=3"),
+        ({"local_steps": 3, "merge_after": -1}, "merge_after=-1: expected 0 to local_steps=3"),
+        ({"order": "awc", "merge_after": 0}, "merge_after=0 with order=awc"),
+        ({"order": "atc", "merge_after": 1}, "merge_after=1 with order=atc"),
+        (
+            {"local_steps": 3, "outer": Outer(0.7, 0.5, displacement="mixed")},
+            "merge_after=1 with outer.displacement=mix",
+        ),
+        ({"local_steps_from": -1}, "local_steps_from=-1: expected a number of updates >= 0"),
+        ({"fragments": 2}, "fragments=2: expected 1 to local_steps=1"),
+        ({"local_steps": 3, "fragments": 0}, "fragments=0: expected 1 to local_steps=3"),
+        ({"local_steps": 20, "fragments": 20}, "fragments=20: expected at most the number of buckets"),
+        ({"local_steps": 3, "push_sum": True}, r"local_steps=3 .* with push_sum=true: expected push_sum=false"),
+        ({"mixing": Mixing(3), "push_sum": True}, r"mixing.power=3 with push_sum=true: expected push_sum=false"),
+        ({"local_steps": 3, "topology": build("ring", 1, idle_rounds=2)}, "idle_rounds=2: expected idle_rounds=0"),
+    ],
+)
+def test_refusals(arguments: dict, expected: str) -> None:
+    """By the engine before any group opens, and by the simulator."""
+    arguments = {"topology": "ring"} | arguments
+    module = nn.Linear(3, 2)
+    for construct in (DecentralizedDataParallel, lambda m, **options: simulate(m, 1, **options)):
+        with pytest.raises(ValueError, match=expected):
+            construct(module, **arguments)
+
+
+@pytest.mark.parametrize("options", [{"lr": 0.0}, {"lr": 2.0}, {"momentum": 1.0}, {"momentum": -0.1}])
+def test_an_outer_optimizer_out_of_range_is_refused(options: dict) -> None:
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=f"outer.{name}={value}: expected a number in"):
+        Outer(**options)
+
+
+def test_a_topology_that_does_not_keep_the_mean_is_refused() -> None:
+    directed = Topology("directed", 2, schedule=(Round(({0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.75})),))
+    with pytest.raises(ValueError, match=r"local_steps=3 .* with topology directed: expected doubly stochastic"):
+        check_topology(LocalSteps(3), Mixing(), directed, push_sum=False)
+    check_topology(LocalSteps(), Mixing(), directed, push_sum=True)
+
+
+def growth(topology: Topology, plan: LocalSteps) -> float:
+    """Return by which factor (a, v) grows in a round in the end, where inner steps reach the minimum x = 0."""
+    W, n, outer = topology.matrix(0), topology.world_size, plan.outer
+    a, v = np.split(np.eye(2 * n), 2)
+    mixed = W @ a
+    # Merged before the last update, x = 0 moves by W a - a; merged earlier, inner steps make up for that.
+    d = -a if plan.merge_after == plan.steps else -mixed
+    v = outer.momentum * v + d
+    return float(abs(np.linalg.eigvals(np.concatenate([mixed + outer.lr * (d + outer.momentum * v), v]))).max())
+
+
+@pytest.mark.parametrize("name", ["ring", "complete", "torus"])
+@pytest.mark.parametrize("merge_after", [3, 10])
+def test_warnings_come_where_a_linear_model_diverges(name: str, merge_after: int) -> None:
+    topology = build(name, 8)
+    for lr in np.arange(0.052, 1.3, 0.02):
+        for momentum in (0.0, 0.5, 0.9):
+            plan = LocalSteps(10, merge_after, Outer(float(lr), momentum))
+            if lr < 2 * (1 + momentum) / (1 + 2 * momentum):  # above, the mean itself diverges
+                assert bool(warnings_of(plan, topology)) == (growth(topology, plan) > 1 + 1e-9), (lr, momentum)
+
+
+def test_warnings_name_the_bound() -> None:
+    (ring,) = warnings_of(LocalSteps(30, 10, Outer(0.7, 0.9)), build("ring", 8))
+    assert "outer.lr=0.7" in ring
+    assert "from 0.4 on" in ring
+    (complete,) = warnings_of(LocalSteps(30, 30, Outer(0.7, 0.9)), build("complete", 8))
+    assert "above 0.68" in complete
+    noloco = Outer(0.7, 0.9, nesterov=False, displacement="mixed")
+    (mixed,) = warnings_of(LocalSteps(50, 0, noloco), build("random_matching", 8))
+    assert "outer.momentum=0.9" in mixed
+    assert warnings_of(LocalSteps(30, 10, Outer(0.4, 0.9)), build("one_peer_exponential", 8)) == []
+    with pytest.warns(UserWarning, match="outer.lr=0.7"):
+        simulate(nn.Linear(2, 2), 8, topology="ring", local_steps=30, outer=Outer(0.7, 0.9), merge_after=10)
+
+
+def test_the_strength_of_mixing_follows_the_learning_rate() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.4)
+    assert Mixing(power=3).strength(optimizer, 0) == 1.0
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - t / 4)
+    optimizer.step()
+    schedule.step()
+    schedule.step()
+    assert Mixing(power=3, start=2).strength(optimizer, 1) == 1.0
+    assert Mixing(power=3, start=2).strength(optimizer, 2) == pytest.approx(0.5**3)
+    assert Mixing().strength(optimizer, 2) == 1.0
