@@ -20,6 +20,7 @@ from common.spelling import nearest
 Text = Annotated[str, Field(min_length=1)]
 ONE_OR_SEVERAL = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])  # a, [a,b]
 Folders = Annotated[tuple[Text, ...], ONE_OR_SEVERAL, Field(min_length=1)]
+SHOWN = 100  # characters of a wrong value in a message
 DEFAULT_RUNS = ("runs", "results/runs")  # one's own runs, then those that are kept
 
 
@@ -153,7 +154,9 @@ def _explain_one(item: Any, model: type[BaseModel]) -> str:
         field = _model_at(model, location).model_fields[location[-1]]
         return f"{key}=...: missing; expected {field.description or 'a value'}"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    return f"{key}={item['input']!r}: {message}" if location else message
+    value = repr(item["input"])
+    shown = value if len(value) <= SHOWN else f"{value[: SHOWN - 3]}..."
+    return f"{key}={shown}: {message}" if location else message
 
 
 def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel]:

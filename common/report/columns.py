@@ -5,11 +5,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from common.cli import nearest
 from common.report.comparisons import Compared, Equivalence
 from common.report.published import Published
 from common.report.quantities import QUANTITIES, Quantity
 from common.report.runs import FinishedRun
+from common.spelling import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def parse_column(
 ) -> Column | Label:
     """Return the column of this name in a table with these labels, variants, baseline row, original and margins.
 
-    Raises ValueError with the names that are known, or for a comparison without a baseline or margin.
+    Raises ValueError with the nearest known name, or for a comparison without a baseline or margin.
     """
     if name in labels:
         return Label(name, labels[name])
@@ -234,7 +234,8 @@ def parse_column(
     variant = next((variant for variant in variants if name.startswith(f"{variant}_")), None)
     rest = name if variant is None else name.removeprefix(f"{variant}_")
     if rest not in NUMBERS:
-        raise ValueError(nearest(rest, [*LABELS, *NUMBERS]))
+        close = did_you_mean(rest, [*LABELS, *labels, *NUMBERS]).removeprefix("; ")
+        raise ValueError(f"{close} expected a label or <quantity>_<statistic>, see results/README.md".lstrip())
     quantity, statistic = NUMBERS[rest]
     margin = (margins or {}).get(quantity.name) if statistic is EQUIVALENT else None
     if statistic is DIFFERENCE and baseline is None:

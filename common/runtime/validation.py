@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from common.local_steps import LocalSteps
 from common.runtime.cluster import Cluster
 from common.runtime.steps import simulate_allreduce, simulate_gossip
 from common.topology import NAMES, Topology, build
@@ -48,7 +49,7 @@ def predict_measured(
         if not row.compute_ms > 0:
             left_out.append(f"{label}: a real model's compute time is not known apart from the rest")
             continue
-        optimizer = "fused" if row.engine == "ours" else "torch"
+        optimizer = "fused" if row.engine in ("ours", "ours_local") else "torch"
         layout = (row.model, row.hosts, row.ranks_per_host, row.compute_ms, optimizer)
         if layout not in updates:
             left_out.append(f"{label}: computing alone was not measured there, so the update's time is not known")
@@ -86,6 +87,10 @@ def predict_measured(
 def _predict(cluster: Cluster, engine: str, label: str, steps: int) -> float:
     if engine == "ddp":
         return simulate_allreduce(cluster, steps=steps).step
+    if engine == "ours_local":
+        name, H, tau = label.split("/")
+        local = LocalSteps(int(H), int(tau))
+        return simulate_gossip(cluster, _topology(name, cluster, between=False), local=local, steps=steps).step
     name, between, staggered = read_topology(label)
     if engine == "decent_dp":
         topology = _topology(DECENT_DP_NAMES.get(name, name), cluster, between)
@@ -94,7 +99,7 @@ def _predict(cluster: Cluster, engine: str, label: str, steps: int) -> float:
         topology = _topology(name, cluster, between)
         phases = "staggered" if staggered else "aligned"
         return simulate_gossip(cluster, topology, phases=phases, steps=steps).step
-    raise ValueError(f"engine {engine!r}: expected ddp, decent_dp or ours")
+    raise ValueError(f"engine {engine!r}: expected ddp, decent_dp, ours or ours_local")
 
 
 def read_topology(label: str) -> tuple[str, bool, bool]:

@@ -31,13 +31,15 @@ MODULE = "scripts.benchmarks.parallel"
 NUMBERS = r"^[\d.]+(,[\d.]+)*$"
 COLUMNS = {
     "engine": "alone: no communication, with torch's AdamW or ours; ours: this project's engine with its AdamW; "
-    "ours_torch: the same engine with torch's AdamW, as DDP and decent-dp have it",
+    "ours_torch: the same engine with torch's AdamW, as DDP and decent-dp have it; ours_local: the same with local "
+    "steps and an outer optimizer",
     "model": "gpt_5m, gpt_30m or digits_resnet",
     "hosts": "emulated",
     "ranks_per_host": "processes on each",
     "mbit_per_s": "rate of each host's link, both ways",
     "compute_ms": "forward and backward, emulated by a wait; 0: really computed, ranks taking turns on the cores",
-    "topology": "under its engine's name",
+    "topology": "under its engine's name; of ours_local with H, the updates in a round, and tau, after how many of the "
+    "next one it is merged",
     "step_ms": "mean over ranks and the steps of a round, median over the rounds",
     "step_ms_spread": "largest minus smallest round",
     "exposed_ms": "step_ms minus that of `alone` with the same optimizer",
@@ -72,7 +74,7 @@ PEERS = {
     "hypercube": "one-peer-exp",
     "aer": "alternating-exp-ring",
 }
-ENGINES = ("alone", "ddp", "decent_dp", "ours_torch", "ours")
+ENGINES = ("alone", "ddp", "decent_dp", "ours_torch", "ours_local", "ours")
 CASE = ["model", "hosts", "ranks_per_host", "mbit_per_s", "compute_ms"]  # ratios are taken within it
 KEY = [*CASE, "engine", "topology"]  # one row of the table
 
@@ -210,6 +212,7 @@ def cases(ranks_per_host: int) -> Iterator[tuple[str, str]]:
         yield from [("decent_dp", "alternating-exp-ring"), ("ours", "one_peer_exponential/between_hosts")]
         yield from [("ours", "one_peer_ring/staggered"), ("ours", "hypercube/staggered")]
     yield from [("ours", "aer"), ("ours", "aer/staggered")]
+    yield from [("ours_local", "aer/4/4"), ("ours_local", "aer/12/4")]
     yield from [("ours_torch", "complete"), ("ours_torch", "aer/staggered")]
 
 

@@ -156,20 +156,25 @@ def ours(
     arguments: EngineArguments,
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = fused_adamw,
 ) -> Engine:
-    """Return this project's gossip. topology: a name, with /between_hosts and /staggered."""
-    from common.parallel import DecentralizedDataParallel
+    """Return this project's gossip. topology: a name with /between_hosts, /staggered, or /H/TAU for local steps."""
+    from common.parallel import DecentralizedDataParallel, Outer
     from common.topology import build
 
     name, *options = arguments.topology.split("/")
     topology = build(
         name, dist.get_world_size(), int(os.environ["LOCAL_WORLD_SIZE"]), between_hosts="between_hosts" in options
     )
+    numbers = [int(option) for option in options if option.isdecimal()]
+    local = dict(zip(("local_steps", "merge_after"), numbers, strict=False))
+    if local:
+        local["outer"] = Outer(lr=0.4, momentum=0.9)
     model = DecentralizedDataParallel(
         module,
         topology,
         bucket_mb=arguments.bucket_mb,
         phases="staggered" if "staggered" in options else "aligned",
         timeout_s=TIMEOUT_S,
+        **local,
     )
     return Engine(model, stepping(model.attach(optimizer_of(module))), model.close)
 
@@ -179,6 +184,7 @@ ENGINES: dict[str, Callable[[nn.Module, EngineArguments], Engine]] = {
     "ddp": ddp,
     "decent_dp": decent_dp,
     "ours": ours,
+    "ours_local": ours,
     "ours_torch": partial(ours, optimizer_of=lambda module: torch.optim.AdamW(module.parameters(), lr=LR)),
 }
 

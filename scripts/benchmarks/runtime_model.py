@@ -33,7 +33,7 @@ FIGURE6 = {
     "used_as": "calibration: predicted_ms was fitted to it (two numbers for the three rows of a cluster)",
 }
 PARALLEL = {
-    "engine": "ddp, decent_dp or ours",
+    "engine": "ddp, decent_dp, ours or ours_local (with local steps)",
     "model": "what was trained",
     "hosts": "emulated hosts",
     "ranks_per_host": "processes of each",

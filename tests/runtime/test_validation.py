@@ -77,6 +77,15 @@ def test_buckets_are_set_in_mib() -> None:
     assert frame.predicted_ms.item() == pytest.approx(1200.0 + allreduce_ms(hosts, 26.2))
 
 
+def test_local_steps_hide_their_messages_behind_a_round() -> None:
+    """An update alone takes 105 ms there; no message of a round of 4 steps that is merged after 4 is waited for."""
+    alone = measured().iloc[[0]].assign(topology="fused")
+    local = alone.assign(engine="ours_local", topology="aer/4/4", bucket_mb=2.0)
+    frame, left_out = predict_measured(pd.concat([alone, local], ignore_index=True), delay_ms=1.0, intra_gbps=8.0)
+    assert left_out == []
+    assert frame.predicted_ms.item() == pytest.approx(1200.0 + 105.0)
+
+
 def test_rows_that_cannot_be_predicted_are_named() -> None:
     frame = measured()
     frame.loc[4, "compute_ms"] = np.nan
@@ -86,7 +95,7 @@ def test_rows_that_cannot_be_predicted_are_named() -> None:
     _, left_out = predict_measured(frame.iloc[:10], delay_ms=1.0, intra_gbps=8.0)
     assert len(left_out) == 4
     assert "ddp, complete, 8 x 1, 200 Mbit/s: a real model's compute time" in left_out[0]
-    assert any("'theirs': expected ddp, decent_dp or ours" in reason for reason in left_out)
+    assert any("'theirs': expected ddp, decent_dp, ours or ours_local" in reason for reason in left_out)
     assert any("topology 'triangle'" in reason for reason in left_out)
     assert "decent_dp, complete, 16 x 1, 200 Mbit/s: computing alone was not measured there" in left_out[3]
 
