@@ -1,11 +1,14 @@
 """Which updates begin, merge and end rounds; what is refused, and what is warned of."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from common.local_steps import LocalSteps, check_topology, resolve_local_steps, warnings_of
+from common.optim import AccumAdamW
 from common.parallel import DecentralizedDataParallel, Mixing, Outer
 from common.simulate import simulate
 from common.topology import Round, Topology, build
@@ -184,3 +187,12 @@ def test_the_strength_of_mixing_follows_the_learning_rate() -> None:
     assert Mixing(power=3, start=2).strength(optimizer, 1) == 1.0
     assert Mixing(power=3, start=2).strength(optimizer, 2) == pytest.approx(0.5**3)
     assert Mixing().strength(optimizer, 2) == 1.0
+
+
+def test_windows_as_long_as_rounds_are_warned_of() -> None:
+    for window, warned in ((4, True), (2, False)):
+        (worker,) = simulate(nn.Linear(2, 1), 1, "decentralized", build("complete", 1), local_steps=4)
+        optimizer = AccumAdamW(worker.parameters(), accumulation_steps=window)
+        with warnings.catch_warnings(record=True) as caught:
+            worker.attach(optimizer)
+        assert ["accumulation_steps=4 with local_steps=4" in str(w.message) for w in caught] == [True] * warned

@@ -45,6 +45,7 @@ from common.parallel.optimizers import (
     is_bucketwise,
     mixes_momentum,
     tracks_mixing,
+    warn_of_window,
 )
 from common.parallel.process_groups import ProcessGroups, patience
 from common.topology import Topology
@@ -185,6 +186,8 @@ class DecentralizedDataParallel(DataParallel):
             name = "DmSGD(momentum_mixing=True)" if mixes else "QGDmSGD"
             raise ValueError(f"{name}: expected messages of 16 bits or more, got message_dtype=int8")
         super().attach(optimizer)
+        if self._groups.rank == 0:
+            warn_of_window(optimizer, self._plan)
         if mixes:
             self._momentum.append(MomentumVectors(optimizer, self._vectors))
         if tracks:

@@ -3,6 +3,7 @@
 To go bucket by bucket, to have momentum mixed, or to see what mixing did to the parameters.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeGuard
 
@@ -35,6 +36,17 @@ class BucketwiseOptimizer(Protocol):
 def is_bucketwise(optimizer: Optimizer) -> TypeGuard[BucketwiseOptimizer]:
     """Return whether the optimizer can go bucket by bucket: a fused AccumAdam(W)."""
     return isinstance(optimizer, AccumAdam) and all(group["fused"] for group in optimizer.param_groups)
+
+
+def warn_of_window(optimizer: Optimizer, plan: LocalSteps) -> None:
+    """Warn of windows of AccumAdam that end with the rounds of local steps: small language models diverged."""
+    groups = optimizer.param_groups if isinstance(optimizer, AccumAdam) else ()
+    if plan.steps > 1 and any(group["accumulation_steps"] == plan.steps for group in groups):
+        warnings.warn(
+            f"accumulation_steps={plan.steps} with local_steps={plan.steps}: windows as long as rounds diverged; take "
+            "shorter ones",
+            stacklevel=3,
+        )
 
 
 def mixes_momentum(optimizer: Optimizer, order: str, topology: Topology, plan: LocalSteps) -> bool:

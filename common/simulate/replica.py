@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.parallel.checks import check_order, resolve_topology
 from common.parallel.data_parallel import DataParallel
-from common.parallel.optimizers import is_bucketwise, mixes_momentum, tracks_mixing
+from common.parallel.optimizers import is_bucketwise, mixes_momentum, tracks_mixing, warn_of_window
 from common.simulate.cohort import Cohort
 from common.topology import Topology
 
@@ -87,6 +87,8 @@ class SimulatedReplica(DataParallel):
         mixes = self._cohort.gossips and mixes_momentum(optimizer, self.order, self.topology, self.plan)
         tracks = self._cohort.gossips and tracks_mixing(optimizer, self.order, self.topology, self.plan)
         super().attach(optimizer)
+        if self._cohort.gossips and self.worker == 0:
+            warn_of_window(optimizer, self.plan)
         if mixes:
             self._cohort.add_momentum(self.worker, optimizer)
         if tracks:
