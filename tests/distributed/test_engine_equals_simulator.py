@@ -13,9 +13,7 @@ POWERS_OF_TWO = ("hypercube", "aer")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "accumadam", "accumadamw")
 
 
-@pytest.mark.parametrize(
-    "n", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("n", [1, 2, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 5, 8))])
 def test_every_topology_and_optimizer(n: int) -> None:
     topologies = ALWAYS + POWERS_OF_TWO * (n.bit_count() == 1)
     scenarios = [replace(Scenario(), topology=t, optimizer=name) for t in topologies for name in OPTIMIZERS]
