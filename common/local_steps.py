@@ -94,7 +94,7 @@ class Mixing:
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """Which updates begin, merge and end the rounds. A fragment is a run of buckets that has rounds of its own.
+    """Which updates begin, merge and end the rounds. A fragment is a run of buckets with its own rounds.
 
     steps:       H, updates in a round
     merge_after: tau in 0..H: a round is merged before its tau-th update; 0: at its end, after the outer step

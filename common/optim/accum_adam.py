@@ -23,6 +23,7 @@ from torch.optim.optimizer import ParamsT
 
 from common.flat import Bucket
 from common.optim.checks import dense_grad, require, require_count, require_decay_rate, require_non_negative
+from common.optim.closure import loss_of
 from common.optim.flat_state import STATE_NAMES, Alone, FlatState, Incoming, ParameterVector
 from common.optim.functional import Hyper, accum_adam_update
 
@@ -118,10 +119,7 @@ class AccumAdam(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient; return what `closure` returns, if given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         fused: dict[nn.Parameter, tuple[int, Hyper]] = {}
         for group in self.param_groups:
             params, steps = self._count_updates(group)

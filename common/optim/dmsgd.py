@@ -24,6 +24,7 @@ import torch
 from torch.optim.optimizer import ParamsT
 
 from common.optim.checks import require_decay_rate, require_non_negative
+from common.optim.closure import loss_of
 from common.optim.foreach import scale_
 from common.optim.momentum import MomentumOptimizer
 
@@ -70,10 +71,7 @@ class DmSGD(MomentumOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Run accumulate() and, unless deferred, descend(); return what `closure` returns, if given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self.accumulate()
         if not self.deferred:
             self.descend()

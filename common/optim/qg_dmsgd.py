@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from common.optim.checks import require_decay_rate, require_non_negative
+from common.optim.closure import loss_of
 from common.optim.foreach import scale_
 from common.optim.momentum import MomentumOptimizer
 
@@ -93,10 +94,7 @@ class QGDmSGD(MomentumOptimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Run descend() and, unless deferred, track(); return what `closure` returns, if given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self.descend()
         if not self.deferred:
             self.track()

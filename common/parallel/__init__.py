@@ -17,7 +17,7 @@ exchange  what one rank sends and receives for one bucket in one round; its tran
           all-reduce in a group) or HIERARCHICAL (average inside the host, exchange shards between hosts, gather inside)
 local step an update without a round; with `local_steps` a round comes every H updates, and
 anchor    what it mixes: the outer parameters, from which a worker's displacement of a round is measured
-fragment  run of buckets that has rounds of its own, so that the messages of a round are spread over H updates
+fragment  run of buckets with its own rounds, so that the messages of a round are spread over H updates
 rail      the workers with the same index in their hosts; they exchange the same shard of a bucket
 launch    post an exchange's messages; merge: wait for them and mix; drain: wait for them and drop what they brought
 """

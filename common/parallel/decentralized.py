@@ -79,7 +79,7 @@ class DecentralizedDataParallel(DataParallel):
     timeout_s:        seconds to wait for a peer before an error names it
 
     local_steps:      H, updates in a round (the rule: `common.local_steps`): a step sends 1/H of the bytes, and between
-                      exchanges it costs what the bare optimizer's does
+                      exchanges it runs the operations of the bare optimizer only
     outer:            the outer optimizer; Outer() is none (local SGD). It keeps one vector of the parameters' size, the
                       anchors (outer parameters), and with momentum one more
     merge_after:      tau: merge a round before its tau-th update; its messages travel until then. Above 1 anchors are

@@ -52,7 +52,7 @@ def check(machine: Machine) -> str:
 
 
 def judge(shares: dict[str, float]) -> str:
-    """Return the shares in words. Raises FailedError if one is below LEAST_OVERLAP."""
+    """Return a sentence with the shares. Raises FailedError if one is below LEAST_OVERLAP."""
     said = ", ".join(f"{topology} {share:.2f}" for topology, share in shares.items())
     if min(shares.values()) < LEAST_OVERLAP:
         raise FailedError(f"messages overlap computing by {said} of their time, expected at least {LEAST_OVERLAP:g}")

@@ -106,7 +106,7 @@ def run_program(
 
 @contextlib.contextmanager
 def started_program(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Any:
-    """Yield (process, file of its output) of a program in a session of its own; kill what is left of it afterwards."""
+    """Yield (process, file of its output) of a program in a new session; kill its processes at the end."""
     with tempfile.NamedTemporaryFile("wb", suffix=".log") as log:
         process = subprocess.Popen(
             command,

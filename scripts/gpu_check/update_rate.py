@@ -39,7 +39,7 @@ def compare_update_rates(machine: Machine) -> str:
 
 
 def judge(measured: Mapping[str, float], least_share: float) -> str:
-    """Return the rates in words. Raises FailedError if AccumAdamW's is below the share of the copy's."""
+    """Return a sentence with the rates. Raises FailedError if AccumAdamW reaches too small a share of a copy's rate."""
     said = ", ".join(f"{name} {value:.0f} GB/s" for name, value in measured.items())
     share = measured["AccumAdamW"] / measured["copy"]
     if not share >= least_share:
