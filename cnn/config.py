@@ -6,7 +6,8 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, Posit
 from pydantic_core import PydanticCustomError
 
 from common.spelling import did_you_mean
-from common.training.config import Config, Strict
+from common.training.config import Config
+from common.training.records import Strict
 
 
 class Digits(Strict):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from common.training.task import dealt
 from common.transfer import to_device
 
 Images = tuple[Tensor, Tensor]  # images [B, C, H, W], labels [B] int64
@@ -33,16 +34,17 @@ class InMemoryTrainData:
         self._images, self._labels = images
         self._worker, self._workers, self._batch_size = worker, workers, batch_size
         self._seed, self._augment = seed, augment
-        self.steps_per_epoch = len(self._labels) // (workers * batch_size)
+        self.batches_per_epoch = len(self._labels) // batch_size
+        self.steps_per_epoch = self.batches_per_epoch // workers
         if self.steps_per_epoch == 0:
             raise ValueError(f"a global batch of {workers} x {batch_size} images, but there are {len(self._labels)}")
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Images]:
-        """Yield the batches of this epoch, starting with batch `start`."""
+    def epoch(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Images]:
+        """Yield the batches of this epoch, starting with batch `start` of those after the first `offset`."""
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
         order = to_device(torch.randperm(len(self._labels), generator=generator), self._labels.device)
-        for step in range(start, self.steps_per_epoch):
-            first = (step * self._workers + self._worker) * self._batch_size
+        for number in dealt(self.batches_per_epoch, self._worker, self._workers, start, offset):
+            first = number * self._batch_size
             chosen = order[first : first + self._batch_size]
             yield self._augment(self._images[chosen]), self._labels[chosen]
 

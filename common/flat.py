@@ -5,12 +5,14 @@ size, however large a single (tied) embedding is. Sends read the vector in place
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+
+from common.dtensors import is_dtensor
 
 ALIGNMENT_BYTES = 64  # of every parameter: what PyTorch's allocator gives, so kernels take the same path
 
@@ -38,18 +40,22 @@ class Slot:
         return math.prod(self.size)
 
 
-def layout(named_parameters: Sequence[tuple[str, Tensor]]) -> tuple[list[Slot], int]:
+def layout(
+    named_parameters: Sequence[tuple[str, Tensor]], rooms: Sequence[int] | None = None
+) -> tuple[list[Slot], int]:
     """Return slots one after another, each aligned, and the length of the vector in elements.
+
+    rooms: elements that each parameter takes, if more than its own: what is left over stays 0
 
     Memory formats survive: a channels_last weight keeps its strides.
     """
     slots, end = [], 0
-    for name, parameter in named_parameters:
+    for index, (name, parameter) in enumerate(named_parameters):
         alignment = max(1, ALIGNMENT_BYTES // parameter.element_size())
         offset = -(-end // alignment) * alignment
         dense = torch.empty_like(parameter, device="meta")  # dense strides in the parameter's own order
         slots.append(Slot(name, offset, tuple(parameter.shape), dense.stride()))
-        end = offset + parameter.numel()
+        end = offset + (rooms[index] if rooms is not None else parameter.numel())
     return slots, end
 
 
@@ -61,17 +67,16 @@ class FlatVector:
 
     def __init__(self, named_parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
         first = named_parameters[0][1]
-        self.slots, self.numel = layout(named_parameters)
+        self.slots, self.numel = self._layout(named_parameters)
         self.parameters = [parameter for _, parameter in named_parameters]
-        self._versions: list[int] | None = None
+        self._versions: list[Hashable] | None = None
         self.move_to(torch.zeros(self.numel, dtype=first.dtype, device=first.device))
 
+    @torch.no_grad()
     def move_to(self, data: Tensor) -> "FlatVector":
         """Move the vector into the memory of `data` [numel] (a row of the simulator's matrix); return self."""
         self.data = data
-        for parameter, view in zip(self.parameters, self.views(), strict=True):
-            view.copy_(parameter.detach())
-            parameter.data = view
+        self._fill(self._values(parameter) for parameter in self.parameters)  # one by one: each frees its old memory
         return self
 
     @torch.no_grad()
@@ -85,13 +90,35 @@ class FlatVector:
         order = sorted(range(len(keys)), key=lambda index: groups.index(keys[index]))
         if order == list(range(len(keys))):
             return
-        values = [self.parameters[index].detach().clone() for index in order]
+        values = [self._values(self.parameters[index]).clone() for index in order]
         named = [(self.slots[index].name, self.parameters[index]) for index in order]
-        self.slots, _ = layout(named)
+        self.slots, _ = self._layout(named)
         self.parameters = [parameter for _, parameter in named]
         self.data.zero_()
-        for parameter, view, value in zip(self.parameters, self.views(), values, strict=True):
-            parameter.data = view.copy_(value)
+        self._fill(values)
+
+    def _fill(self, values: Iterable[Tensor]) -> None:
+        for slot, parameter, view, value in zip(self.slots, self.parameters, self.views(), values, strict=True):
+            view.copy_(value)
+            self._attach(parameter, slot, view)
+
+    # -- what differs where a rank holds shards of the parameters (`common.parallel.sharded`)
+
+    def _layout(self, named_parameters: Sequence[tuple[str, nn.Parameter]]) -> tuple[list[Slot], int]:
+        return layout(named_parameters)
+
+    def _values(self, parameter: nn.Parameter) -> Tensor:
+        return parameter.detach()
+
+    def _attach(self, parameter: nn.Parameter, slot: Slot, view: Tensor) -> None:
+        """Make the parameter the view at its slot."""
+        parameter.data = view
+
+    def _lies_at(self, parameter: nn.Parameter, address: int) -> bool:
+        return parameter.data_ptr() == address or not parameter.numel()
+
+    def _version(self, parameter: nn.Parameter) -> Hashable:
+        return parameter._version
 
     def views(self) -> Iterator[Tensor]:
         """Yield the parameters' places in the vector, in order, as tensors without gradient."""
@@ -100,7 +127,7 @@ class FlatVector:
 
     def protect(self) -> None:
         """Note the parameters' versions: from now until `release` nobody may write them."""
-        self._versions = [parameter._version for parameter in self.parameters]
+        self._versions = [self._version(parameter) for parameter in self.parameters]
 
     def release(self) -> None:
         """End the protection begun by `protect`."""
@@ -110,12 +137,13 @@ class FlatVector:
         """Raise RuntimeError naming the first parameter that moved, or was written while protected."""
         start, step = self.data.data_ptr(), self.data.element_size()
         for index, (slot, parameter) in enumerate(zip(self.slots, self.parameters, strict=True)):
-            if parameter.data_ptr() != start + slot.offset * step and parameter.numel():
+            if not self._lies_at(parameter, start + slot.offset * step):
                 raise RuntimeError(
                     f"{where}: parameter '{slot.name}' is no longer a view of the flat vector that gossip mixes. "
-                    "Call .to(...) (device, dtype, memory_format) on the module before wrapping it."
+                    "Call .to(...) (device, dtype, memory_format) on the module before wrapping it, and "
+                    "load_state_dict() without assign=True."
                 )
-            if self._versions is not None and parameter._version != self._versions[index]:
+            if self._versions is not None and self._version(parameter) != self._versions[index]:
                 raise RuntimeError(
                     f"{where}: parameter '{slot.name}' was written while its message was in flight (between "
                     "optimizer.step() and the next one). Write inside the step, or call .drain() on all ranks "
@@ -128,14 +156,30 @@ def flatten(module: nn.Module) -> list[FlatVector]:
 
     Tied parameters (one Parameter under several names) are laid out once. Frozen parameters stay where they are.
 
-    Raises ValueError for different parameters whose memory overlaps: they would silently come apart.
+    Raises ValueError for different parameters whose memory overlaps: they would silently come apart; and for DTensors.
     """
+    refuse_dtensors(module)
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     refuse_overlaps(named)
+    return [FlatVector(group) for group in by_kind(named)]
+
+
+def by_kind(named_parameters: Sequence[tuple[str, nn.Parameter]]) -> list[list[tuple[str, nn.Parameter]]]:
+    """Return the parameters of each (dtype, device), which one vector can hold."""
     kinds: dict[tuple[torch.dtype, torch.device], list[tuple[str, nn.Parameter]]] = {}
-    for name, parameter in named:
+    for name, parameter in named_parameters:
         kinds.setdefault((parameter.dtype, parameter.device), []).append((name, parameter))
-    return [FlatVector(group) for group in kinds.values()]
+    return list(kinds.values())
+
+
+def refuse_dtensors(module: nn.Module) -> None:
+    """Raise ValueError naming the first parameter that is a DTensor."""
+    for name, parameter in module.named_parameters():
+        if is_dtensor(parameter):
+            raise ValueError(
+                f"parameter '{name}' is a DTensor; expected tensors that this rank holds as a whole, or, for a module "
+                "to which fully_shard was applied, DecentralizedDataParallel with ranks_per_worker"
+            )
 
 
 def refuse_overlaps(named_parameters: Sequence[tuple[str, nn.Parameter]]) -> None:

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from common.training.config import Config, Fraction, Strict
+from common.training.config import Config
+from common.training.records import Fraction, Strict
 from gpt2.model import Shape
 
 

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from common.training.task import dealt
 from gpt2.prefetch import prefetch
 from gpt2.token_files import DataError
 
@@ -40,18 +41,19 @@ class Windows:
         self._batch_size, self._device = batch_size, device
         shared = shard == "global"
         self._key = seed if shared else seed + ((rank + 1) << 64)  # Philox keys have 128 bits
-        self._stride = batch_size * (ranks if shared else 1)  # samples from one batch of this rank to its next
-        self._first = rank * batch_size if shared else 0
+        self._rank, self._ranks, self._shared = rank, ranks, shared
         self.steps_per_epoch = max(1, len(tokens) // (context * batch_size * ranks))
+        self.batches_per_epoch = self.steps_per_epoch * ranks  # epochs follow on each other without a gap
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Tensor]:
-        """Yield the batches of this epoch from number `start` on."""
-        numbers = range(epoch * self.steps_per_epoch + start, (epoch + 1) * self.steps_per_epoch)
-        yield from prefetch((self.batch(number) for number in numbers), self._device)
+    def epoch(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Tensor]:
+        """Yield the batches of this epoch from number `start` on, of those after the first `offset` of all ranks."""
+        first = epoch * self.batches_per_epoch
+        numbers = dealt(self.batches_per_epoch, self._rank, self._ranks, start, offset)
+        yield from prefetch((self._batch(first + number) for number in numbers), self._device)
 
-    def batch(self, number: int) -> Tensor:
-        """Return batch `number` of the run, on the CPU. Raises DataError for tokens outside the vocabulary."""
-        sample = number * self._stride + self._first
+    def _batch(self, number: int) -> Tensor:
+        """Return batch `number` of all ranks' in the run, on the CPU; DataError for tokens outside the vocabulary."""
+        sample = (number if self._shared else number // self._ranks) * self._batch_size
         return cut(self._tokens, self.starts(sample), self._context, self._vocabulary)
 
     def starts(self, sample: int) -> NDArray[np.int64]:

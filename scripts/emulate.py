@@ -8,9 +8,13 @@ Every host gets one torchrun with `ranks_per_host` processes, as nodes of a clus
 needs root, iproute2 (ip, tc) and, where the kernel has no sch_netem, iptables and a C compiler for the delay. Packets
 travel through a bridge between the hosts, both directions limited at the host's end, so that a host sends and receives
 `mbit_per_s` at the same time.
+
+compute_ms=100 puts waits into the layers of the model that a task trains (scripts/slowed.py), as if each rank had an
+accelerator; condition=slow_host, jitter_30 or stalls makes them uneven.
 """
 
 import contextlib
+import json
 import os
 import re
 import secrets
@@ -21,13 +25,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
+from common.runtime.conditions import CONDITIONS
 
 MODULE = "scripts.emulate"
 PREFIX = "gossip-"  # of the namespaces' names
@@ -47,6 +53,8 @@ class EmulateArguments(Arguments):
     slow: Text | None = Field(
         None, pattern=r"^\d+@[\d.]+(,\d+@[\d.]+)*$", description="HOST@MBIT_PER_S,... of single hosts"
     )
+    compute_ms: NonNegativeFloat = Field(0, description="waits in each training step of a task, besides its computing")
+    condition: Literal[tuple(CONDITIONS)] = Field("even", description="how uneven these waits are")
     limit_s: PositiveFloat = Field(600, description="seconds after which the program is ended")
     run: Text | None = Field(None, description="what torchrun gets: -m MODULE ... or FILE ...")
     down: bool = Field(False, description="remove what killed commands left behind, run nothing")
@@ -69,14 +77,31 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if arguments.run is None:
         raise UsageError('run=...: missing; expected what torchrun gets, such as run="-m cnn.train seed=1"')
+    program = slowed(arguments)
     end_like_an_interruption()
     with emulated_hosts(arguments) as hosts:
         before = [host.statistics() for host in hosts]
-        code = run_on(hosts, arguments.ranks_per_host, shlex.split(arguments.run), arguments.limit_s)
+        code = run_on(hosts, arguments.ranks_per_host, program, arguments.limit_s, described(arguments))
         for host, at_start in zip(hosts, before, strict=True):
             sent, received = (now - then for now, then in zip(host.statistics(), at_start, strict=True))
             print(f"host {host.number}: sent {sent / 1e6:.3f} MB, received {received / 1e6:.3f} MB", file=sys.stderr)
     return code
+
+
+def slowed(arguments: EmulateArguments) -> list[str]:
+    """Return what torchrun gets; UsageError if waits are asked for in what is no task's training."""
+    program = shlex.split(arguments.run or "")
+    if not arguments.compute_ms:
+        return program
+    if not re.match(r"-m \w+\.train( |$)", " ".join(program)):
+        raise UsageError(f'run="{arguments.run}" with compute_ms: expected a task\'s training, as "-m cnn.train ..."')
+    return ["-m", "scripts.slowed", *program[1:]]
+
+
+def described(arguments: EmulateArguments) -> dict[str, str]:
+    """Return the variables of the environment that tell programs where they run."""
+    known = {"hosts", "ranks_per_host", "mbit_per_s", "delay_ms", "slow", "compute_ms", "condition"}
+    return {"EMULATED_HOSTS": json.dumps(arguments.model_dump(include=known))}
 
 
 def end_like_an_interruption() -> None:
@@ -209,11 +234,20 @@ def delayed(hosts: Sequence[Host], delay_ms: float, rates: dict[int, float]) -> 
             process.wait(10)
 
 
-def run_on(hosts: Sequence[Host], ranks_per_host: int, program: Sequence[str], limit_s: float) -> int:
-    """Run one torchrun on each host; return the worst exit code, 124 after limit_s. If one fails, all are ended."""
+def run_on(
+    hosts: Sequence[Host],
+    ranks_per_host: int,
+    program: Sequence[str],
+    limit_s: float,
+    variables: Mapping[str, str] | None = None,
+) -> int:
+    """Run one torchrun on each host; return the worst exit code, 124 after limit_s. If one fails, all are ended.
+
+    variables: further ones of the environment
+    """
     launcher = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(hosts)}"]
     launcher += [f"--nproc-per-node={ranks_per_host}", f"--master-addr={hosts[0].address}", "--master-port=29500"]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
+    environment = os.environ | dict(variables or {}) | {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
     environment.setdefault("OMP_NUM_THREADS", "1")
     # Addresses have no names here, and the last launcher finds the first one gone: nothing to complain about.
     for name, value in {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}.items():

@@ -46,7 +46,7 @@ def _resume(cell: Cell) -> list[str]:
 
 
 def _command(cell: Cell) -> str:
-    return " ".join([cell.command, *_resume(cell)])
+    return shlex.join(["python", *cell.arguments(*_resume(cell))])
 
 
 def print_plan(table: Table, cells: Sequence[Cell], states: Sequence[str]) -> None:
@@ -72,6 +72,8 @@ def make(table: Table, cells: Sequence[Cell], states: Sequence[str], jobs: int) 
         cell: f"[{number:{len(str(len(cells)))}}/{len(cells)}] {cell.label:{width}} "
         for number, cell in enumerate(cells, start=1)
     }
+    if jobs > 1 and any(cell.emulated for cell in cells):
+        raise UsageError(f"jobs={jobs}: expected 1: runs on emulated hosts are timed")
     open_cells = [cell for cell, state in zip(cells, states, strict=True) if state not in table.settled]
     for cell in cells:
         if cell not in open_cells:
@@ -129,7 +131,7 @@ def _timed_beside_others(
     """Do as _timed in a process that is in `running` as long as it runs."""
     started = time.monotonic()
     quiet = [f"training.threads={threads}", "logging.progress=false"]
-    process = subprocess.Popen([sys.executable, "-m", f"{cell.task}.train", *cell.overrides, *quiet, *_resume(cell)])
+    process = subprocess.Popen([sys.executable, *cell.arguments(*quiet, *_resume(cell))])
     running.add(process)
     code = process.wait()
     running.discard(process)
@@ -138,6 +140,9 @@ def _timed_beside_others(
 
 def _train(table: Table, cell: Cell) -> str | None:
     """Make one run and return why it failed, None if it finished; KeyboardInterrupt if it was interrupted."""
+    if cell.emulated is not None:
+        command = [sys.executable, *cell.arguments("logging.progress=false", *_resume(cell))]
+        return _judge(table, cell, subprocess.run(command, check=False).returncode)
     # Imported here: it brings torch, which neither --dry-run nor a finished table needs.
     from common.training.launch import launch
 

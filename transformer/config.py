@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from common.training.config import Config, Fraction, NonNegative, Strict
+from common.training.config import Config
+from common.training.records import Fraction, NonNegative, Strict
 from transformer.batching import TokenLimit
 from transformer.loss import SmoothedOver
 from transformer.model import Variant

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from common.training.config import ConfigError
+from common.training.task import dealt
 from common.transfer import to_device
 from transformer.batching import Batches, Integers, TokenLimit, batch_by_tokens
 from transformer.model import PAD, mask_of
@@ -125,19 +126,20 @@ class TokenBatches:
             )
         count = len(self._batches())
         self.mean_target_tokens = int(text.target_lengths.sum()) / count
-        self.steps_per_epoch = count // ranks
+        self.batches_per_epoch, self.steps_per_epoch = count, count // ranks
         if self.steps_per_epoch == 0:
             raise ConfigError(
                 f"training.batch_size: {ranks} ranks take {budget} tokens each, but there are only {count} such "
                 "batches; expected a smaller batch"
             )
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Return the batches of this epoch from number `start` on."""
+    def epoch(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Batch]:
+        """Return the batches of this epoch from number `start` on, of those after the first `offset` of all ranks."""
         generator = np.random.default_rng((self._seed, epoch))
         batches = self._batches(generator)
-        dealt = generator.permutation(len(batches))[self._rank :: self._ranks][start : self.steps_per_epoch]
-        return load(self._text, batches, dealt.tolist(), self._device, self.mean_target_tokens)
+        numbers = dealt(len(batches), self._rank, self._ranks, start, offset)
+        chosen = generator.permutation(len(batches))[numbers]
+        return load(self._text, batches, chosen.tolist(), self._device, self.mean_target_tokens)
 
     def _batches(self, generator: np.random.Generator | None = None) -> Batches:
         lengths = (self._text.source_lengths, self._text.target_lengths)

@@ -54,6 +54,10 @@ class Translation(Task):
         """Return the batches of this shard of the validation set."""
         return evaluation_batches(self._validation, shard, shards, batch_size, device)
 
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Return none: the beam search reaches into the layers."""
+        return []
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the smoothed cross-entropy per target token.
 

@@ -34,11 +34,11 @@ class FileTrainData:
 
     def __init__(self, reader: Reader, order: EpochOrder, batch_size: int, device: torch.device) -> None:
         self._reader, self._order, self._batch_size, self._device = reader, order, batch_size, device
-        self.steps_per_epoch = order.steps
+        self.steps_per_epoch, self.batches_per_epoch = order.steps, order.batches
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Batch]:
         """Yield batches from number `start` on; each is valid until the next one is drawn."""
-        return self._reader.batches(self._order.tickets(epoch, start), self._batch_size, self._device)
+        return self._reader.batches(self._order.tickets(epoch, start, offset), self._batch_size, self._device)
 
 
 @dataclass(frozen=True)

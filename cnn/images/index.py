@@ -5,7 +5,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from common.training.atomic import write_atomically
-from common.training.config import ConfigError, Strict
+from common.training.config import ConfigError
+from common.training.records import Strict
 
 
 class BetonIndex(Strict):

@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cnn.images.augment import INDEX_BITS
+from common.training.task import dealt
 
 Tickets = npt.NDArray[np.uint64]
 
@@ -26,12 +27,17 @@ class EpochOrder:
     def __init__(self, images: int, rank: int, ranks: int, batch_size: int, seed: int) -> None:
         self._images, self._rank, self._ranks = images, rank, ranks
         self._batch_size, self._seed = batch_size, seed
-        self.steps = images // (ranks * batch_size)
+        self.batches = images // batch_size
+        self.steps = self.batches // ranks
         if self.steps == 0:
             raise ValueError(f"a global batch of {ranks} x {batch_size} images, but there are {images}")
 
-    def tickets(self, epoch: int, start: int = 0) -> Tickets:
-        """Return the tickets of this epoch's batches from number `start` on, [(steps - start) * batch_size]."""
+    def tickets(self, epoch: int, start: int = 0, offset: int = 0) -> Tickets:
+        """Return the tickets of this epoch's batches from number `start` on, [batches * batch_size].
+
+        offset: batches of the epoch, of all ranks, that were dealt before
+        """
         order = np.random.default_rng([self._seed, epoch]).permutation(self._images)
-        used = order[: self.steps * self._ranks * self._batch_size].reshape(self.steps, self._ranks, -1)
-        return make_tickets(used[start:, self._rank].reshape(-1), epoch)
+        batches = order[: self.batches * self._batch_size].reshape(self.batches, -1)
+        numbers = dealt(self.batches, self._rank, self._ranks, start, offset)
+        return make_tickets(batches[numbers].reshape(-1), epoch)

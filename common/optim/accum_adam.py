@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from common.dtensors import count_writes, local
 from common.flat import Bucket
 from common.optim.checks import dense_grad, require, require_count, require_decay_rate, require_non_negative
 from common.optim.closure import loss_of
@@ -47,10 +48,10 @@ class AccumAdam(Optimizer):
     A parameter without a gradient is skipped: neither its state nor its count of updates changes. State of each
     parameter: `step`, its count of updates (an int), and `exp_avg`, `exp_avg_sq`, `accumulator`, of the parameter's
     shape, dtype and memory layout; no `accumulator` with windows of one step. With `fused` these are views of vectors
-    laid out as the parameters.
+    laid out as the parameters. Of a DTensor (FSDP2) each rank updates its local part, and the state is placed alike.
 
     Raises ValueError for an argument out of range or a parameter that is complex or not floating-point, and
-    RuntimeError in `step` for a sparse gradient.
+    RuntimeError in `step` for a gradient that is sparse, or a DTensor placed otherwise than its parameter.
     """
 
     arriving: Callable[[], Iterable[tuple[Bucket, Incoming | None]]] | None = None
@@ -135,7 +136,7 @@ class AccumAdam(Optimizer):
             self._alone = {**self._alone, **missing}
         for param in list(fused):  # they lie in none of the vectors
             self._alone[param].begin(fused, self.state)
-            self._alone[param].update(slice(0, param.numel()))
+            self._alone[param].update(slice(0, local(param).numel()))
         for bucket, incoming in (self.arriving or self._whole_vectors)():
             self.update(bucket, incoming)
         return loss
@@ -164,6 +165,7 @@ class AccumAdam(Optimizer):
         accumulators = columns[2] if len(columns) > 2 else ()
         grads = [param.grad for param in params]
         accum_adam_update(params, grads, *columns[:2], accumulators, steps, hyper, foreach=foreach)
+        count_writes(params)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle or a state dict; refuse the state of another optimizer."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from common.dtensors import local, local_parts, placed_as
 from common.flat import Slot, layout
 from common.optim.compiled import Vectors, merge_, update_compiled
 from common.optim.functional import Hyper
@@ -38,23 +39,24 @@ class ParameterVector(Protocol):
 class Alone:
     """A parameter that lies in no flat vector, as a vector by itself; it stays where it is.
 
-    Raises ValueError for a parameter with gaps between its elements.
+    Of a DTensor it is the local part. Raises ValueError for a parameter with gaps between its elements.
     """
 
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameters = [parameter]
-        self.slots, _ = layout([("", parameter)])
-        if not parameter.is_contiguous() and parameter.stride() != self.slots[0].stride:
+        part = local(parameter)
+        self.slots, _ = layout([("", part)])
+        if not part.is_contiguous() and part.stride() != self.slots[0].stride:
             raise ValueError(
-                f"fused=True: parameter of shape {tuple(parameter.shape)} and strides {parameter.stride()}: expected "
+                f"fused=True: parameter of shape {tuple(part.shape)} and strides {part.stride()}: expected "
                 "elements without gaps between them (a copy by .clone() has none)"
             )
 
     @property
     def data(self) -> Tensor:
         """The parameter's memory as a vector."""
-        parameter = self.parameters[0]
-        return alias(parameter, 0, parameter.numel())
+        part = local(self.parameters[0])
+        return alias(part, 0, part.numel())
 
 
 class Stretch(NamedTuple):
@@ -68,6 +70,8 @@ class Stretch(NamedTuple):
 
 class FlatState:
     """Gradients and state of the parameters of one vector; the optimizer's state holds views of it.
+
+    Gradients and state of a DTensor are DTensors too, whose local parts are these views.
 
     place_gradients: whether backward puts gradients into their vector by itself; else `begin` copies them there. Not
                      with DDP, which has a place for them already.
@@ -168,15 +172,16 @@ class FlatState:
 
     def _place(self, index: int, parameter: nn.Parameter, state: dict[str, Any], hyper: Hyper) -> None:
         if len(self._slots) == 1 and not self._handles:
-            gradient = parameter.grad
-            if gradient.stride() != parameter.stride():
-                gradient = torch.empty_like(parameter).copy_(gradient)
+            part, gradient = local_parts((parameter, parameter.grad))
+            if gradient.stride() != part.stride():
+                gradient = torch.empty_like(part).copy_(gradient)
             self._gradient = alias(gradient, 0, gradient.numel())
         else:
             if not self._gradient_views:
                 self._make_gradient()
             if (gradient := parameter.grad) is not (view := self._gradient_views[index]):
-                view.copy_(gradient)
+                part, gradient = local_parts((view, gradient))
+                part.copy_(gradient)
         for name in STATE_NAMES[: 3 if hyper.s > 1 else 2]:
             if name not in self._state:
                 self._state[name] = self._zeros()
@@ -184,9 +189,11 @@ class FlatState:
                 self._spans.clear()
             view, found = self._views[name][index], state.get(name)
             if found is None:
-                state[name] = view.zero_()
+                local(view).zero_()
             elif found is not view:  # a state that was loaded, or was there before
-                state[name] = view.copy_(found)
+                part, found = local_parts((view, found))
+                part.copy_(found)
+            state[name] = view
 
     def _make_gradient(self) -> None:
         self._gradient = self._zeros()
@@ -196,7 +203,10 @@ class FlatState:
         return torch.zeros_like(self._vector.data)
 
     def _views_of(self, vector: Tensor) -> list[Tensor]:
-        return [vector.as_strided(slot.size, slot.stride, slot.offset) for slot in self._slots]
+        return [
+            placed_as(parameter, vector.as_strided(slot.size, slot.stride, slot.offset))
+            for slot, parameter in zip(self._slots, self._vector.parameters, strict=True)
+        ]
 
 
 def _placing(view: Tensor) -> Any:
@@ -206,7 +216,9 @@ def _placing(view: Tensor) -> Any:
     def place(parameter: nn.Parameter) -> None:
         gradient = parameter.grad
         if gradient.layout == torch.strided and not gradient.requires_grad and gradient is not view:
-            parameter.grad = view.copy_(gradient)
+            part, gradient = local_parts((view, gradient))
+            part.copy_(gradient)
+            parameter.grad = view
 
     return place
 

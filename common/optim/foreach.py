@@ -12,6 +12,8 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from common.dtensors import local_parts
+
 # Size of one chunk of one list. CPU: about six such chunks (parameter, gradient, state, temporaries) stay in
 # the last-level cache; measured best of 64 KB ... 16 MB (from 1 MB on, glibc returns the temporaries to the
 # system after every use). Others: large enough to hide the launches of the kernels.
@@ -26,10 +28,12 @@ def chunked(
 
     `lists` are lists of equal length whose entries at one index have equal shapes; the first one decides
     device and dtype; `keys` holds one key for each index. Tensors larger than a chunk are cut along their
-    first dimension. What is yielded are the tensors themselves or views of them: write in place.
+    first dimension. What is yielded are the tensors themselves or views of them: write in place. Of DTensors
+    it is their local parts; see `local_parts` for the error that this raises.
     """
     open_chunks: dict[Hashable, tuple[int, list[list[Tensor]]]] = {}
-    for key, *tensors in zip(keys, *lists, strict=True):
+    for key, *entries in zip(keys, *lists, strict=True):
+        tensors = local_parts(entries)
         lead = tensors[0]
         limit = CPU_CHUNK_BYTES if lead.device.type == "cpu" else DEVICE_CHUNK_BYTES
         place = (key, lead.device, lead.dtype)
@@ -58,7 +62,7 @@ def scale_(tensors: list[Tensor], factor: float) -> None:
         torch._foreach_mul_(tensors, factor)
 
 
-def _cut(tensors: list[Tensor], limit: int) -> Iterable[Sequence[Tensor]]:
+def _cut(tensors: Sequence[Tensor], limit: int) -> Iterable[Sequence[Tensor]]:
     """Cut tensors of one shape alike along dimension 0, into pieces of `limit` bytes (or one row)."""
     lead = tensors[0]
     if lead.nbytes <= limit or lead.dim() == 0:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.dtensors import local_parts
 from common.optim.foreach import chunked, scale_
 
 
@@ -73,7 +74,8 @@ def accum_adam_update(
     one shape, dtype and device and start as x, g, 0, 0, 0. With windows of one step the accumulators are not read:
     pass (). `steps[i]` is k for index i, this update included: the caller counts, so that the segments of one
     parameter can be updated in several calls. `foreach=False` takes the plain loop, one tensor and one equation at a
-    time. Must be called under `torch.no_grad()`. Raises ValueError when the lists differ in length.
+    time. Of DTensors the local parts are updated. Must be called under `torch.no_grad()`. Raises ValueError when the
+    lists differ in length, and RuntimeError for DTensors at one index that are placed differently.
     """
     lists = [params, grads, exp_avgs, exp_avg_sqs, *([accumulators] if hyper.s > 1 else [])]
     if any(len(entries) != len(steps) for entries in lists):
@@ -86,7 +88,7 @@ def accum_adam_update(
             _update_lists(*chunk, k=k, hyper=hyper)
     else:
         for *tensors, k in zip(*lists, steps, strict=True):
-            update_one(*tensors, k=k, hyper=hyper)
+            update_one(*local_parts(tensors), k=k, hyper=hyper)
 
 
 def update_one(x: Tensor, g: Tensor, m: Tensor, v: Tensor, a: Tensor | None = None, *, k: int, hyper: Hyper) -> None:

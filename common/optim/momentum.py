@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from common.dtensors import count_writes
 from common.optim.checks import dense_grad
 from common.optim.foreach import chunked
 
@@ -27,6 +28,7 @@ class MomentumOptimizer(Optimizer):
             params = [param for param in group["params"] if param.grad is not None]
             grads = [dense_grad(type(self).__name__, param) for param in params]
             momenta = [self._momentum_of(param) for param in params]
+            count_writes(params)
             for _, chunk in chunked((params, grads, momenta), keys=[None] * len(params)):
                 yield group, *chunk
 

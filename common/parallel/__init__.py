@@ -18,6 +18,8 @@ exchange  what one rank sends and receives for one bucket in one round; its tran
 local step an update without a round; with `local_steps` a round comes every H updates, and
 anchor    what it mixes: the outer parameters, from which a worker's displacement of a round is measured
 fragment  run of buckets with its own rounds, so that the messages of a round are spread over H updates
+shard     part of each parameter that a rank holds where the ranks of a worker share one replica out among them (FSDP2);
+          and part of a bucket that one worker of a host exchanges with other hosts
 rail      the workers with the same index in their hosts; they exchange the same shard of a bucket
 launch    post an exchange's messages; merge: wait for them and mix; drain: wait for them and drop what they brought
 """

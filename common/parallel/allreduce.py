@@ -1,13 +1,16 @@
 """The all-reduce baseline: PyTorch's DistributedDataParallel behind the contract of the gossip wrapper."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from torch import Tensor, nn
 
+from common.flat import refuse_dtensors
 from common.parallel.averaging import average_buffers_, consensus_distance
 from common.parallel.checks import check_device, check_equal_on_all_ranks, check_sizes
 from common.parallel.collectives import broadcast_from_first
 from common.parallel.data_parallel import DataParallel, averageable_buffers
+from common.parallel.hooks import Compression
 from common.parallel.process_groups import ProcessGroups, patience
 
 
@@ -17,10 +20,15 @@ class AllReduceDataParallel(DataParallel):
     bucket_mb:              DDP's bucket size (its default: 25)
     find_unused_parameters: as in DDP, needed when some parameters get no gradient in some steps
     timeout_s:              seconds to wait for a peer
+    hook:                   how gradients are compressed, "fp16" or "powersgd" (`common.parallel.hooks`)
+    powersgd_rank:          rank of PowerSGD's approximation
+    powersgd_from:          backward passes before it begins
 
     Buffers stay local while training, as under gossip, so that the methods differ in nothing else; `averaged()`
-    averages them. `counters.bytes_sent` assumes a ring: 2 (n-1)/n times the gradient's bytes for each
+    averages them. `counters.bytes_sent` assumes a ring: 2 (n-1)/n times the bytes that are averaged in each
     synchronisation; DDP does not expose what its collectives really sent or how long they were waited for.
+
+    Raises ValueError for an argument out of range.
     """
 
     def __init__(
@@ -30,30 +38,58 @@ class AllReduceDataParallel(DataParallel):
         bucket_mb: float = 25.0,
         find_unused_parameters: bool = False,
         timeout_s: float = 300.0,
+        hook: str | None = None,
+        powersgd_rank: int = 1,
+        powersgd_from: int = 1000,
     ) -> None:
         check_sizes(bucket_mb, timeout_s)
+        refuse_dtensors(module)
+        self._compression = Compression(hook, powersgd_rank, powersgd_from)
         device = check_device(p for p in module.parameters() if p.requires_grad)
         groups = ProcessGroups(1, patience(timedelta(seconds=timeout_s), device))
         super().__init__(module, groups.rank, groups.world_size)
         self._groups = groups
-        facts = {"bucket_mb": bucket_mb, "find_unused_parameters": find_unused_parameters}
+        facts = {
+            "bucket_mb": bucket_mb,
+            "find_unused_parameters": find_unused_parameters,
+            "hook": (hook, powersgd_rank, powersgd_from),
+        }
         check_equal_on_all_ranks(facts, groups.world, self.bare_module)
         broadcast_from_first([*module.parameters(), *module.buffers()], groups.world)
-        trained = [p for p in module.parameters() if p.requires_grad]
-        self._gradient_bytes = sum(p.numel() * p.element_size() for p in trained)
-        if self.world_size > 1 and trained:
+        self._trained = [p for p in module.parameters() if p.requires_grad]
+        self._synchronizing = False
+        if self.world_size > 1 and self._trained:
             self._average_gradients(
                 groups.world, bucket_cap_mb=bucket_mb, find_unused_parameters=find_unused_parameters
             )
+            self._compression.register(self._ddp, groups.world)
 
     def _before_forward(self) -> None:
-        if self._ddp is not None and self._ddp.require_backward_grad_sync:
-            n = self.world_size
-            self.counters.bytes_sent += 2 * (n - 1) / n * self._gradient_bytes
-            self.counters.messages += 2 * (n - 1)
+        self._count()
+        self._synchronizing = self._ddp is not None and self._ddp.require_backward_grad_sync
+
+    def _before_update(self) -> None:
+        self._count()
 
     def _after_update(self) -> None:
         self.counters.rounds += 1
+
+    def _count(self) -> None:
+        """Count what the last backward sent, if it averaged gradients."""
+        if self._synchronizing:
+            n = self.world_size
+            self.counters.bytes_sent += 2 * (n - 1) / n * self._compression.bytes_averaged(self._trained)
+            self.counters.messages += 2 * (n - 1)
+            self._synchronizing = False
+
+    def communication_state(self) -> list[Tensor]:
+        """Return what PowerSGD remembers; nothing otherwise."""
+        return self._compression.state()
+
+    def load_communication_state(self, state: Sequence[Tensor]) -> None:
+        """Continue from `communication_state()`. Raises ValueError when it is that of another hook."""
+        self._compression.load(state)
+        self._synchronizing = False  # a backward before it belongs to what it replaces
 
     def average_(self) -> None:
         """Average the buffers for good. Collective."""

@@ -34,11 +34,16 @@ def average_buffers_(buffers: Sequence[Tensor], n: int, group: dist.ProcessGroup
 
 
 def consensus_distance(
-    vectors: Sequence[Tensor], n: int, group: dist.ProcessGroup | None, weight: float = 1.0
+    vectors: Sequence[Tensor],
+    n: int,
+    group: dist.ProcessGroup | None,
+    weight: float = 1.0,
+    everyone: dist.ProcessGroup | None = None,
 ) -> float:
     """Return sqrt(mean_i ||x_i - x_bar||^2), with x_i the concatenation of this rank's vectors. Collective.
 
-    weight: of this rank's x_i in the mean x_bar; all weights sum to n
+    weight:   of this rank's x_i in the mean x_bar; all weights sum to n
+    everyone: where x_i is spread over several ranks: the group of all of them, of all workers
     """
     if n == 1:
         return 0.0
@@ -50,5 +55,5 @@ def consensus_distance(
             mean = own * weight
             mean_over_ranks_([mean], n, group)
             square += (own - mean).square().sum()
-    dist.all_reduce(square, group=group)
+    dist.all_reduce(square, group=everyone or group)
     return float((square / n).sqrt())

@@ -71,7 +71,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Overwrite every tensor by rank 0's, bit for bit and for any dtype. Collective.
+    """Overwrite every tensor by that of the group's first rank, bit for bit and for any dtype. Collective.
 
     On CPUs, whose links are slow, nothing is sent where all ranks have the same bits already, as after equal seeds.
     """
@@ -84,7 +84,7 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
         whole = tensor.detach().contiguous()
         message = as_bytes(whole)
         if message.numel():
-            dist.broadcast(message, src=0, group=group)
+            dist.broadcast(message, group=group, group_src=0)
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(whole)
 

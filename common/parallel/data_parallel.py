@@ -67,6 +67,9 @@ class DataParallel(nn.Module, ABC):
     def _after_commit(self) -> None:
         """Act after the clock ticked."""
 
+    def _reshard(self) -> None:
+        """Drop what was gathered of sharded parameters: they are about to be written."""
+
     @abstractmethod
     def _mean_state(self) -> list[Tensor]:
         """Return what `averaged` overwrites: parameters that may differ between workers, and buffers."""
@@ -89,6 +92,7 @@ class DataParallel(nn.Module, ABC):
                 yield self.module
             finally:
                 self._averaged = False
+                self._reshard()
 
     @abstractmethod
     def average_(self) -> None:

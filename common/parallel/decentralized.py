@@ -13,6 +13,7 @@ With local steps only every H-th update is one of these; `common.local_steps` ha
 import inspect
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -20,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from common.flat import flatten
 from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.optim import QGDmSGD
 from common.parallel.anchors import Anchors
@@ -34,7 +34,7 @@ from common.parallel.checks import (
     refuse_unknown,
     resolve_topology,
 )
-from common.parallel.collectives import broadcast_from_first, mean_over_ranks_
+from common.parallel.collectives import mean_over_ranks_
 from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
 from common.parallel.gossip import Mixer
@@ -48,6 +48,7 @@ from common.parallel.optimizers import (
     warn_of_window,
 )
 from common.parallel.process_groups import ProcessGroups, patience
+from common.parallel.sharded import replica_of
 from common.topology import Topology
 
 
@@ -61,10 +62,12 @@ class DecentralizedDataParallel(DataParallel):
     module:           a module whose device, dtype and memory format are final; its trainable parameters become views
                       of flat vectors. Gossip mixes these: what an optimizer trains besides, such as a parameter that
                       is frozen now, every worker trains for itself. Rank 0's parameters and buffers are broadcast.
+                      Or a module to which `fully_shard` was applied over the ranks of each worker, see
+                      `common.parallel.sharded`
     topology:         a name of `common.topology.NAMES` or a Topology over the workers
     order:            "awc" or "atc", see above; None: "atc" if merge_after is 0, else "awc"
-    ranks_per_worker: ranks that share one replica: gradients are averaged among them (DDP), gossip runs between
-                      workers (arXiv 2110.13363 treats a server of 8 GPUs as one node)
+    ranks_per_worker: ranks that share one replica: gradients are averaged among them (DDP or FSDP), gossip runs
+                      between workers (arXiv 2110.13363 treats a server of 8 GPUs as one node)
     workers_per_host: for topologies that know hosts (aer) and for how rounds travel; only used with a name, a Topology
                       has its own
     bucket_mb:        MiB of a message; 1-2 suit slow links; "auto": 2 on the CPU, 64 on a GPU. An all-reduce cuts a
@@ -135,6 +138,7 @@ class DecentralizedDataParallel(DataParallel):
         for sentence in warnings_of(plan, self.topology) if groups.rank == 0 else ():
             warnings.warn(sentence, stacklevel=2)
         self._plan, self._mixing, self._groups, self.order = plan, mixing, groups, plan.order
+        self._replica = replica_of(self.bare_module, groups, find_unused_parameters)
         facts = {
             "topology": self.topology.fingerprint(),
             "order": self.order,
@@ -144,11 +148,12 @@ class DecentralizedDataParallel(DataParallel):
             "transport": transport,
             "message_dtype": str(message_dtype),
             "phases": phases,
+            "sharding": self._replica.placements(),
             "find_unused_parameters": find_unused_parameters,
         }
         check_equal_on_all_ranks(facts, groups.world, self.bare_module)
-        broadcast_from_first([*module.parameters(), *module.buffers()], groups.world)
-        self._vectors = flatten(self.bare_module)
+        self._replica.broadcast()
+        self._vectors = self._replica.vectors()
         self._flat = [vector.data for vector in self._vectors]
         self._anchors = Anchors(plan, self._flat)
         self.mixer = Mixer(
@@ -170,7 +175,7 @@ class DecentralizedDataParallel(DataParallel):
         self._momentum: list[MomentumVectors] = []
         self._tracking: list[QGDmSGD] = []
         self._bucketwise: BucketwiseOptimizer | None = None
-        if groups.within_worker is not None:
+        if groups.within_worker is not None and not self._replica.averages_gradients:
             self._average_gradients(groups.within_worker, find_unused_parameters=find_unused_parameters)
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
@@ -185,6 +190,8 @@ class DecentralizedDataParallel(DataParallel):
         if (mixes or tracks) and self.mixer.errors:
             name = "DmSGD(momentum_mixing=True)" if mixes else "QGDmSGD"
             raise ValueError(f"{name}: expected messages of 16 bits or more, got message_dtype=int8")
+        self._reshard()
+        self._replica.check_optimizer([p for group in optimizer.param_groups for p in group["params"]])
         super().attach(optimizer)
         if self._groups.rank == 0:
             warn_of_window(optimizer, self._plan)
@@ -218,6 +225,7 @@ class DecentralizedDataParallel(DataParallel):
         self._launch()  # the first round, and the one after an average: later ones follow an update
 
     def _before_update(self) -> None:
+        self._reshard()
         self._anchors.prepare(self.clock)
         self.mixer.strength = self._mixing.strength(self._optimizers[0], self.clock)
         if self._bucketwise is None:  # else buckets are merged inside the step
@@ -245,6 +253,14 @@ class DecentralizedDataParallel(DataParallel):
         """Drop what is in flight, so that parameters may be written: within a round, as a local step. Collective."""
         self.mixer.drain()
         self._anchors.expire()
+        self._reshard()
+
+    def _reshard(self) -> None:
+        self._replica.reshard()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Accumulate gradients locally: wrap all but the last backward of a step. Averages inside a worker wait."""
+        return self._replica.no_sync() if self._replica.averages_gradients else super().no_sync()
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the bare module's state dict; anchors, until they are loaded, are these parameters. Collective."""
@@ -284,20 +300,20 @@ class DecentralizedDataParallel(DataParallel):
         """Replace parameters, anchors, outer momenta and buffers by their means, for good. Collective."""
         self.drain()
         self._write_mean()
-        mean_over_ranks_(self._anchors.state, self._groups.world_size, self._groups.world)
+        mean_over_ranks_(self._anchors.state, *self._replica.peers)
 
     def consensus_distance(self) -> float:
         """Return sqrt(mean_i ||x_i - x_bar||^2), equal on all ranks. Collective."""
-        n, weight = self._groups.world_size, self._debiasing.weight(self.clock)
-        return consensus_distance(self._flat, n, self._groups.world, weight)
+        weight = self._debiasing.weight(self.clock)
+        return consensus_distance(self._flat, *self._replica.peers, weight, everyone=self._groups.world)
 
     def _mean_state(self) -> list[Tensor]:
         return self._flat + averageable_buffers(self.bare_module)
 
     def _write_mean(self) -> None:
         self.mixer.wait()  # sends read the vectors in place; what arrived stays valid if they are restored
-        n, group = self._groups.world_size, self._groups.world
+        self._reshard()
         for vector in self._flat if self._debiasing.needed else ():
             vector.mul_(self._debiasing.weight(self.clock))
-        mean_over_ranks_(self._flat, n, group)
-        average_buffers_(averageable_buffers(self.bare_module), n, group)
+        mean_over_ranks_(self._flat, *self._replica.peers)
+        average_buffers_(averageable_buffers(self.bare_module), self._groups.world_size, self._groups.world)

@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from common.dtensors import local
+
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 
 
@@ -28,8 +30,8 @@ class GradScaler(torch.amp.GradScaler):
     optimizer, or every optimizer read the flag on the device.
 
     Ranks that share a replica average their gradients in backward, so they see the same overflows and their scales
-    stay equal. So do all ranks under all-reduce, where torch's own scaler works too, with one optimizer: it skips the
-    step on all ranks.
+    stay equal; where they hold shards of gradients, torch's `unscale_` tells all of them what one has found. So do all
+    ranks under all-reduce, where torch's own scaler works too, with one optimizer: it skips the step on all ranks.
 
     Nothing here is collective or waits for the device. Arguments and state are those of `torch.amp.GradScaler`.
     """
@@ -59,10 +61,13 @@ class GradScaler(torch.amp.GradScaler):
 
 @torch.no_grad()
 def zero_if_(flags: Collection[Tensor], tensors: Iterable[Tensor]) -> None:
-    """Make dense or sparse floating-point tensors zero, in place and on their devices, if any flag [] is not zero."""
+    """Make dense or sparse floating-point tensors zero, in place and on their devices, if any flag [] is not zero.
+
+    Of DTensors it is the local parts; flags are those of the whole.
+    """
     lists: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
-        values = tensor._values() if tensor.is_sparse else tensor
+        values = tensor._values() if tensor.is_sparse else local(tensor)
         # As an integer: 0 * NaN is NaN, but the bits of any number times 0 or 1 are those of 0 or of the number.
         bits = values.view(_INTEGERS[values.element_size()])
         lists.setdefault((bits.device, bits.dtype), []).append(bits)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from common.dtensors import local, placed_as
 from common.flat import Bucket, FlatVector
 from common.local_steps import LocalSteps
 from common.optim import AccumAdam, DmSGD, QGDmSGD
@@ -132,6 +133,7 @@ class MomentumVectors:
                 if not state:
                     continue
                 view = flat.as_strided(slot.size, slot.stride, flat.storage_offset() + slot.offset)
-                if state["momentum_buffer"].data_ptr() != view.data_ptr():
-                    state["momentum_buffer"] = view.copy_(state["momentum_buffer"])
+                momentum = local(state["momentum_buffer"])
+                if momentum.data_ptr() != view.data_ptr():
+                    state["momentum_buffer"] = placed_as(parameter, view.copy_(momentum))
         return self._flat

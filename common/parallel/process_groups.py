@@ -80,6 +80,11 @@ class ProcessGroups:
                 ]
                 self.within_worker = within[self.worker]
 
+    @property
+    def ranks_of_worker(self) -> range:
+        """The ranks of this worker."""
+        return range(self.worker * self.ranks_per_worker, (self.worker + 1) * self.ranks_per_worker)
+
     def to_rank(self, worker: int) -> int:
         """Return the rank of that worker which has this rank's index."""
         return worker * self.ranks_per_worker + self._index

@@ -3,7 +3,7 @@
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -124,7 +124,7 @@ def score_arguments(table: Table, run: Path, models: Literal["last", "all"] = "l
 
 def read_cell(table: Table, cell: Cell) -> FinishedRun:
     """Return the finished run of a cell with all numbers that the table needs; raises RunError if there is none."""
-    run = read_run(cell.run_dir)
+    run = replace(read_run(cell.run_dir), target=table.target)
     check_overrides(cell, run.environment)
     run.total("workers")
     for quantity in table.quantities:
@@ -133,10 +133,13 @@ def read_cell(table: Table, cell: Cell) -> FinishedRun:
 
 
 def check_overrides(cell: Cell, environment: Mapping[str, object]) -> None:
-    """Raise RunError unless the overrides that the run in the cell's folder recorded are those of the cell."""
+    """Raise RunError unless the run in the cell's folder recorded the cell's overrides and emulated hosts."""
     recorded = environment.get("overrides")
     if not isinstance(recorded, list):
         raise RunError(f"{cell.run_dir}: environment.json: overrides={recorded!r}: expected a list")
+    hosts, expected = environment.get("emulated"), cell.emulated and cell.emulated.model_dump()
+    if expected is not None and {key: (hosts or {}).get(key) for key in expected} != expected:
+        raise RunError(f"{cell.run_dir}: made on emulated hosts {hosts}, expected {expected}")
     difference = cell.disagreement(recorded)
     if difference:
         raise RunError(f"{cell.run_dir}: holds something else: {difference}")

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from common.report.comparisons import Compared, Equivalence
+from common.report.comparisons import Compared, Equivalence, Speedup
 from common.report.published import Published
 from common.report.quantities import QUANTITIES, Quantity
 from common.report.runs import FinishedRun
@@ -74,6 +74,7 @@ class Statistic:
     empty:       what readers see where there is no number
     spread:      the name of the statistic that is shown behind this one, after a plus-minus sign
     of_runs:     whether it needs the quantity of every run
+    style:       its format for reading, if that is not the quantity's
     """
 
     name: str
@@ -82,6 +83,7 @@ class Statistic:
     empty: str = ""
     spread: str | None = None
     of_runs: bool = True
+    style: str | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,7 @@ class Column:
         """Return a value as readers see it."""
         if isinstance(value, Compared):
             return value.show(self.quantity.style)
-        return self.statistic.empty if value is None else format(value, self.quantity.style)
+        return self.statistic.empty if value is None else format(value, self.statistic.style or self.quantity.style)
 
     def exact(self, value: Value) -> dict[str, object]:
         """Return what CSV files hold of a value: {column: number or text}, None where there is nothing."""
@@ -140,6 +142,30 @@ def _two_sigma(column: Column, row: RowData) -> float | None:
     return 2 * statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
+def _median(column: Column, row: RowData) -> float | None:
+    values = column.quantity.of_all(row.runs)
+    return statistics.median(values) if values else None
+
+
+def _extreme(of: Callable[[Sequence[float]], float]) -> Callable[[Column, RowData], float | None]:
+    def extreme(column: Column, row: RowData) -> float | None:
+        values = column.quantity.of_all(row.runs)
+        return of(values) if values else None
+
+    return extreme
+
+
+def _finite(column: Column, row: RowData) -> float | None:
+    values = column.quantity.of_all(row.runs)
+    return sum(map(math.isfinite, values)) if values else None
+
+
+def _speedup(column: Column, row: RowData) -> Compared:
+    if row.baseline is None:
+        return Compared(None, "baseline")
+    return Speedup.of(column.by_seed(row.runs), column.by_seed(row.baseline))
+
+
 def _difference(column: Column, row: RowData) -> Compared:
     if row.baseline is None:
         return Compared(None, "baseline")
@@ -163,6 +189,13 @@ def _published_two_sigma(column: Column, row: RowData) -> float | None:
 
 
 MEAN = Statistic("mean", "{what}; mean over seeds", _mean, empty="missing", spread="2sigma")
+MEDIAN = Statistic("median", "{what}; median over seeds", _median, empty="missing")
+SPEEDUP = Statistic(
+    "speedup",
+    "{quantity}: the baseline's over the row's, {baseline}; geometric mean of the ratios seed by seed [the 95 % t "
+    "interval of their logarithms, taken back]",
+    _speedup,
+)
 DIFFERENCE = Statistic(
     "difference",
     "{quantity}: the row's minus that of the baseline, {baseline}; mean of the differences seed by seed "
@@ -191,6 +224,11 @@ STATISTICS = (
     DIFFERENCE,
     EQUIVALENT,
     PUBLISHED,
+    MEDIAN,
+    Statistic("lowest", "{what}; the lowest of all seeds", _extreme(min)),
+    Statistic("highest", "{what}; the highest of all seeds", _extreme(max)),
+    Statistic("reached", "{quantity}: in how many of the runs it is finite", _finite, style=".0f"),
+    SPEEDUP,
     Statistic("published_2sigma", "{quantity}: its published 2 sigma", _published_two_sigma, of_runs=False),
     Statistic("by_formula", "{quantity}: the paper's formula, evaluated by us", _published, of_runs=False),
 )
@@ -238,8 +276,8 @@ def parse_column(
         raise ValueError(f"{close} expected a label or <quantity>_<statistic>, see results/README.md".lstrip())
     quantity, statistic = NUMBERS[rest]
     margin = (margins or {}).get(quantity.name) if statistic is EQUIVALENT else None
-    if statistic is DIFFERENCE and baseline is None:
-        raise ValueError("differences need a baseline, the row to compare with")
+    if statistic in (DIFFERENCE, SPEEDUP) and baseline is None:
+        raise ValueError("differences and speed-ups need a baseline, the row to compare with")
     if statistic is EQUIVALENT and margin is None:
         raise ValueError(f"it needs margins.{quantity.name}: how far apart rows may be to count as equal")
     definition = statistic.definition.format(

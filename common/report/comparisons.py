@@ -1,5 +1,6 @@
 """What cells of tables hold of a comparison of two rows."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -45,6 +46,33 @@ class Compared:
         """Return what CSV files hold in columns with these endings; None where there is nothing."""
         endings = {"": "mean", "_low": "low", "_high": "high"}
         return {ending: getattr(self.difference, part, None) for ending, part in endings.items()}
+
+
+@dataclass(frozen=True)
+class Speedup(Compared):
+    """How many times as fast a row is as the baseline, from differences of logarithms."""
+
+    @classmethod
+    def of(cls, values: Values, baseline: Values) -> "Speedup":
+        """Compare the times of two rows; infinite ones were never reached."""
+        if math.inf in (*values.values(), *baseline.values()):
+            return cls(None, "not reached by all")
+        try:
+            return cls(Difference.of(paired_differences(_logarithms(baseline), _logarithms(values))).exponentials())
+        except ComparisonError as reason:
+            return cls(None, str(reason))
+
+    def show(self, style: str) -> str:
+        """Return it as readers see it: mean [low, high]."""
+        found = self.difference
+        if found is None:
+            return self.reason
+        interval = "" if found.low is None else f" [{found.low:.2f}, {found.high:.2f}]"
+        return f"{found.mean:.2f}{interval}"
+
+
+def _logarithms(values: Values) -> Values:
+    return {seed: value if value is None else math.log(value) for seed, value in values.items()}
 
 
 @dataclass(frozen=True)

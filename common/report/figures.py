@@ -24,8 +24,8 @@ from common.report.drawing import (
     save,
     seeds_of,
 )
+from common.report.elapsed import is_simulated, seconds_until
 from common.report.over_figure import draw_over_setting
-from common.report.prediction import predicted_step_ms
 from common.report.registry import Table
 from common.report.runs import FinishedRun, RunError
 
@@ -91,12 +91,8 @@ def curves(collection: Collection, metric: str, rows: tuple[str, ...] = ()) -> p
 
 def time_label(runs: list[FinishedRun], unit: str) -> str:
     """Return the name of the time axis: measured for processes, predicted for simulated workers."""
-    kinds = {"predicted" if _is_simulated(run) else "measured" for run in runs}
+    kinds = {"predicted" if is_simulated(run) else "measured" for run in runs}
     return f"time ({unit}), {' or '.join(sorted(kinds))}"
-
-
-def _is_simulated(run: FinishedRun) -> bool:
-    return run.config["workers"]["kind"] == "simulated"
 
 
 def _curve(run: FinishedRun, metric: str) -> pd.DataFrame | None:
@@ -108,7 +104,7 @@ def _curve(run: FinishedRun, metric: str) -> pd.DataFrame | None:
         sent = run.curve("train", "bytes_sent").dropna()
         steps, megabytes = sent["step"].to_numpy(), sent["bytes_sent"].to_numpy() / run.total("workers") / 1e6
         frame["sent_mb"] = np.interp(frame["step"], [0, *steps], [0, *megabytes])
-        frame["time_s"] = _seconds(run, frame["step"])
+        frame["time_s"] = seconds_until(run, frame["step"])
     except RunError as error:
         logger.warning("left out of the curves of %s: %s", metric, error)
         return None
@@ -118,16 +114,6 @@ def _curve(run: FinishedRun, metric: str) -> pd.DataFrame | None:
             "%s: %s is not finite from step %d on: its row's curve ends there", run.folder, metric, diverged.iloc[0]
         )
     return frame
-
-
-def _seconds(run: FinishedRun, steps: pd.Series) -> np.ndarray:
-    """Return the time until these steps, without evaluation."""
-    if _is_simulated(run):
-        return steps.to_numpy() * predicted_step_ms(run) / 1000
-    taken = run.curve("train", "time_step_ms").dropna()
-    ends = taken["step"].to_numpy()
-    seconds = np.cumsum(taken["time_step_ms"] * np.diff(ends, prepend=0)) / 1000
-    return np.interp(steps, [0, *ends], [0, *seconds])
 
 
 def draw_panel(ax: Axes, table: Table, data: pd.DataFrame, x: str) -> None:

@@ -35,12 +35,12 @@ def _tuned(table: Table) -> list[str]:
     """Return a line on each method's tuned values, and where its trials are; none if the table is not tuned."""
     if table.tuned is None:
         return []
-    quantity, lines = table.tuned.sweep.of, []
+    quantity, lines, by = table.tuned.sweep.of, [], table.tuned_by or table.name
     for name, tuned in table.tuned.methods.items():
         values = f"{' '.join(tuned.best.overrides)}, {quantity.name} {tuned.best.mean:{quantity.style}}"
         edge = f", the {tuned.edge} learning rate that was tried" if tuned.edge else ""
         lines.append(f"Tuned: {name}: {values} on seeds that are not reported, best of {tuned.trials} trials{edge}")
-    return [*lines, f"Trials: results/sweeps/{table.name}.md and .csv, made by `{sweep_command(table.name)}`"]
+    return [*lines, f"Trials: results/sweeps/{by}.md and .csv, made by `{sweep_command(by)}`"]
 
 
 def _census(runs: list[FinishedRun], describe: Callable[[FinishedRun], str]) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from common.report.elapsed import megabytes_to_target, seconds_to_target, steps_to_target
 from common.report.prediction import ASSUMED, predicted_step_ms
 from common.report.runs import FinishedRun, RunError
 from common.topology import build
@@ -186,6 +187,26 @@ _ALL = (
         "wall-clock time of a step in ms, median over the steps of a run",
         ".2f",
         lambda run: run.total("time_step_ms"),
+    ),
+    Quantity(
+        "time_to_target_s",
+        "wall-clock time in s until the first evaluation that reached the table's target, without evaluations; inf if "
+        "none did",
+        ".1f",
+        seconds_to_target,
+    ),
+    Quantity(
+        "steps_to_target",
+        "steps until the first evaluation that reached the table's target; inf if none did",
+        ".0f",
+        steps_to_target,
+    ),
+    Quantity(
+        "megabytes_to_target",
+        "what one worker hands to the network until its run reaches the table's target, in 1e6 bytes; inf if it does "
+        "not",
+        ",.0f",
+        megabytes_to_target,
     ),
     Quantity(
         "hours",

@@ -12,10 +12,12 @@ from common.report.definitions import ROOT, explained, names_in, read_definition
 from common.report.overrides import meaning
 from common.report.published import Published, published_values
 from common.report.quantities import QUANTITIES, Quantity
-from common.report.table_file import Row, TableFile
+from common.report.table_file import Emulated, Row, TableFile
 from common.report.tuning import SWEEPS, TunedFile, read_tuned, sweep_command
 
 TABLES = ROOT / "results" / "definitions" / "tables"
+
+LONGEST_S = 86_400  # of a run on emulated hosts
 
 # Keys that do not change what a run computes, only where it computes, reads and writes, and what it prints.
 BOOKKEEPING = re.compile(
@@ -52,7 +54,7 @@ class Table(TableFile):
         """Return the run of a row and seed; the seed may be a text such as K in commands that stand for all seeds."""
         settings = (*self.settings(row, variant), *self.tuned_overrides(row, variant), f"seed={seed}")
         folder = runs / self.runs / row.name / (variant or "")
-        return Cell(self.task, row, seed, settings, folder / f"seed_{seed}", variant)
+        return Cell(self.task, row, seed, settings, folder / f"seed_{seed}", variant, self.emulated.get(variant))
 
     def settings(self, row: Row, variant: str | None) -> tuple[str, ...]:
         """Return the overrides that the table states for all runs of a row, without tuned values."""
@@ -61,7 +63,7 @@ class Table(TableFile):
 
     def method(self, row: Row, variant: str | None) -> str:
         """Return the name under which a sweep keeps the values that a row takes: ROW or ROW/VARIANT."""
-        return "/".join(filter(None, [row.tuned_with or row.name, variant]))
+        return "/".join(filter(None, [row.tuned_with or row.name, None if self.tuned_by else variant]))
 
     def tuned_overrides(self, row: Row, variant: str | None) -> tuple[str, ...]:
         """Return the overrides that the table's sweep chose for a row; none if it is not tuned or has its own."""
@@ -72,6 +74,8 @@ class Table(TableFile):
     @property
     def untuned(self) -> str | None:
         """Why the rows lack their tuned values, and the command that makes them; None if they have or need none."""
+        if self.tuned_by is not None:
+            return self._untuned_by(self.tuned_by)
         if self.sweep is None:
             return None
         command = sweep_command(self.name)
@@ -92,6 +96,15 @@ class Table(TableFile):
             return None
         where = f"results/sweeps/{self.name}.yaml"
         return f"{where} was made by another definition of {', '.join(changed)}; make it again with: {command}"
+
+    def _untuned_by(self, other: str) -> str | None:
+        """Return why the values that another table's sweep chose for some rows are missing."""
+        if self.tuned is None:
+            missing = f"results/sweeps/{other}.yaml is missing; make it with: {sweep_command(other)}"
+            return f"{other} is not tuned yet: {missing}"
+        wanted = [row.tuned_with for row in self.rows if row.tuned_with]
+        missing = [name for name in wanted if name not in self.tuned.methods]
+        return f"results/sweeps/{other}.yaml: has no {', '.join(missing)}" if missing else None
 
     @cached_property
     def published_values(self) -> Mapping[str, Mapping[str, Published]]:
@@ -133,6 +146,7 @@ class Cell:
     settings: tuple[str, ...]
     run_dir: Path
     variant: str | None = None
+    emulated: Emulated | None = None
 
     @property
     def label(self) -> str:
@@ -147,7 +161,15 @@ class Cell:
     @property
     def command(self) -> str:
         """The shell command that makes this run."""
-        return shlex.join(["python", "-m", f"{self.task}.train", *self.overrides])
+        return shlex.join(["python", *self.arguments()])
+
+    def arguments(self, *more: str) -> list[str]:
+        """Return Python's arguments that make this run, with more overrides; on emulated hosts if it has some."""
+        train = ["-m", f"{self.task}.train", *self.overrides, *more]
+        if self.emulated is None:
+            return train
+        hosts = [f"{key}={value}" for key, value in self.emulated.model_dump(exclude_defaults=True).items()]
+        return ["-m", "scripts.emulate", *hosts, f"limit_s={LONGEST_S}", f"run={shlex.join(train)}"]
 
     @cached_property
     def _expected(self) -> dict[str, Any]:
@@ -187,7 +209,8 @@ def load_table(
     content = read_definition(folder, name, key, also)
     with explained(folder, name, TableFile):
         file = TableFile.model_validate(content)
-        return Table.of(name, file, read_tuned(name, sweeps) if file.sweep else None)
+        tuned = file.tuned_by or (name if file.sweep else None)
+        return Table.of(name, file, read_tuned(tuned, sweeps) if tuned else None)
 
 
 def full_name(name: str, key: str) -> str:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from omegaconf import OmegaConf
@@ -20,6 +20,19 @@ class RunError(ValueError):
 
 
 @dataclass(frozen=True)
+class Target:
+    """A value that a validation metric is to reach."""
+
+    metric: str
+    value: float
+    best: Literal["highest", "lowest"]
+
+    def reached_by(self, value: float) -> bool:
+        """Return whether a value of the metric is as good."""
+        return value >= self.value if self.best == "highest" else value <= self.value
+
+
+@dataclass(frozen=True)
 class FinishedRun:
     """A finished run.
 
@@ -27,6 +40,7 @@ class FinishedRun:
     environment:  versions, hardware, commit, overrides, start and end
     summary:      the run's totals
     metrics:      metrics.jsonl with columns step, split, loss, ... (NaN where a line has no such metric)
+    target:       of the table that it was read for, if that has one
     """
 
     folder: Path
@@ -34,6 +48,7 @@ class FinishedRun:
     environment: dict[str, Any]
     summary: dict[str, Any]
     metrics: pd.DataFrame
+    target: Target | None = None
 
     @property
     def seed(self) -> int:

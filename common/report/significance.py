@@ -49,6 +49,10 @@ class Difference:
         interval = ttest_1samp(differences, 0).confidence_interval(1 - LEVEL)
         return cls(mean, float(interval.low), float(interval.high))
 
+    def exponentials(self) -> "Difference":
+        """Return the ratio of which this is the logarithm."""
+        return Difference(*(None if part is None else math.exp(part) for part in (self.mean, self.low, self.high)))
+
 
 def p_within(differences: Sequence[float], margin: float) -> float:
     """Return p of the equivalence test, two one-sided t-tests: small if the mean difference is within the margin."""

@@ -3,7 +3,16 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, PositiveFloat, PositiveInt, StrictInt, ValidationInfo, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PlainValidator,
+    PositiveFloat,
+    PositiveInt,
+    StrictInt,
+    ValidationInfo,
+    model_validator,
+)
 
 from common.cli import nearest
 from common.report.columns import DEFAULT_COLUMNS, EQUIVALENT, Column, Label, parse_column
@@ -11,7 +20,9 @@ from common.report.definitions import Definition
 from common.report.overrides import Override, meaning, parse_override
 from common.report.published import published_names
 from common.report.quantities import QUANTITIES
+from common.report.runs import Target
 from common.report.tuning import Sweep
+from common.runtime.conditions import CONDITIONS
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case letters, digits and _")]
 
@@ -50,6 +61,17 @@ class Row(Definition):
         return meaning(self.overrides).get("workers.count")
 
 
+class Emulated(Definition):
+    """Hosts that `scripts.emulate` emulates; its arguments."""
+
+    hosts: PositiveInt
+    ranks_per_host: PositiveInt
+    mbit_per_s: PositiveFloat
+    delay_ms: NonNegativeFloat = 0.0
+    compute_ms: NonNegativeFloat = Field(0.0, description="waits in each step, besides its real computing")
+    condition: Literal[tuple(CONDITIONS)] = "even"
+
+
 def _parse_column(written: Any, info: ValidationInfo) -> Column | Label:
     """Return the column of a name, with the keys that are validated before `columns`."""
     if isinstance(written, Column | Label):
@@ -79,6 +101,8 @@ class TableFile(Definition):
     variants: dict[Name, tuple[Override, ...]] = Field(
         {}, description="overrides by name: each row is made with every one, in columns <variant>_<column>"
     )
+    emulated: dict[Name, Emulated] = Field({}, description="emulated hosts on which the runs of each variant are made")
+    target: Target | None = Field(None, description="what a validation metric is to reach, for <...>_to_target")
     published: tuple[str, ...] = Field((), description="files of results/paper whose rows have the same names")
     proxy_of: Name | None = Field(None, description="the table that this one is a small version of")
     baseline: Name | None = Field(
@@ -90,6 +114,7 @@ class TableFile(Definition):
         DEFAULT_COLUMNS, validate_default=True, description="a list of columns' names"
     )
     sweep: Sweep | None = Field(None, description="how the learning rates of the rows are tuned")
+    tuned_by: Name | None = Field(None, description="the table whose sweep chose the values of rows with tuned_with")
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows")
 
     @model_validator(mode="after")
@@ -115,11 +140,19 @@ class TableFile(Definition):
                 keys = [parse_override(text)[0] for text in (*self.overrides, *variant, *row.overrides)]
                 tuned = self.sweep.keys if self.sweep and row.takes_tuned else ()
                 _expect_unique(f"the overrides of row {row.name!r}", [*keys, *tuned])
+        if self.emulated and self.emulated.keys() != self.variants.keys():
+            raise ValueError(f"emulated: expected one entry for each variant, {', '.join(self.variants) or '(none)'}")
         self._check_sweep()
         return self
 
     def _check_sweep(self) -> None:
         with_centre = [row.name for row in self.rows if row.centre is not None]
+        if self.tuned_by is not None:
+            if self.sweep or any(row.centre for row in self.rows):
+                raise ValueError(
+                    f"tuned_by={self.tuned_by}: expected neither a sweep nor centres: values come from there"
+                )
+            return
         for row in self.rows:
             if self.sweep is None and (row.centre or row.tuned_with):
                 raise ValueError(f"row {row.name!r}: centre and tuned_with: expected in a table with a sweep only")

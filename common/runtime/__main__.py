@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import pandas as pd
 from pydantic import Field, PositiveFloat
 
 from common.cli import ONE_OR_SEVERAL, Arguments, Text, UsageError, main_function, parse
 from common.local_steps import resolve_local_steps
 from common.runtime.cluster import Cluster
-from common.runtime.plan import CANDIDATES, Plan, plan
+from common.runtime.conditions import CONDITIONS
+from common.runtime.plan import CANDIDATES, Plan, plan, sensitivity
 from common.topology import NAMES
 
 MOST_STEPS = 200
@@ -65,12 +67,15 @@ class PlanArguments(Arguments):
         None, ge=0, description="a round is merged before this update of it; null: a third of the round; 0: at its end"
     )
     steps: int | None = Field(None, ge=50, description=f"steps to simulate; null: {MOST_STEPS}, fewer for many workers")
+    uneven: bool = Field(
+        False, description="add, for uneven computing of several kinds, how much longer a step takes than with even"
+    )
     plot: Text | None = Field(None, description="file for a picture (.png, .svg, .pdf)")
 
     def cluster(self) -> dict[str, Any]:
         """Return the given fields of Cluster."""
         renamed = {"slow_host": "slow_hosts", "slow_link": "slow_links"}
-        others = {"command", "measure", "tflop", "topology", "local_steps", "merge_after", "steps", "plot"}
+        others = {"command", "measure", "tflop", "topology", "local_steps", "merge_after", "steps", "uneven", "plot"}
         return {renamed.get(name, name): getattr(self, name) for name in self.model_fields_set - others}
 
 
@@ -93,6 +98,9 @@ def main(argv: Sequence[str]) -> int:
     every_step = local.every_update and local.merge_after > 0  # then bucket by bucket
     planned = plan(cluster, arguments.topology, None if every_step else local, steps=steps)
     print(render(cluster, planned))
+    if arguments.uneven:
+        local_steps = None if every_step else local
+        print(render_uneven(sensitivity(cluster, arguments.topology, local_steps, steps=steps)))
     if arguments.plot:
         draw(planned, cluster, Path(arguments.plot))
     return 0
@@ -104,6 +112,13 @@ def render(cluster: Cluster, planned: Plan) -> str:
     lines = [f"Predicted for {cluster.hosts} hosts of {cluster.workers_per_host} workers:", "", table, ""]
     lines += [f"{name}: not possible here: {reason}" for name, reason in planned.skipped.items()]
     return "\n".join([*lines, planned.recommendation])
+
+
+def render_uneven(frame: pd.DataFrame) -> str:
+    """Return what uneven computing costs as Markdown."""
+    legend = [f"- {name}: {condition.label}" for name, condition in CONDITIONS.items() if name in frame]
+    table = frame.to_markdown(index=False, floatfmt=".3f")
+    return "\n".join(["", "Time of a step, in terms of that with even computing:", "", *legend, "", table])
 
 
 def draw(planned: Plan, cluster: Cluster, file: Path) -> None:

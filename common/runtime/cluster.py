@@ -20,6 +20,8 @@ class Cluster:
     backward_share:   share of the backward pass in compute_ms; gradients become ready evenly during it
     update_ms:        the optimizer's step
     jitter:           standard deviation of the logarithm of a step's compute time (lognormal, mean compute_ms)
+    stall_share:      share of a worker's steps that stall, each on its own
+    stall_factor:     how many times longer such a step's compute time is
     inter_gbps:       what a host can send and receive at the same time, Gbit/s; its workers share it
     intra_gbps:       what a worker can send to another of its host and receive at the same time, Gbit/s
     latency_us:       of each message between hosts
@@ -39,6 +41,8 @@ class Cluster:
     backward_share: float = 2 / 3
     update_ms: float = 0.0
     jitter: float = 0.0
+    stall_share: float = 0.0
+    stall_factor: float = 1.0
     inter_gbps: float = 25.0
     intra_gbps: float = 200.0
     latency_us: float = 20.0
@@ -56,6 +60,10 @@ class Cluster:
         for name in ("update_ms", "jitter", "latency_us", "intra_latency_us"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a number >= 0")
+        if not 0 <= self.stall_share <= 1:
+            raise ValueError(f"stall_share={self.stall_share}: expected a number in [0, 1]")
+        if not self.stall_factor >= 1:
+            raise ValueError(f"stall_factor={self.stall_factor}: expected a number >= 1")
         if not 0 < self.backward_share <= 1:
             raise ValueError(f"backward_share={self.backward_share}: expected a number in (0, 1]")
         for name in ("slow_hosts", "slow_links"):
@@ -91,7 +99,9 @@ class Cluster:
 
     def draw_compute_ms(self, steps: int, seed: int) -> np.ndarray:
         """Draw the time in ms of each worker's forward and backward pass in each step, [steps, workers]."""
-        normal = np.random.default_rng(seed).standard_normal((steps, self.workers))
+        random = np.random.default_rng(seed)
+        normal = random.standard_normal((steps, self.workers))
         times = self.compute_ms * np.exp(self.jitter * normal - self.jitter**2 / 2)
+        times[random.random(times.shape) < self.stall_share] *= self.stall_factor
         factors = [self.slow_hosts.get(worker // self.workers_per_host, 1.0) for worker in range(self.workers)]
         return times * np.array(factors)

@@ -8,6 +8,7 @@ import pandas as pd
 
 from common.local_steps import LocalSteps
 from common.runtime.cluster import Cluster
+from common.runtime.conditions import CONDITIONS
 from common.runtime.round_time import complete
 from common.runtime.steps import (
     Phases,
@@ -72,6 +73,27 @@ def plan(
         except ValueError as error:
             skipped[name] = str(error)
     return Plan(pd.DataFrame(rows), skipped)
+
+
+def sensitivity(
+    cluster: Cluster,
+    topologies: Sequence[str] = CANDIDATES,
+    local: LocalSteps | None = None,
+    *,
+    steps: int = 200,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Return the rows of `plan`, and for each condition the time of a step in terms of that with even computing.
+
+    A gossip step waits for few workers, all-reduce for all; but over many steps slowness reaches everybody.
+    """
+    frames = {
+        name: plan(condition.on(cluster), topologies, local, steps=steps, seed=seed).frame
+        for name, condition in CONDITIONS.items()
+    }
+    even = frames.pop("even")
+    ratios = {name: frame.step_ms / even.step_ms for name, frame in frames.items()}
+    return even[["method", "topology", "phases"]].assign(**ratios)
 
 
 def _gossip(

@@ -11,6 +11,7 @@ import pandas as pd
 
 from common.local_steps import LocalSteps
 from common.runtime.cluster import Cluster
+from common.runtime.conditions import CONDITIONS
 from common.runtime.steps import simulate_allreduce, simulate_gossip
 from common.topology import NAMES, Topology, build
 
@@ -24,7 +25,7 @@ DECENT_DP_NAMES = {
     "alternating_exp_ring": "aer",
 }
 GROUP = ["model", "hosts", "ranks_per_host", "compute_ms"]
-NEEDED = ["engine", *GROUP, "mbit_per_s", "topology", "step_ms", "payload_mb", "bucket_mb"]
+NEEDED = ["engine", *GROUP, "condition", "mbit_per_s", "topology", "step_ms", "payload_mb", "bucket_mb"]
 
 
 def predict_measured(
@@ -39,13 +40,14 @@ def predict_measured(
     missing = [name for name in NEEDED if name not in measured]
     if missing:
         raise ValueError(f"columns {', '.join(missing)} are missing")
-    alone = measured[measured.engine == "alone"]
+    alone = measured[(measured.engine == "alone") & (measured.condition == "even")]
     updates = (
         (alone.step_ms - alone.compute_ms).clip(lower=0).groupby([alone[n] for n in (*GROUP, "topology")]).median()
     )
     rows, left_out = [], []
-    for row in measured.drop(alone.index).itertuples():
+    for row in measured[measured.engine != "alone"].itertuples():
         label = f"{row.engine}, {row.topology}, {row.hosts} x {row.ranks_per_host}, {row.mbit_per_s:g} Mbit/s"
+        label += "" if row.condition == "even" else f", {row.condition}"
         if not row.compute_ms > 0:
             left_out.append(f"{label}: a real model's compute time is not known apart from the rest")
             continue
@@ -68,7 +70,7 @@ def predict_measured(
             gossip_bucket_mb=row.bucket_mb * MB_OF_MIB,
         )
         try:
-            predicted = _predict(cluster, row.engine, row.topology, steps)
+            predicted = _predict(CONDITIONS[row.condition].on(cluster), row.engine, row.topology, steps)
         except ValueError as error:
             left_out.append(f"{label}: {error}")
             continue
@@ -87,18 +89,18 @@ def predict_measured(
 def _predict(cluster: Cluster, engine: str, label: str, steps: int) -> float:
     if engine == "ddp":
         return simulate_allreduce(cluster, steps=steps).step
+    local = None
     if engine == "ours_local":
-        name, H, tau = label.split("/")
+        label, H, tau = label.rsplit("/", 2)
         local = LocalSteps(int(H), int(tau))
-        return simulate_gossip(cluster, _topology(name, cluster, between=False), local=local, steps=steps).step
     name, between, staggered = read_topology(label)
     if engine == "decent_dp":
         topology = _topology(DECENT_DP_NAMES.get(name, name), cluster, between)
         return simulate_gossip(cluster, topology, flat=True, steps=steps).step
-    if engine == "ours":
+    if engine in ("ours", "ours_local"):
         topology = _topology(name, cluster, between)
         phases = "staggered" if staggered else "aligned"
-        return simulate_gossip(cluster, topology, phases=phases, steps=steps).step
+        return simulate_gossip(cluster, topology, phases=phases, local=local, steps=steps).step
     raise ValueError(f"engine {engine!r}: expected ddp, decent_dp, ours or ours_local")
 
 

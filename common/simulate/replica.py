@@ -46,7 +46,8 @@ def simulate(
     method: "decentralized" or "allreduce"; topology, order, phases, push_sum and all that local steps need as in
             DecentralizedDataParallel.
     bucket_mb: only matters where buckets mix differently, with phases="staggered" or fragments > 1; real workers on
-               GPUs have larger ones with "auto": give both a number to compare them
+               GPUs have larger ones with "auto": give both a number to compare them; shards are cut
+               at other elements than whole replicas
     ranks_per_worker: only matters for the bytes that an all-reduce over all ranks would send.
     In each step call forward and backward on every replica, then `synchronize_gradients()` on every replica (before
     clipping), then `optimizer.step()` on every replica.

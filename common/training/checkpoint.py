@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map_only
 from common.parallel.collectives import gather_objects, rank
 from common.training.atomic import describe, write_atomically
 
-FORMAT = 2
+FORMAT = 3
 MANIFEST = "manifest.json"
 MODELS = "models"
 SMALL = 1 << 16  # elements of a tensor
@@ -49,6 +49,13 @@ class Manifest:
     fingerprint: str
     metrics_bytes: int
     files: dict[str, dict[str, Any]]
+
+
+class Checkpoint(NamedTuple):
+    """A complete checkpoint: its manifest, and the state that this rank wrote."""
+
+    manifest: Manifest
+    state: dict[str, Any]
 
 
 class Checkpoints:
@@ -79,7 +86,7 @@ class Checkpoints:
             write_atomically(folder / MANIFEST, json.dumps(asdict(manifest), indent=2).encode())
             self._prune()
 
-    def load(self, device: torch.device, tell: Callable[[str], None]) -> tuple[Manifest, dict[str, Any]] | None:
+    def load(self, device: torch.device, tell: Callable[[str], None]) -> Checkpoint | None:
         """Return the newest checkpoint that is complete and undamaged on every rank; None if there never was one.
 
         device: where the state will go; its tensors are on the CPU, for a GPU in the mapped file
@@ -98,7 +105,7 @@ class Checkpoints:
             if found is not None and not problems:
                 for complaint in complaints:
                     tell(f"{complaint}; using {folder.name} instead")
-                return found, read_state(folder / file_name(rank()), mapped=device.type != "cpu")
+                return Checkpoint(found, read_state(folder / file_name(rank()), mapped=device.type != "cpu"))
             complaints += dict.fromkeys(problems)
         if complaints:
             raise CheckpointError("no usable checkpoint: " + "; ".join(complaints))

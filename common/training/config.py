@@ -4,27 +4,22 @@ Hydra composes YAML files and command-line overrides; pydantic refuses unknown k
 and contradictory choices.
 """
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import (
     ConfigDict,
-    Field,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
 from common.local_steps import check_topology
 from common.topology import Topology, build
-from common.training.parallel_config import ParallelConfig
-from common.training.records import NonNegative, Strict
-
-Fraction = Annotated[float, Field(ge=0, le=1)]
-DecayRate = Annotated[float, Field(ge=0, lt=1)]
-Betas = Annotated[tuple[DecayRate, DecayRate], Field(strict=False)]
+from common.training.elastic_config import ElasticConfig
+from common.training.optimization_config import OptimizerConfig, ScheduleConfig
+from common.training.parallel_config import ParallelConfig, check_method
+from common.training.records import Strict
 
 
 class ConfigError(ValueError):
@@ -56,123 +51,6 @@ class TopologyConfig(Strict):
             return build(self.name, workers, per_host, **options)
         except (ValueError, TypeError, OSError) as error:
             raise ConfigError(f"topology={self.name} (workers={workers}, per_host={per_host}): {error}") from error
-
-
-# -- optimizer and schedule
-
-
-class BaseOptimizerConfig(Strict):
-    """Keys of all optimizers.
-
-    lr_batch: batch size for which lr is meant: lr is scaled linearly to training.batch_size; null: not scaled
-    no_decay: what does not decay, see common.optim.groups
-    """
-
-    lr: PositiveFloat
-    lr_batch: PositiveInt | None
-    weight_decay: NonNegative
-    no_decay: Literal["norms_and_biases", "norms", "named_bn_or_bias", "nothing"] = "norms_and_biases"
-
-
-class SgdConfig(BaseOptimizerConfig):
-    """torch.optim.SGD."""
-
-    name: Literal["sgd"]
-    momentum: Fraction
-    nesterov: bool
-
-
-class AdamConfig(BaseOptimizerConfig):
-    """torch.optim.Adam or AdamW; fused: one pass over memory."""
-
-    name: Literal["adam", "adamw"]
-    betas: Betas
-    eps: PositiveFloat
-    fused: bool
-
-
-class AccumAdamConfig(BaseOptimizerConfig):
-    """common.optim.AccumAdam or AccumAdamW; accumulation_steps is s; fused: one pass over memory, compiled."""
-
-    name: Literal["accumadam", "accumadamw"]
-    betas: Betas
-    eps: PositiveFloat
-    accumulation_steps: PositiveInt
-    fused: bool
-
-
-class DmSgdConfig(BaseOptimizerConfig):
-    """common.optim.DmSGD."""
-
-    name: Literal["dmsgd"]
-    momentum: Fraction
-    momentum_mixing: bool
-
-
-class QgDmSgdConfig(BaseOptimizerConfig):
-    """common.optim.QGDmSGD."""
-
-    name: Literal["qg_dmsgd"]
-    momentum: DecayRate
-    tracking: DecayRate | None
-    nesterov: bool
-
-
-OptimizerConfig = Annotated[
-    SgdConfig | AdamConfig | AccumAdamConfig | DmSgdConfig | QgDmSgdConfig, Field(discriminator="name")
-]
-
-
-class ConstantConfig(Strict):
-    """Base of the schedules: a linear warm-up from warmup_start x lr, then lr. Lengths are in `unit`."""
-
-    name: Literal["constant"]
-    unit: Literal["steps", "epochs"]
-    warmup: NonNegative
-    warmup_start: Fraction
-
-    @field_validator("warmup", "milestones", check_fields=False)
-    @classmethod
-    def _whole_steps(cls, value: float | list[float], info: ValidationInfo) -> float | list[float]:
-        lengths = value if isinstance(value, list) else [value]
-        if info.data.get("unit") == "steps" and not all(float(length).is_integer() for length in lengths):
-            raise ValueError(f"{value}: expected whole numbers with schedule.unit=steps")
-        return value
-
-
-class CosineConfig(ConstantConfig):
-    """Half a cosine from lr down to final_fraction x lr at the last step.
-
-    change: whether lr changes in every step, or in every epoch after the warm-up
-    """
-
-    name: Literal["cosine"]
-    final_fraction: Fraction
-    change: Literal["step", "epoch"] = "step"
-
-
-class InverseSquareRootConfig(ConstantConfig):
-    """lr sqrt(warmup / t) after the warm-up.
-
-    first: t of the first update
-    """
-
-    name: Literal["inverse_square_root"]
-    warmup: PositiveFloat
-    first: Literal[0, 1] = 0
-
-
-class MultistepConfig(ConstantConfig):
-    """lr times gamma at each milestone."""
-
-    name: Literal["multistep"]
-    milestones: list[PositiveFloat]
-    gamma: PositiveFloat
-
-
-ScheduleConfig = Annotated[
-    ConstantConfig | CosineConfig | InverseSquareRootConfig | MultistepConfig, Field(discriminator="name")
-]
 
 
 # -- the run
@@ -258,30 +136,40 @@ class Config(Strict):
     training: TrainingConfig
     evaluation: EvaluationConfig
     logging: LoggingConfig
+    elastic: ElasticConfig = ElasticConfig()
 
     @model_validator(mode="after")
     def _choices_fit(self) -> "Config":
-        parallel, optimizer = self.parallel, self.optimizer
-        if parallel.method == "allreduce" and self.topology.name != "complete":
-            raise ValueError(
-                f"topology={self.topology.name} with parallel=allreduce: all-reduce averages over everybody, "
-                "expected topology=complete (or parallel=decentralized)"
-            )
-        atc = {"optimizer=qg_dmsgd": optimizer.name == "qg_dmsgd"}
-        atc["optimizer.momentum_mixing=true"] = optimizer.name == "dmsgd" and optimizer.momentum_mixing
-        for choice, needs_atc in atc.items():
-            if needs_atc and parallel.method == "decentralized" and parallel.order != "atc":
-                raise ValueError(f"parallel.order={parallel.order} with {choice}: expected parallel.order=atc")
-            if needs_atc and parallel.method == "decentralized" and not parallel.plan().every_update:
-                raise ValueError(
-                    f"parallel.local_steps={parallel.local_steps}, outer.lr={parallel.outer.lr:g} with {choice}: it is "
-                    "defined for a round in every update without an outer step; expected another optimizer"
-                )
+        mixes_momentum = self.optimizer.name == "dmsgd" and self.optimizer.momentum_mixing
+        needs_atc = {"optimizer=qg_dmsgd": self.optimizer.name == "qg_dmsgd"}
+        needs_atc["optimizer.momentum_mixing=true"] = mixes_momentum
+        check_method(self.parallel, self.topology.name, self.workers.kind, [k for k, v in needs_atc.items() if v])
+        self._check_script()
+        whole = {"workers.kind=simulated": self.workers.kind == "simulated"}
+        whole["training.compile=true"] = self.training.compile
+        whole["evaluation.local_models=true"] = self.evaluation.local_models
+        for choice, needs_whole in whole.items():
+            if needs_whole and self.sharded:
+                raise ValueError(f"{choice} with parallel.shard=true: expected parallel.shard=false")
         unit, warmup = self.schedule.unit, self.schedule.warmup
         length = self.training.steps if unit == "steps" else self.training.epochs
         if self.schedule.name == "cosine" and length is not None and warmup >= length:
             raise ValueError(f"schedule.warmup={warmup:g}: expected fewer than training.{unit}={length:g}")
         return self
+
+    def _check_script(self) -> None:
+        if not self.elastic.script:
+            return
+        if self.workers.kind != "simulated":
+            raise ValueError(f"elastic.script with workers={self.workers.kind}: expected workers=simulated")
+        if self.parallel.method == "decentralized" and self.parallel.push_sum:
+            raise ValueError("elastic.script with parallel.push_sum=true: expected false: weights depend on all rounds")
+        self.elastic.members(self.n, self.elastic.script[-1].step)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the ranks of a worker hold shards of its replica."""
+        return self.parallel.method == "decentralized" and self.parallel.shard
 
     @property
     def n(self) -> int:

@@ -1,5 +1,6 @@
 """The environment of a run: versions, hardware, commit, command."""
 
+import json
 import os
 import platform
 import shlex
@@ -35,6 +36,7 @@ def describe_environment(task: str, overrides: list[str]) -> dict[str, Any]:
         },
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
         "platform": platform.platform(),
+        **({"emulated": json.loads(emulated)} if (emulated := os.environ.get("EMULATED_HOSTS")) else {}),
     }
 
 

@@ -40,13 +40,19 @@ class Evaluator:
         if options.local_models:
             metrics |= {f"local_{name}": value for name, value in self._metrics(self._local_sums()).items()}
         with model.averaged() as mean_model, self._recalibrated(mean_model):
-            shard = self._batches(self._rank, world_size())
-            metrics |= self._metrics(self._sums([(mean_model, shard)]))
+            metrics |= self._metrics(self._mean_sums(mean_model))
             then(metrics, mean_model)
         if options.keep_average:
             model.average_()
             for worker in self._workers:
                 worker.share_buffers()
+
+    def _mean_sums(self, mean_model: nn.Module) -> Tensor:
+        if not self._config.sharded:
+            return self._sums([(mean_model, self._batches(self._rank, world_size()))])
+        # Ranks of a worker gather parameters together, so they run equally many batches: the same ones, counted once.
+        batches = self._batches(self._workers[0].index, self._config.n)
+        return self._sums([(mean_model, batches)], counted=self._rank % self._config.ranks_per_worker == 0)
 
     def _local_sums(self) -> Tensor:
         return self._sums(self._local_models())
@@ -62,8 +68,8 @@ class Evaluator:
         return self._task.evaluation_data(shard, shards, self._config.evaluation.batch_size, self._device)
 
     @torch.no_grad()
-    def _sums(self, models: Iterable[tuple[nn.Module, Iterable[Batch]]]) -> Tensor:
-        """Return the sums of `task.evaluate` over all batches of these models, and over ranks."""
+    def _sums(self, models: Iterable[tuple[nn.Module, Iterable[Batch]]], counted: bool = True) -> Tensor:
+        """Return the sums of `task.evaluate` over all batches of these models, and over ranks that are `counted`."""
         sums = torch.zeros(len(self._task.sums), dtype=torch.float64, device=self._device)
         for model, batches in models:
             model.eval()
@@ -72,7 +78,7 @@ class Evaluator:
                     values = self._task.evaluate(model, batch)
                 sums += torch.stack([values[name].double() for name in self._task.sums])
             model.train()
-        return sum_over_ranks(sums)
+        return sum_over_ranks(sums if counted else torch.zeros_like(sums))
 
     def _metrics(self, sums: Tensor) -> dict[str, float]:
         return self._task.metrics(dict(zip(self._task.sums, sums.tolist(), strict=True)))

@@ -2,20 +2,46 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from common.dtensors import whole
 from common.parallel.regions import region
 from common.training.config import Config
+from common.training.elastic import config_of, hand_over
+from common.training.elastic_config import Members
 from common.training.interruption import Interruption
 from common.training.numerics import autocast
 from common.training.profiling import Trace
 from common.training.recorder import Recorder
 from common.training.session import Session, Setup
+from common.training.stream import BEGINNING, Dealing
 from common.training.task import Task
 from common.training.worker import Worker, build_workers
+
+
+class Length(NamedTuple):
+    """Numbers of updates: in the whole run, in an epoch of its first workers, and between two evaluations."""
+
+    steps: int
+    epoch: int
+    evaluate_every: int
+
+
+class Stage(NamedTuple):
+    """The part of a run in which the same members train.
+
+    setup: the run's, with the configuration of these members
+    """
+
+    setup: Setup
+    members: Members
+    workers: list[Worker]
+    session: Session
 
 
 def train(setup: Setup) -> str:
@@ -25,47 +51,85 @@ def train(setup: Setup) -> str:
     backward, then all step: a process has one worker, a simulation has all of them. Returns "finished", or
     "interrupted" if a signal asked to stop: then a checkpoint was saved.
     """
-    task, config, device, recorder = setup.task, setup.config, setup.device, setup.recorder
-    steps, steps_per_epoch = lengths(task, config, device)
-    evaluate_every = config.evaluation.every or steps_per_epoch
-    workers = build_workers(task, config, device, setup.rank, steps, steps_per_epoch)
-    session = Session(setup, workers)
-    session.resume(lambda: [backward(task, worker, config, device) for worker in workers])
-    recorder.begin(workers, steps)
+    config, device, recorder = setup.config, setup.device, setup.recorder
+    length = lengths(setup.task, config, device)
+    found = setup.checkpoints.load(device, setup.tell)
+    stage = begin_stage(setup, tuple(found.state["members"]) if found else tuple(range(config.n)), length)
+    stage.session.resume(found, lambda: [backward(setup.task, w, stage.setup.config, device) for w in stage.workers])
+    recorder.begin(stage.workers, length.steps, stage.setup.config)
     with (
         step_named(recorder),
         Interruption(device, config.logging.every) as interruption,
         Trace(config.run_dir, setup.rank, config.profile) as trace,
     ):
-        stop = False
-        while recorder.clock < steps and not stop:
-            before = recorder.clock
-            losses = [backward(task, worker, config, device) for worker in workers]
-            norms = [finish_gradients(worker, config.training.clip) for worker in workers]
-            with region("optimizer"):
-                for worker in workers:
-                    worker.scaler.step(worker.optimizer)
-                    worker.scaler.update()
-            committed = recorder.clock > before  # alike on all ranks; false if a scaler skipped the step
-            recorder.step(committed, losses, norms)
-            for worker in workers:
-                worker.optimizer.zero_grad(set_to_none=True)
-                if committed:
-                    worker.schedule.step()
-            trace.step()
-            if not committed:
-                continue
-            step = recorder.clock
-            if step % evaluate_every == 0 or step == steps:
-                session.evaluate()
-            stop = interruption.requested(step)
-            if stop or step == steps or step % (config.training.checkpoint_every or steps) == 0:
-                session.save()
-    status = "finished" if recorder.clock == steps else "interrupted"
+        while True:
+            members = config.elastic.members(config.n, recorder.clock)
+            if members != stage.members:
+                stage = change_members(setup, stage, members, length)
+            if train_stage(stage, length, interruption, trace):
+                break
+    status = "finished" if recorder.clock == length.steps else "interrupted"
     recorder.finish(status)
-    for worker in workers:
+    for worker in stage.workers:
         worker.model.close()
     return status
+
+
+def begin_stage(setup: Setup, members: Members, length: Length, dealing: Dealing = BEGINNING) -> Stage:
+    """Build the local workers of these members; dealing: where their data begin."""
+    staged = replace(setup, config=config_of(setup.config, members))
+    numbers = None if members == tuple(range(setup.config.n)) else members
+    workers = build_workers(
+        setup.task, staged.config, setup.device, setup.rank, length.steps, length.epoch, dealing, numbers
+    )
+    return Stage(staged, members, workers, Session(staged, workers, members))
+
+
+def change_members(setup: Setup, stage: Stage, after: Members, length: Length) -> Stage:
+    """Let other members go on, see `common.training.elastic`."""
+    dealing = stage.workers[0].streams[0].rest()
+    states = hand_over(stage.workers, stage.members, after, dealing)
+    following = begin_stage(setup, after, length, dealing)
+    setup.recorder.change(stage.members, after, following.setup.config.topology.name)
+    for worker in stage.workers:
+        worker.model.close()
+    following.session.load(states)
+    setup.recorder.begin(following.workers, length.steps, following.setup.config)
+    return following
+
+
+def train_stage(stage: Stage, length: Length, interruption: Interruption, trace: Trace) -> bool:
+    """Train until the run is over or asked to stop; return False where other members have to go on before that."""
+    setup, workers, session = stage.setup, stage.workers, stage.session
+    task, config, device, recorder = setup.task, setup.config, setup.device, setup.recorder
+    changes = {change.step for change in config.elastic.script}
+    stop = False
+    while recorder.clock < length.steps and not stop:
+        before = recorder.clock
+        losses = [backward(task, worker, config, device) for worker in workers]
+        norms = [finish_gradients(worker, config.training.clip) for worker in workers]
+        with region("optimizer"):
+            for worker in workers:
+                worker.scaler.step(worker.optimizer)
+                worker.scaler.update()
+        committed = recorder.clock > before  # alike on all ranks; false if a scaler skipped the step
+        recorder.step(committed, losses, norms)
+        for worker in workers:
+            worker.optimizer.zero_grad(set_to_none=True)
+            if committed:
+                worker.schedule.step()
+        trace.step()
+        if not committed:
+            continue
+        step = recorder.clock
+        if step % length.evaluate_every == 0 or step == length.steps:
+            session.evaluate()
+        stop = interruption.requested(step)
+        if stop or step == length.steps or step % (config.training.checkpoint_every or length.steps) == 0:
+            session.save()
+        if step in changes and step < length.steps and not stop:
+            return False
+    return True
 
 
 @contextlib.contextmanager
@@ -78,13 +142,13 @@ def step_named(recorder: Recorder) -> Iterator[None]:
         raise
 
 
-def lengths(task: Task, config: Config, device: torch.device) -> tuple[int, int]:
-    """Return the number of updates in the whole run and in an epoch, which is counted in global batches."""
+def lengths(task: Task, config: Config, device: torch.device) -> Length:
+    """Return the number of updates in the whole run, in an epoch, which is counted in global batches, and so on."""
     passes = config.training.gradient_accumulation
     local_batch = config.training.batch_size // (config.ranks * passes)
     steps_per_epoch = max(1, task.train_data(0, config.ranks, local_batch, device).steps_per_epoch // passes)
     steps = config.training.steps or max(1, round((config.training.epochs or 0) * steps_per_epoch))
-    return steps, steps_per_epoch
+    return Length(steps, steps_per_epoch, config.evaluation.every or steps_per_epoch)
 
 
 def backward(task: Task, worker: Worker, config: Config, device: torch.device) -> Tensor:
@@ -112,4 +176,4 @@ def finish_gradients(worker: Worker, clip: float | None) -> Tensor | None:
     if clip is None:
         return None
     worker.scaler.unscale_(worker.optimizer)
-    return clip_grad_norm_(worker.model.parameters(), clip)
+    return whole(clip_grad_norm_(worker.model.parameters(), clip))

@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from common import optim
-from common.training.config import OptimizerConfig, ScheduleConfig
+from common.training.optimization_config import OptimizerConfig, ScheduleConfig
 
 
 def build_optimizer(config: OptimizerConfig, lr: float, module: nn.Module) -> Optimizer:

@@ -1,6 +1,7 @@
 """The configuration of `parallel`: the method."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PlainValidator, PositiveFloat, PositiveInt, model_validator
@@ -23,6 +24,9 @@ class AllReduceConfig(Strict):
     method: Literal["allreduce"]
     ranks_per_worker: PositiveInt
     bucket_mb: PositiveFloat
+    hook: Literal["fp16", "powersgd"] | None = None
+    powersgd_rank: PositiveInt = 1
+    powersgd_from: int = Field(1000, ge=2)
     find_unused_parameters: bool
     timeout_s: PositiveFloat
 
@@ -44,11 +48,15 @@ class MixingConfig(Strict):
 
 
 class DecentralizedConfig(Strict):
-    """Parameters averaged with peers; see DecentralizedDataParallel."""
+    """Parameters averaged with peers; see DecentralizedDataParallel.
+
+    shard: whether the ranks of a worker share one replica out among them (FSDP2), see common.parallel.sharded
+    """
 
     method: Literal["decentralized"]
     order: Literal["awc", "atc"]
     ranks_per_worker: PositiveInt
+    shard: bool = False
     bucket_mb: Annotated[float | Literal["auto"], PlainValidator(_megabytes_or_auto)]
     transport: Literal["auto", "send_recv", "subgroup"]
     message_dtype: Literal["float16", "bfloat16", "int8"] | None
@@ -66,6 +74,16 @@ class DecentralizedConfig(Strict):
     @model_validator(mode="after")
     def _rounds_fit(self) -> "DecentralizedConfig":
         self.plan()
+        return self
+
+    @model_validator(mode="after")
+    def _shards_fit(self) -> "DecentralizedConfig":
+        if self.shard and self.ranks_per_worker == 1:
+            raise ValueError(
+                "ranks_per_worker=1 with shard=true: expected 2 or more ranks to share a replica out among"
+            )
+        if self.shard and self.find_unused_parameters:
+            raise ValueError("find_unused_parameters=true with shard=true: expected false: FSDP averages gradients")
         return self
 
     def local_options(self) -> dict[str, Any]:
@@ -87,3 +105,30 @@ class DecentralizedConfig(Strict):
 
 
 ParallelConfig = Annotated[AllReduceConfig | DecentralizedConfig, Field(discriminator="method")]
+
+
+def check_method(parallel: ParallelConfig, topology: str, workers: str, needing_atc: Sequence[str]) -> None:
+    """Raise ValueError where a method does not fit the topology, the kind of workers or the optimizer.
+
+    needing_atc: settings of the optimizer that are defined for adapt then combine only
+    """
+    if parallel.method == "allreduce":
+        if topology != "complete":
+            raise ValueError(
+                f"topology={topology} with parallel=allreduce: all-reduce averages over everybody, "
+                "expected topology=complete (or parallel=decentralized)"
+            )
+        if parallel.hook and workers == "simulated":
+            raise ValueError(
+                f"parallel.hook={parallel.hook} with workers=simulated: PyTorch's hooks compress what real processes "
+                "send; expected workers=processes, or parallel.hook=null"
+            )
+        return
+    for choice in needing_atc:
+        if parallel.order != "atc":
+            raise ValueError(f"parallel.order={parallel.order} with {choice}: expected parallel.order=atc")
+        if not parallel.plan().every_update:
+            raise ValueError(
+                f"parallel.local_steps={parallel.local_steps}, outer.lr={parallel.outer.lr:g} with {choice}: it is "
+                "defined for a round in every update without an outer step; expected another optimizer"
+            )

@@ -12,6 +12,7 @@ from torch import Tensor
 from common.parallel.collectives import gather_objects, sum_over_ranks, world_size
 from common.training.config import Config
 from common.training.console import Console
+from common.training.elastic_config import Members
 from common.training.run_folder import RunFolder
 from common.training.sinks import Sinks
 from common.training.step_clock import StepClock
@@ -41,12 +42,15 @@ class Recorder:
         self._times: list[float] = []
         self._recent = deque[float](maxlen=REMEMBERED_STEPS)
         self._sinks = Sinks(config, folder.run_id) if folder is not None else None
+        self._console: Console | None = None
+        self._bytes_of_leavers = 0.0
 
-    def begin(self, workers: Sequence[Worker], steps: int) -> None:
-        """Start the loop, or continue it, with these local workers, until `steps` updates."""
-        self._workers, self._steps = workers, steps
-        shown = self._folder is not None and self._config.logging.progress
-        self._console = Console(shown, self.clock, steps)
+    def begin(self, workers: Sequence[Worker], steps: int, config: Config) -> None:
+        """Start the loop, or continue it, with these local workers and their configuration, until `steps` updates."""
+        self._workers, self._steps, self._config = workers, steps, config
+        if self._console is None:
+            shown = self._folder is not None and config.logging.progress
+            self._console = Console(shown, self.clock, steps)
         self._device = next(workers[0].model.parameters()).device
         self._losses = [[loss.to(self._device) for loss in step] for step in self._losses]  # those of a checkpoint
         self._norms = [norm.to(self._device) for norm in self._norms]
@@ -71,10 +75,13 @@ class Recorder:
             return
         self._norms += [norm.double() for norm in norms if norm is not None]
         if self.clock % self._config.logging.every == 0 or self.clock == self._steps:
-            self._write_train_row()
-            self._losses, self._norms, self._times = [], [], []
-            self._window_exposed = self._exposed_s()
-            self.begin_step()
+            self._end_window()
+
+    def _end_window(self) -> None:
+        self._write_train_row()
+        self._losses, self._norms, self._times = [], [], []
+        self._window_exposed = self._exposed_s()
+        self.begin_step()
 
     def begin_step(self) -> None:
         """Begin the next step now: its time excludes what came since the last one, an evaluation or a checkpoint."""
@@ -90,6 +97,18 @@ class Recorder:
             self._best = row
         self._write(row)
         return best
+
+    def change(self, before: Members, after: Members, topology: str) -> None:
+        """Record that other workers train from now on; the training row of those that do so far ends here."""
+        if self._losses:
+            self._end_window()
+        leaving = [worker for worker, member in zip(self._workers, before, strict=True) if member not in after]
+        self._bytes_of_leavers += _sent_by(leaving)
+        left, joined = sorted({*before} - {*after}), sorted({*after} - {*before})
+        self._write(self._row("membership") | {"members": list(after), "left": left, "joined": joined})
+        if self._folder is not None:
+            who = [f"{verb} {', '.join(map(str, m))}" for verb, m in (("left:", left), ("joined:", joined)) if m]
+            self._console.tell(f"step {self.clock}: {'; '.join(who)}; {len(after)} workers train on {topology}")
 
     def finish(self, status: str) -> None:
         """Write the summary; status: "finished" or "interrupted"."""
@@ -125,6 +144,7 @@ class Recorder:
             "norms": self._norms,
             "times": self._times,
             "recent_times": list(self._recent),
+            "bytes_of_leavers": self._bytes_of_leavers,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -132,6 +152,7 @@ class Recorder:
         self._last, self._best, self._skipped = state["last"], state["best"], state["skipped"]
         self._losses, self._norms, self._times = state["losses"], state["norms"], state["times"]
         self._recent.extend(state["recent_times"])
+        self._bytes_of_leavers = state["bytes_of_leavers"]
 
     def _write_train_row(self) -> None:
         # [steps since the last row, local workers]
@@ -193,8 +214,7 @@ class Recorder:
         return round(sum_over_ranks(self._scalar(self._local_bytes())).item())
 
     def _local_bytes(self) -> float:
-        # A simulated worker stands for all its ranks, each of which would send.
-        return sum(len(worker.streams) * worker.model.counters.bytes_sent for worker in self._workers)
+        return _sent_by(self._workers) + self._bytes_of_leavers
 
     def _scalar(self, value: float) -> Tensor:
         """Return a float64 on the device, written there: copying it would wait for the device."""
@@ -203,3 +223,8 @@ class Recorder:
     def _exposed_s(self) -> float:
         """Return the mean over this process's workers."""
         return sum(worker.model.counters.exposed_s for worker in self._workers) / len(self._workers)
+
+
+def _sent_by(workers: Sequence[Worker]) -> float:
+    """Return the bytes that these workers sent; a simulated one stands for all its ranks, each of which would send."""
+    return sum(len(worker.streams) * worker.model.counters.bytes_sent for worker in workers)

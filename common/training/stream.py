@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,18 +44,47 @@ class RandomState:
             torch.cuda.set_rng_state(state[1].cpu(), self._device)
 
 
+class Dealing(NamedTuple):
+    """Where the batches of an epoch are dealt anew because the number of ranks has changed.
+
+    offset: batches of this epoch, of all ranks, that were dealt before
+    drawn:  batches that each stream had taken then
+    epochs: epochs seen until then
+    """
+
+    epoch: int = 0
+    offset: int = 0
+    drawn: int = 0
+    epochs: float = 0.0
+
+
+BEGINNING = Dealing()
+
+
 class Stream:
     """One rank's training batches without end, epoch after epoch, and its random numbers.
 
-    rank:  the real or simulated rank for which it draws
-    drawn: number of batches taken, which together with the seed determines the position in the data
+    rank:    the real or simulated rank for which it draws
+    ranks:   how many there are
+    dealing: where it begins
+    drawn:   number of batches taken, which together with seed and dealing determines the position in the data
+    number:  of the rank when the run began, by which random numbers differ; `rank` unless workers left or joined
     """
 
-    def __init__(self, data: TrainData, seed: int, rank: int, device: torch.device) -> None:
-        self.data, self.rank = data, rank
+    def __init__(
+        self,
+        data: TrainData,
+        seed: int,
+        rank: int,
+        device: torch.device,
+        ranks: int = 1,
+        dealing: Dealing = BEGINNING,
+        number: int | None = None,
+    ) -> None:
+        self.data, self.rank, self._ranks, self._dealing = data, rank, ranks, dealing
         # Ranks draw different numbers (dropout, augmentation), alike in processes and in a simulation.
-        self.random = RandomState(seed * 1_000_003 + rank, device)
-        self.drawn = 0
+        self.random = RandomState(seed * 1_000_003 + (rank if number is None else number), device)
+        self.drawn = dealing.drawn
         self._batches: Iterator[Batch] = iter(())
 
     def __iter__(self) -> Iterator[Batch]:
@@ -64,23 +93,37 @@ class Stream:
 
     def __next__(self) -> Batch:
         """Return the next batch; draw its augmentations inside `random.active()`."""
-        epoch, position = divmod(self.drawn, self.data.steps_per_epoch)
-        if position == 0:
-            self._batches = self.data.epoch(epoch)
+        epoch, start, offset = self._position()
+        if start == 0:
+            self._batches = self.data.epoch(epoch, 0, offset)
         self.drawn += 1
         return next(self._batches)
 
+    def _position(self) -> tuple[int, int, int]:
+        """Return epoch, batches taken of it, and the offset from which these were dealt."""
+        began, taken = self._dealing, self.drawn - self._dealing.drawn
+        rest = (self.data.batches_per_epoch - began.offset) // self._ranks if began.offset else 0
+        if began.offset and taken < rest:
+            return began.epoch, taken, began.offset
+        epochs, start = divmod(taken - rest, self.data.steps_per_epoch)
+        return began.epoch + (1 if began.offset else 0) + epochs, start, 0
+
+    def rest(self) -> Dealing:
+        """Return where the batches that are left of this epoch are dealt to another number of ranks."""
+        epoch, start, offset = self._position()
+        return Dealing(epoch, offset + start * self._ranks, self.drawn, self.epochs)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data and the state of the random numbers."""
-        return {"drawn": self.drawn, "random": self.random.state}
+        return {"drawn": self.drawn, "dealing": tuple(self._dealing), "random": self.random.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.drawn, self.random.state = state["drawn"], state["random"]
-        epoch, position = divmod(self.drawn, self.data.steps_per_epoch)
-        self._batches = self.data.epoch(epoch, position) if position else iter(())
+        self.drawn, self.random.state, self._dealing = state["drawn"], state["random"], Dealing(*state["dealing"])
+        epoch, start, offset = self._position()
+        self._batches = self.data.epoch(epoch, start, offset) if start else iter(())
 
     @property
     def epochs(self) -> float:
         """Epochs seen so far."""
-        return self.drawn / self.data.steps_per_epoch
+        return self._dealing.epochs + (self.drawn - self._dealing.drawn) / self.data.steps_per_epoch

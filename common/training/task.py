@@ -14,14 +14,31 @@ Batch = Any  # whatever the task's data yields and its loss understands
 
 
 class TrainData(Protocol):
-    """One worker's training data. All workers have the same number of steps in an epoch."""
+    """One worker's training data.
+
+    An epoch is one sequence of local batches, dealt to the workers in turn: worker i of n takes number i, n + i, ...
+    """
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Local batches in an epoch, of all workers together."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch."""
+        """Local batches of each worker in an epoch: those that are too few for all of them are left out."""
 
-    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """Return the batches of that epoch from number `start` on; the same for the same seed, worker and epoch."""
+    def epoch(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Batch]:
+        """Return this worker's batches of that epoch from number `start` on; a function of seed, worker and epoch.
+
+        offset: batches at the beginning of the sequence that were dealt before, perhaps to other workers; the rest is
+                dealt from the first worker on
+        """
+
+
+def dealt(batches: int, worker: int, workers: int, start: int = 0, offset: int = 0) -> range:
+    """Return which of an epoch's batches a worker takes; arguments as of `TrainData.epoch`."""
+    rounds = (batches - offset) // workers
+    return range(offset + start * workers + worker, offset + rounds * workers, workers)
 
 
 class Task(ABC):
@@ -43,6 +60,14 @@ class Task(ABC):
     @abstractmethod
     def build_model(self) -> nn.Module:
         """Build the bare model on the CPU; its random numbers are torch's global ones, seeded alike everywhere."""
+
+    def blocks(self, model: nn.Module) -> list[nn.Module]:
+        """Return the parts of a sharded model that are gathered one after the other: of each only forward is called.
+
+        The rest is gathered as a whole. By default the layers of each list or sequence of layers.
+        """
+        lists = [child for child in model.children() if isinstance(child, nn.ModuleList | nn.Sequential)]
+        return [layer for layers in lists for layer in layers]
 
     @abstractmethod
     def train_data(self, worker: int, workers: int, batch_size: int, device: torch.device) -> TrainData:

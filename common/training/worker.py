@@ -1,6 +1,7 @@
 """One worker's training state. A process has one; a simulation has them all."""
 
 import pickle
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +15,8 @@ from common.simulate import simulate
 from common.training.config import Config, ConfigError
 from common.training.optimization import build_optimizer, build_schedule
 from common.training.rank_buffers import RankBuffers
-from common.training.stream import Stream
+from common.training.sharding import module_state, optimizer_state, shard, without_shards
+from common.training.stream import BEGINNING, Dealing, Stream
 from common.training.task import Task
 
 
@@ -50,9 +52,9 @@ class Worker:
         return {
             "index": self.index,
             "clock": self.model.clock,
-            "model": self.model.state_dict(),
+            "model": without_shards(self.model.state_dict()),
             "communication": self.model.communication_state(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": without_shards(self.optimizer.state_dict()),
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
             "streams": [stream.state_dict() for stream in self.streams],
@@ -62,13 +64,13 @@ class Worker:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`: the round that was in flight is launched again. Collective."""
-        self.model.load_state_dict(state["model"])
+        self.model.load_state_dict(module_state(state["model"], self.model))
         self.model.load_clock(state["clock"])
         self.model.load_communication_state(state["communication"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(optimizer_state(state["optimizer"], self.optimizer))
         self.schedule.load_state_dict(state["schedule"])
         self.scaler.load_state_dict(state["scaler"])
-        for stream, saved in zip(self.streams, state["streams"], strict=True):
+        for stream, saved in zip(self.streams, state["streams"] or (), strict=state["streams"] is not None):
             stream.load_state_dict(saved)
         if self.buffers is not None:
             self.buffers.load_state_dict(state["buffers"])
@@ -77,13 +79,26 @@ class Worker:
 
 
 def build_workers(
-    task: Task, config: Config, device: torch.device, rank: int, total_steps: int, steps_per_epoch: int
+    task: Task,
+    config: Config,
+    device: torch.device,
+    rank: int,
+    total_steps: int,
+    steps_per_epoch: int,
+    dealing: Dealing = BEGINNING,
+    numbers: Sequence[int] | None = None,
 ) -> list[Worker]:
-    """Build this process's workers: one, or all of a simulation. Collective when there are several processes."""
+    """Build this process's workers: one, or all of a simulation. Collective when there are several processes.
+
+    dealing: where the data begin
+    numbers: of the workers when the run began, by which their random numbers differ; None: as they are
+    """
     torch.manual_seed(config.seed)
     module = task.build_model().to(device)
     if config.init_from is not None:
         load_model(module, config.init_from)
+    if config.sharded:
+        shard(module, task.blocks(module), config.ranks_per_worker, device)
     local_batch = config.training.batch_size // (config.ranks * config.training.gradient_accumulation)
     workers = []
     for model in parallelize(module, config):
@@ -94,7 +109,13 @@ def build_workers(
         ranks = [rank] if config.workers.kind == "processes" else range(first, first + config.ranks_per_worker)
         buffers = RankBuffers(model.module, len(ranks)) if len(ranks) > 1 else None
         data = [task.train_data(r, config.ranks, local_batch, device) for r in ranks]
-        streams = [Stream(d, config.seed, r, device) for d, r in zip(data, ranks, strict=True)]
+        number = model.worker if numbers is None else numbers[model.worker]
+        streams = [
+            Stream(
+                d, config.seed, r, device, config.ranks, dealing, r + (number - model.worker) * config.ranks_per_worker
+            )
+            for d, r in zip(data, ranks, strict=True)
+        ]
         schedule = build_schedule(config.schedule, optimizer, total_steps, steps_per_epoch)
         scaler = build_scaler(config, device)
         workers.append(Worker(model.worker, model, optimizer, schedule, scaler, streams, buffers))
@@ -146,6 +167,9 @@ def parallelize(module: torch.nn.Module, config: Config) -> list[DataParallel]:
                 bucket_mb=parallel.bucket_mb,
                 find_unused_parameters=parallel.find_unused_parameters,
                 timeout_s=parallel.timeout_s,
+                hook=parallel.hook,
+                powersgd_rank=parallel.powersgd_rank,
+                powersgd_from=parallel.powersgd_from,
             )
         ]
     return [

@@ -12,15 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from common.runtime.conditions import Condition
+
+EVEN = Condition("all alike")
+
 
 class EmulatedCompute(nn.Module):
     """The parameters of `module` (the same objects), with a forward and a backward that wait.
 
     compute_ms:     of forward and backward together, shared among the parameters by their size
     backward_share: of it
+    condition:      how the time varies from step to step
     factor:         how much longer a slow host takes
-    jitter:         standard deviation of the logarithm of a step's time, whose mean stays (lognormal)
-    seed:           of the jitter, such as (seed, rank)
+    seed:           of the variation, such as (seed, rank)
 
     `forward()` returns a scalar; its backward gives every parameter a fixed random gradient, last parameter first.
     """
@@ -31,14 +35,14 @@ class EmulatedCompute(nn.Module):
         compute_ms: float,
         backward_share: float = 2 / 3,
         *,
+        condition: Condition = EVEN,
         factor: float = 1.0,
-        jitter: float = 0.0,
         seed: int | Sequence[int] = 0,
     ) -> None:
         super().__init__()
         self.module = module
         self._waiter = Waiter()
-        self._factor, self._jitter, self._draws = factor, jitter, np.random.default_rng(seed)
+        self._variation = Variation(condition, factor, seed)
         generator = torch.Generator().manual_seed(0)
         trained = [p for p in module.parameters() if p.requires_grad]
         total = sum(p.numel() for p in trained)
@@ -52,11 +56,24 @@ class EmulatedCompute(nn.Module):
     def forward(self) -> Tensor:
         """Return a scalar with gradient, after the forward's share of the time."""
         activation = torch.zeros((), requires_grad=True)
-        longer = self._factor * self._draws.lognormal(-(self._jitter**2) / 2, self._jitter)
+        longer = self._variation.draw()
         for parameter, gradient, *times in self._layers:
             forward_s, backward_s = (longer * seconds for seconds in times)
             activation = _Layer.apply(activation, parameter, gradient, forward_s, backward_s, self._waiter)
         return activation
+
+
+class Variation:
+    """How many times longer than usual each step of a rank computes."""
+
+    def __init__(self, condition: Condition, factor: float, seed: int | Sequence[int]) -> None:
+        self._condition, self._factor, self._draws = condition, factor, np.random.default_rng(seed)
+
+    def draw(self) -> float:
+        """Return the factor of the next step."""
+        condition = self._condition
+        longer = self._factor * self._draws.lognormal(-(condition.jitter**2) / 2, condition.jitter)
+        return longer * (condition.stall_factor if self._draws.random() < condition.stall_share else 1.0)
 
 
 class Waiter:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from common.cli import Arguments, Text, main_function, parse
+from common.runtime.conditions import CONDITIONS, Condition
 from scripts.benchmarks.emulated_compute import EmulatedCompute
 from scripts.benchmarks.host_interface import bytes_sent_by_host
 
@@ -45,6 +46,7 @@ class EngineArguments(Arguments):
     topology: Text = Field("complete", description="as the engine names it")
     model: Text = Field("gpt_5m", description="gpt_5m, gpt_30m or digits_resnet")
     compute_ms: Text = Field("400", pattern=r"^[\d.]+(,[\d.]+)*$", description="of a step, emulated; 0: real ones")
+    condition: Literal[tuple(CONDITIONS)] = Field("even", description="how unevenly ranks compute, if that is emulated")
     bucket_mb: PositiveFloat = Field(2, description="of messages, in MiB")
     steps: PositiveInt = Field(12, description="of a round")
     rounds: PositiveInt = Field(2, description="that are timed, after one that is not")
@@ -61,14 +63,16 @@ class Workload(NamedTuple):
 class Engine(NamedTuple):
     """An engine around a model.
 
-    model:  what the loss is taken of
-    update: what follows backward
-    close:  what ends it
+    model:    what the loss is taken of
+    update:   what follows backward
+    close:    what ends it
+    waited_s: seconds that this rank waited for messages so far, where the engine counts them
     """
 
     model: nn.Module
     update: Callable[[], None]
     close: Callable[[], None] = lambda: None
+    waited_s: Callable[[], float | None] = lambda: None
 
 
 # -- models
@@ -176,7 +180,8 @@ def ours(
         timeout_s=TIMEOUT_S,
         **local,
     )
-    return Engine(model, stepping(model.attach(optimizer_of(module))), model.close)
+    update = stepping(model.attach(optimizer_of(module)))
+    return Engine(model, update, model.close, lambda: model.counters.exposed_s)
 
 
 ENGINES: dict[str, Callable[[nn.Module, EngineArguments], Engine]] = {
@@ -220,7 +225,7 @@ def measure(arguments: EngineArguments, compute_ms: float) -> dict[str, object]:
     payload = sum(p.numel() * p.element_size() for p in module.parameters())
     if compute_ms:
         # The engine sees the module's parameters under the emulation, as it would see them in the module.
-        module, loss = EmulatedCompute(module, compute_ms), lambda model: model()
+        module, loss = emulated(module, compute_ms, CONDITIONS[arguments.condition]), lambda model: model()
     engine = ENGINES[arguments.engine](module, arguments)
 
     def steps(count: int) -> float:
@@ -237,14 +242,27 @@ def measure(arguments: EngineArguments, compute_ms: float) -> dict[str, object]:
     steps(WARM_UP)
     dist.barrier()
     warm = time.time() - BEGAN
-    before = bytes_sent_by_host() or 0
+    before, waited = bytes_sent_by_host() or 0, engine.waited_s()
     rounds = [steps(arguments.steps) for _ in range(arguments.rounds)]
+    if waited is not None:
+        waited = (engine.waited_s() - waited) / (arguments.steps * arguments.rounds)
     dist.barrier()  # only now has everybody sent all that it had to send
     sent = ((bytes_sent_by_host() or 0) - before) / (arguments.steps * arguments.rounds)
     with contextlib.suppress(RuntimeError):
         engine.close()
     once = {"startup_s": started, "first_step_s": first, "ready_s": warm - (1 + WARM_UP) * statistics.median(rounds)}
-    return {"rounds": rounds, "sent": sent, "payload_mb": payload / 1e6} | once
+    return {"rounds": rounds, "sent": sent, "waited": waited, "payload_mb": payload / 1e6} | once
+
+
+def emulated(module: nn.Module, compute_ms: float, condition: Condition) -> EmulatedCompute:
+    """Return the module with this rank's waits in place of its computing; the first host is the slow one."""
+    return EmulatedCompute(
+        module,
+        compute_ms,
+        condition=condition,
+        factor=condition.slow_host if int(os.environ["GROUP_RANK"]) == 0 else 1.0,
+        seed=(0, dist.get_rank()),
+    )
 
 
 def summary(everywhere: Sequence[dict]) -> dict[str, object]:
@@ -252,9 +270,11 @@ def summary(everywhere: Sequence[dict]) -> dict[str, object]:
     steps = [
         statistics.mean(rank["rounds"][index] for rank in everywhere) for index in range(len(everywhere[0]["rounds"]))
     ]
+    waited = [rank["waited"] for rank in everywhere]
     return {
         "step_ms": 1000 * statistics.median(steps),
         "step_ms_spread": 1000 * (max(steps) - min(steps)),
+        "waited_ms": None if None in waited else 1000 * statistics.mean(waited),
         "bytes_per_host": max(rank["sent"] for rank in everywhere),
         **{name: max((r[name] for r in everywhere if r[name] is not None), default=None) for name in ONCE},
         "payload_mb": everywhere[0]["payload_mb"],

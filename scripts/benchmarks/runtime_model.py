@@ -6,6 +6,7 @@ python -m scripts.benchmarks.runtime_model against=parallel       results/benchm
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import pandas as pd
@@ -40,6 +41,7 @@ PARALLEL = {
     "mbit_per_s": "of a host's link, in both directions",
     "topology": "as in parallel.csv",
     "compute_ms": "forward and backward, a wait",
+    "condition": "how unevenly ranks compute",
     "update_ms": "the optimizer's step: step_ms of `alone` with the same optimizer, less compute_ms",
     "measured_ms": "measured, per step",
     "predicted_ms": "predicted",
@@ -87,8 +89,10 @@ def against_figure6(arguments: BenchArguments) -> None:
 
 
 def against_parallel(arguments: BenchArguments) -> None:
-    """Write results/benchmarks/parallel_prediction.{csv,md}."""
-    benchmark = Benchmark("parallel_prediction", "Runtime model against measured step times", PARALLEL, {})
+    """Write results/benchmarks/parallel_prediction.{csv,md}, named after the table that was measured."""
+    benchmark = Benchmark(
+        f"{Path(arguments.measured).stem}_prediction", "Runtime model against measured step times", PARALLEL, {}
+    )
     try:
         measured = pd.read_csv(arguments.measured)
         frame, left_out = predict_measured(measured, delay_ms=arguments.delay_ms, intra_gbps=arguments.intra_gbps)
@@ -101,10 +105,11 @@ def against_parallel(arguments: BenchArguments) -> None:
     if frame.empty:
         raise UsageError(f"measured={arguments.measured}: no row to predict; {'; '.join(left_out)}")
     by_engine = "; ".join(f"{name} {errors(of)}" for name, of in groups(frame, "engine"))
+    by_condition = "; ".join(f"{name} {errors(of)}" for name, of in groups(frame, "condition"))
     conclusion = [
         f"Emulated computing, links of the set rate less the frames' headers, one-way delay {arguments.delay_ms:g} ms, "
         f"{arguments.intra_gbps:g} Gbit/s inside a host. Nothing is fitted to the rows.",
-        f"Median error of {len(frame)} rows: {errors(frame)}. By engine: {by_engine}.",
+        f"Median error of {len(frame)} rows: {errors(frame)}. By engine: {by_engine}. By condition: {by_condition}.",
         *(f"Left out: {reason}." for reason in left_out),
     ]
     benchmark.write(frame.to_dict("records"), conclusion, arguments.output, command_of(MODULE, arguments), "1 used")

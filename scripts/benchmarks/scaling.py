@@ -25,6 +25,7 @@ from common.optim import AccumAdamW
 from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel
 from common.parallel.collectives import gather_objects
 from common.report.benchmark import Benchmark
+from common.runtime.conditions import Condition
 from common.topology import build
 from scripts.benchmarks.emulated_compute import EmulatedCompute
 from scripts.benchmarks.host_interface import bytes_sent_by_host
@@ -105,9 +106,7 @@ class BenchArguments(LayoutArguments):
     compute_ms: NonNegativeFloat = Field(
         2400, description="forward and backward of the whole global batch on one worker; 0: real ones"
     )
-    jitter: NonNegativeFloat = Field(
-        0, description="of compute_ms: standard deviation of the logarithm of a step's time"
-    )
+    jitter: NonNegativeFloat = Field(0, description="coefficient of variation of a step's compute time (lognormal)")
     slow_host: Text | None = Field(
         None, pattern=r"^\d+@[\d.]+$", description="HOST@FACTOR: this host, from 1, computes FACTOR times slower"
     )
@@ -181,7 +180,8 @@ def workload(arguments: BenchArguments, device: torch.device, ranks_per_host: in
         said.append(f"host {host} {times} times slower")
         if rank // ranks_per_host + 1 == int(host):
             factor = float(times)
-    module = EmulatedCompute(module, compute_ms, factor=factor, jitter=arguments.jitter, seed=(0, rank))
+    varying = Condition("jitter", variation=arguments.jitter)
+    module = EmulatedCompute(module, compute_ms, condition=varying, factor=factor, seed=(0, rank))
     return module, ", ".join(said)
 
 

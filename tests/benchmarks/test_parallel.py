@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from scripts.benchmarks import parallel as bench_parallel
+from scripts.benchmarks import parallel_table
 from scripts.benchmarks.emulated_compute import EmulatedCompute
 from scripts.emulate import EmulateArguments, emulated_hosts, run_on
 from tests.scripts.namespaces import needs_namespaces
@@ -38,6 +39,7 @@ def test_bytes_that_leave_a_host_by_its_interface(tmp_path: Path, hosts: int, en
     assert 0.96 * expected < measured["bytes_per_host"] < 1.09 * expected
     assert measured["step_ms"] > 0
     assert measured["startup_s"] > 0
+    assert (measured["waited_ms"] is None) == (engine == "ddp")
 
 
 def test_emulated_compute_takes_its_time_and_gives_gradients() -> None:
@@ -62,12 +64,18 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
     def record(
         engine: str, topology: str, step_ms: float, compute_ms: float = 400, rate: float = 200, day: int = 2
     ) -> dict:
-        job = bench_parallel.Measurement(4, 2, rate, "gpt_5m", engine, topology, 2)
-        more = {"bytes_per_host": 12.5e6, "peak_mb": 300 + step_ms, "startup_s": 5.0 + rate, "ready_s": None}
+        job = bench_parallel.Measurement(4, 2, rate, "gpt_5m", "even", engine, topology, 2)
+        more = {
+            "bytes_per_host": 12.5e6,
+            "waited_ms": None,
+            "peak_mb": 300 + step_ms,
+            "startup_s": 5.0 + rate,
+            "ready_s": None,
+        }
         more |= {"date": f"2026-01-0{day}T00:00:00+00:00", "commit": f"{day}a"}
         return vars(job) | more | {"step_ms": step_ms, "compute_ms": compute_ms}
 
-    frame = bench_parallel.table(
+    frame = parallel_table.table(
         [
             record("ours", "aer/staggered", 600),
             record("ours", "aer/staggered", 1300, 1200),
@@ -92,14 +100,14 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
     assert ours.exposed_ms[200, 400] == pytest.approx(160)
     assert ours.ratio_to_decent_dp.isna().sum() == 2
     assert frame[frame.engine == "ddp"].ratio_to_decent_dp.isna().all()
-    assert list(bench_parallel.fastest(frame)) == [
+    assert list(parallel_table.fastest(frame)) == [
         "gpt_5m, 4x2, 100 Mbit/s, 400 ms: ours is fastest on aer/staggered, 1100 ms a step, 0.250 of DDP's",
         "gpt_5m, 4x2, 200 Mbit/s, 400 ms: ours is fastest on aer/staggered, 600 ms a step, 0.273 of DDP's, "
         "0.600 of decent-dp's on the same topology",
         "gpt_5m, 4x2, 200 Mbit/s, 1200 ms: ours is fastest on aer/staggered, 1300 ms a step, 0.500 of DDP's",
     ]
     # Beside the peer: rows of one commit, the last that has both; none of them knows ready_s.
-    assert list(bench_parallel.beside_decent_dp(frame)) == [
+    assert list(parallel_table.beside_decent_dp(frame)) == [
         "gpt_5m, 4x2, ours, 2a: peak memory 0.962, start 1.000 of decent-dp's (medians over topologies)",
         "gpt_5m, 4x2, ours_torch, 1a: peak memory 1.000, start 1.000 of decent-dp's (medians over topologies)",
     ]
@@ -120,7 +128,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[float]]]:
         if job.model == "digits_resnet" and job.engine == "ddp":
             return None
         once = {"payload_mb": 25.0, "peak_mb": 300.0, "startup_s": 5.0, "first_step_s": 1.0, "ready_s": 6.0}
-        each = {"step_ms_spread": 1.0, "bytes_per_host": 5e6}
+        each = {"step_ms_spread": 1.0, "bytes_per_host": 5e6, "waited_ms": None}
         return [{"compute_ms": ms, "step_ms": ms + len(calls), **each, **once} for ms in compute_ms]
 
     monkeypatch.setattr(bench_parallel, "measure", measure)

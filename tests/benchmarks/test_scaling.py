@@ -15,6 +15,7 @@ from torch import nn
 from common.cli import UsageError
 from common.report.definitions import ROOT
 from common.report.published import load_published
+from common.runtime.conditions import Condition
 from scripts.benchmarks import emulated_compute
 from scripts.benchmarks.emulated_compute import EmulatedCompute, Waiter
 from scripts.benchmarks.scaling import SGP, BenchArguments, Layers, conclude, main, workload
@@ -70,12 +71,24 @@ def waits(model: EmulatedCompute, steps: int, monkeypatch: pytest.MonkeyPatch) -
 
 def test_jitter_is_lognormal_of_the_same_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = nn.Linear(2, 2)
-    models = [EmulatedCompute(layer, 100.0, factor=2.0, jitter=0.5, seed=seed) for seed in ((0, 1), (0, 1), (0, 2))]
+    varying = Condition("varying", variation=0.5)
+    models = [
+        EmulatedCompute(layer, 100.0, condition=varying, factor=2.0, seed=seed) for seed in ((0, 1), (0, 1), (0, 2))
+    ]
     one, same, other = (waits(model, 2000, monkeypatch) for model in models)
     assert np.array_equal(one, same)
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
     assert one.mean() == pytest.approx(0.2, rel=0.05)
-    assert np.log(one).std() == pytest.approx(0.5, rel=0.05)
+    assert one.std() / one.mean() == pytest.approx(0.5, rel=0.05)
+    assert np.log(one).std() == pytest.approx(varying.jitter, rel=0.05)
+
+
+def test_some_steps_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    stalling = Condition("stalling", stall_share=0.1, stall_factor=10.0)
+    model = EmulatedCompute(nn.Linear(2, 2), 100.0, condition=stalling, seed=(0, 3))
+    steps = waits(model, 2000, monkeypatch)
+    assert set(np.round(steps, 9)) == {0.1, 1.0}
+    assert (steps > 0.5).mean() == pytest.approx(0.1, abs=0.02)
 
 
 @pytest.mark.parametrize(("rank", "compute_s"), [(1, 0.1), (2, 0.15), (3, 0.15)])

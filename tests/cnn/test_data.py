@@ -91,3 +91,16 @@ def test_label_noise_changes_as_many_labels_as_it_says_always_the_same() -> None
     assert (noisy.min(), noisy.max()) == (0, 9)
     assert torch.equal(noisy, with_label_noise(labels, 0.25, 10))
     assert torch.equal(with_label_noise(labels, 0.0, 10), labels)
+
+
+def test_the_rest_of_an_epoch_is_dealt_to_fewer_workers() -> None:
+    """Four workers take two batches each, then three the rest: together the sequence that one worker sees."""
+
+    def drawn(workers: int, start: int = 0, offset: int = 0, rounds: int | None = None) -> list[list[int]]:
+        shares = [InMemoryTrainData(numbered(71), w, workers, 3, 5, unchanged) for w in range(workers)]
+        each = [[labels.tolist() for _, labels in share.epoch(2, start, offset)] for share in shares]
+        return [batch for together in list(zip(*each, strict=True))[:rounds] for batch in together]
+
+    whole = drawn(1)
+    assert drawn(4, rounds=2) + drawn(3, offset=8) == whole[:23]
+    assert drawn(3, start=2, offset=8) == whole[14:23]

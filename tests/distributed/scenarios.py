@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from common.dtensors import is_dtensor
 from common.optim import AccumAdam, AccumAdamW, DmSGD, QGDmSGD
 from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel, GradScaler
 from common.simulate import simulate
@@ -222,5 +223,7 @@ def in_simulation(n: int, scenario: Scenario) -> list[dict[str, Any]]:
 
 
 def snapshot(module: nn.Module) -> dict[str, np.ndarray]:
-    """Return the module's state as float64 arrays (which hold the bits of any narrower dtype)."""
-    return {name: tensor.detach().double().numpy().copy() for name, tensor in module.state_dict().items()}
+    """Return the module's state as float64 arrays (which hold the bits of any narrower dtype), shards gathered."""
+    state = module.state_dict().items()
+    whole = {name: tensor.full_tensor() if is_dtensor(tensor) else tensor for name, tensor in state}
+    return {name: tensor.detach().double().numpy().copy() for name, tensor in whole.items()}

@@ -59,6 +59,12 @@ EXPECTED: list[tuple[Scenario, float, int]] = [
         STEPS * 2 * BUCKETS,
     ),
     (replace(BASE, method="allreduce", options={}), STEPS * 1.5 * S, STEPS * 6),
+    (replace(BASE, method="allreduce", options={"hook": "fp16"}), STEPS * 1.5 * S / 2, STEPS * 6),
+    (  # three backward passes whole; then of each weight two vectors: 16 + 16 and 3 + 16 numbers
+        replace(BASE, method="allreduce", options={"hook": "powersgd", "powersgd_from": 3}),
+        1.5 * (3 * S + (STEPS - 3) * (32 + 19) * 4),
+        STEPS * 6,
+    ),
 ]
 
 

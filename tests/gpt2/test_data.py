@@ -24,7 +24,7 @@ def firsts(data, batches):
 
 
 def test_a_window_is_a_piece_of_the_file_and_the_token_after_it():
-    batch = windows().batch(0)
+    batch = next(windows().epoch(0))
     assert (batch.shape, batch.dtype) == ((4, 11), torch.int64)
     assert torch.equal(batch, batch[:, :1] + torch.arange(11))
 
@@ -53,7 +53,7 @@ def test_resuming_needs_only_the_step():
     assert data.steps_per_epoch == 25
     for drawn in (1, 24, 25, 26, 50):
         stream = Stream(windows(), seed=0, rank=0, device=CPU)
-        stream.load_state_dict({"drawn": drawn, "random": stream.random.state})
+        stream.load_state_dict(stream.state_dict() | {"drawn": drawn})
         assert [batch[:, 0].tolist() for batch in islice(stream, 60 - drawn)] == whole[drawn:]
 
 
@@ -121,3 +121,14 @@ def test_every_drawn_start_is_as_likely_and_none_is_outside():
     counts = np.bincount(drawn_starts(110, 100, 20_000, seed=0, split=1, step=1000), minlength=10)
     assert len(counts) == 10
     assert (abs(counts - 2000) < 6 * 2000**0.5).all()
+
+
+def test_the_rest_of_an_epoch_is_dealt_to_fewer_ranks():
+    """Windows of shard=global are one sequence, whoever takes them."""
+
+    def drawn(ranks: int, offset: int, rounds: int) -> list[list[int]]:
+        shares = [windows(rank, ranks, shard="global").epoch(0, 0, offset) for rank in range(ranks)]
+        return [batch[:, 0].tolist() for together in islice(zip(*shares, strict=False), rounds) for batch in together]
+
+    whole = drawn(1, 0, 14)
+    assert drawn(4, 0, 2) + drawn(3, 8, 2) == whole

@@ -59,6 +59,17 @@ def train(data: Path, run: Path, *overrides: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
 
 
+def test_shards_train_as_whole_replicas(folder: Path, tmp_path: Path) -> None:
+    two = ["workers.count=2", "workers.per_host=1", "parallel.ranks_per_worker=2", "topology=one_peer_exponential"]
+    two += ["optimizer=accumadamw", "optimizer.accumulation_steps=3", "training.clip=0.5"]
+    whole, shards = (train(folder, tmp_path / value, *two, f"parallel.shard={value}") for value in ("false", "true"))
+    for one, other in zip(shards, whole, strict=True):
+        for name in one.keys() & {"loss", "grad_norm", "consensus_distance"}:
+            assert one[name] == pytest.approx(other[name], rel=1e-3), name
+    models = [load(tmp_path / value / "checkpoints" / "best.pt") for value in ("false", "true")]
+    assert models[0].keys() == models[1].keys()
+
+
 def load(file: Path) -> Any:
     return torch.load(file, weights_only=True)
 

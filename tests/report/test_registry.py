@@ -60,7 +60,15 @@ BAD = {
     "the rows' names: expected each once, got accumadam_aer_4, allreduce_4": lambda c: c.update(workers=[4, 4]),
     "columns.1='acuracy_mean': did you mean 'accuracy_mean'?": lambda c: c.update(columns=["method", "acuracy_mean"]),
     "columns.0=7: expected a column's name": lambda c: c.update(columns=[7]),
-    "columns.0='top1_difference': differences need a baseline": lambda c: c.update(columns=["top1_difference"]),
+    "columns.0='top1_difference': differences and speed-ups need a baseline": lambda c: c.update(
+        columns=["top1_difference"]
+    ),
+    "emulated: expected one entry for each variant, (none)": lambda c: c.update(
+        emulated={"a": {"hosts": 2, "ranks_per_host": 1, "mbit_per_s": 100}}
+    ),
+    "tuned_by=quickstart: expected neither a sweep nor centres": lambda c: (
+        c.update(tuned_by="quickstart") or c["rows"][0].update(centre=0.1)
+    ),
     "columns.0='top1_equivalent': it needs margins.top1": lambda c: c.update(columns=["top1_equivalent"]),
     "equivalent: expected with columns <quantity>_equivalent": lambda c: c.update(
         margins={"top1": 1}, columns=["top1_equivalent"]

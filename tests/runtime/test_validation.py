@@ -55,7 +55,7 @@ def measured() -> pd.DataFrame:
                 rows.append(
                     {"engine": engine, "topology": topology, "hosts": hosts, "ranks_per_host": L, "model": "gpt",
                      "mbit_per_s": 200.0, "step_ms": 1000 * value, "compute_ms": compute_ms, "payload_mb": 25.3,
-                     "bucket_mb": 25 if engine == "ddp" else 5}
+                     "condition": "even", "bucket_mb": 25 if engine == "ddp" else 5}
                 )  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -77,13 +77,22 @@ def test_buckets_are_set_in_mib() -> None:
     assert frame.predicted_ms.item() == pytest.approx(1200.0 + allreduce_ms(hosts, 26.2))
 
 
-def test_local_steps_hide_their_messages_behind_a_round() -> None:
-    """An update alone takes 105 ms there; no message of a round of 4 steps that is merged after 4 is waited for."""
-    alone = measured().iloc[[0]].assign(topology="fused")
-    local = alone.assign(engine="ours_local", topology="aer/4/4", bucket_mb=2.0)
+@pytest.mark.parametrize(("hosts", "topology"), [(8, "aer/4/4"), (4, "aer/staggered/10/4")])
+def test_local_steps_hide_their_messages_behind_a_round(hosts: int, topology: str) -> None:
+    """An update alone takes 105 ms there; no message of a round that is merged after 4 updates is waited for."""
+    alone = measured().iloc[[0]].assign(topology="fused", hosts=hosts, ranks_per_host=8 // hosts)
+    local = alone.assign(engine="ours_local", topology=topology, bucket_mb=2.0)
     frame, left_out = predict_measured(pd.concat([alone, local], ignore_index=True), delay_ms=1.0, intra_gbps=8.0)
     assert left_out == []
     assert frame.predicted_ms.item() == pytest.approx(1200.0 + 105.0)
+
+
+def test_a_slow_host_holds_everybody_up() -> None:
+    """Where nothing but computing takes time, gossip in every step waits for a slow host too: 1.5 times as long."""
+    rows = measured().iloc[[4, 12]].assign(mbit_per_s=1e6, condition="slow_host")  # 8 x 1: DDP, gossip on a ring
+    alone = measured().iloc[[0]]
+    frame, _ = predict_measured(pd.concat([alone, rows], ignore_index=True), delay_ms=0.0, intra_gbps=1e6)
+    assert list(frame.predicted_ms) == pytest.approx([1.5 * 1200 + 105] * len(rows), rel=0.01)
 
 
 def test_rows_that_cannot_be_predicted_are_named() -> None:

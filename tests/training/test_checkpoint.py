@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from common.training.atomic import describe, write_atomically
-from common.training.checkpoint import CheckpointError, Checkpoints
+from common.training.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from common.training.session import Session
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -69,7 +69,7 @@ def test_a_checkpoint_of_an_earlier_format_is_refused_by_name(tmp_path: Path) ->
     folder.mkdir()
     manifest = {"format": 1, "step": 1, "fingerprint": "mine", "metrics_bytes": 0, "files": {}}
     write_atomically(folder / "manifest.json", json.dumps(manifest).encode())
-    with pytest.raises(CheckpointError, match=r"manifest\.json has format 1, expected 2"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json has format 1, expected 3"):
         Checkpoints(tmp_path, "mine", 2).load(CPU, print)
 
 
@@ -88,9 +88,9 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 def session_of(recorder: SimpleNamespace, checkpoints: SimpleNamespace, worker: SimpleNamespace, rank: int) -> Session:
     config = SimpleNamespace(evaluation=SimpleNamespace(models_kept=0))
     task = SimpleNamespace(before_evaluation=lambda step: None)
-    known = {"task": task, "config": config, "device": CPU, "folder": None, "rank": rank}
+    known = {"task": task, "config": config, "device": CPU, "folder": None, "rank": rank, "tell": lambda _: None}
     setup = SimpleNamespace(**known, recorder=recorder, checkpoints=checkpoints)
-    return Session(setup, [worker])
+    return Session(setup, [worker], (0,))
 
 
 @pytest.mark.parametrize("settles", [True, False])
@@ -105,10 +105,9 @@ def test_a_resumed_run_rehearses_first_and_loads_once(settles: bool) -> None:
         optimizer=SimpleNamespace(zero_grad=note("zero_grad")),
         load_state_dict=note("worker"),
     )
-    state = {"workers": [{}], "scaler": {}, "recorder": {}}
-    checkpoints = SimpleNamespace(load=lambda *_: (SimpleNamespace(step=4, metrics_bytes=0), state))
-    session = session_of(SimpleNamespace(load_state_dict=note("record")), checkpoints, worker, rank=1)
-    session.resume(lambda: note("rehearsal")() or [])
+    found = Checkpoint(SimpleNamespace(step=4, metrics_bytes=0), {"workers": [{}], "recorder": {}})
+    session = session_of(SimpleNamespace(load_state_dict=note("record")), SimpleNamespace(), worker, rank=1)
+    session.resume(found, lambda: note("rehearsal")() or [])
     assert calls == [*(["rehearsal", "zero_grad"] if settles else []), "worker", "record"]
 
 

@@ -87,6 +87,11 @@ def test_batch_and_ranks() -> None:
         (["+topology.cols=2"], ["topology=one_peer_exponential", "cols"]),
         (["workers.count=4", "workers.per_host=3"], ["workers.per_host=3", "divisor", "4"]),
         (["workers.count=0"], ["workers.count=0", "greater than 0"]),
+        (
+            ["parallel=allreduce", "parallel.hook=fp16", "workers=simulated", "workers.count=2"],
+            ["parallel.hook=fp16 with workers=simulated", "expected workers=processes"],
+        ),
+        (["parallel=allreduce", "parallel.hook=fp8"], ["parallel.hook='fp8'", "'fp16' or 'powersgd'"]),
         (["parallel=allreduce", "topology=ring"], ["topology=ring", "parallel=allreduce", "topology=complete"]),
         (["parallel.order=cta"], ["parallel.order='cta'", "'atc'"]),
         (["parallel.method=magic"], ["parallel.method=magic", "'allreduce'"]),

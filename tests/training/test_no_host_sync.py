@@ -154,7 +154,7 @@ def test_mixing_and_records() -> None:
     config = compose_config("cnn", ["workers=simulated", "workers.count=2", "model.width=4", "logging.every=5"])
     task = ImageClassification(config)
     recorder, workers = Recorder(config, task, None), build_workers(task, config, CPU, 0, 10, 10)
-    recorder.begin(workers, 10)
+    recorder.begin(workers, 10, config)
     workers[0].model.clock = 1
     with NoHostSync():
         mix_(torch.ones(2, 3), np.full((2, 2), 0.5))

@@ -120,7 +120,7 @@ def reference(references: dict[str, tuple[Path, float]], setting: str) -> tuple[
 
 KILLS = [
     *((setting, 2) for setting in ("allreduce", "aer", "simulated")),
-    *(pytest.param(setting, 20, marks=pytest.mark.slow) for setting in SETTINGS),
+    *(pytest.param(setting, 12, marks=pytest.mark.slow) for setting in SETTINGS),
 ]
 
 

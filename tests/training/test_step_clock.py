@@ -95,7 +95,7 @@ def recorded(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, list[
     tolist = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: gpu.wait() or tolist(tensor))
     recorder = Recorder(config, task, None)
-    recorder.begin(build_workers(task, config, torch.device("cpu"), 0, 10, 10), 10)
+    recorder.begin(build_workers(task, config, torch.device("cpu"), 0, 10, 10), 10, config)
     monkeypatch.setattr(recorder, "_write", rows.append)
     return recorder, rows
 

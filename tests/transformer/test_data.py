@@ -137,3 +137,14 @@ def test_an_error_while_loading_ahead_reaches_the_loop() -> None:
 
     with pytest.raises(ValueError, match="sentence 0"):
         next(ahead(load, range(3)))
+
+
+def test_the_rest_of_an_epoch_is_dealt_to_fewer_ranks(text: ParallelText) -> None:
+    def drawn(ranks: int, offset: int = 0, rounds: int | None = None) -> list[tuple[int, ...]]:
+        each = [[b.sentences for b in batches_of(text, rank, ranks, 60).epoch(2, 0, offset)] for rank in range(ranks)]
+        return [batch for together in list(zip(*each, strict=True))[:rounds] for batch in together]
+
+    whole = drawn(1)
+    rest = drawn(3, offset=8)
+    assert drawn(4, rounds=2) + rest == whole[: 8 + len(rest)]
+    assert len(whole) - 3 < 8 + len(rest) <= len(whole)

@@ -38,6 +38,18 @@ def test_processes_and_simulation_agree(small: list[str], method: str, tmp_path:
     assert real[2]["bleu"] == pytest.approx(simulated[2]["bleu"], abs=1)
 
 
+def test_shards_train_and_translate_as_whole_replicas(small: list[str], tmp_path: Path) -> None:
+    arguments = [*small, "workers.count=1", "parallel.ranks_per_worker=2", "training.steps=6", "evaluation.every=6"]
+    arguments += ["optimizer=adam", "decoding.in_training=true", "decoding.extra_length=2"]
+    for value in ("false", "true"):
+        run = tmp_path / value
+        assert launch("transformer", [*arguments, f"parallel.shard={value}", f"run_dir={run}"]) == 0
+    whole, shards = rows(tmp_path / "false"), rows(tmp_path / "true")
+    for one, other in zip(shards, whole, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+    assert shards[-1]["bleu"] == pytest.approx(whole[-1]["bleu"], abs=1)
+
+
 def test_the_loss_before_any_update_does_not_depend_on_the_number_of_workers(small: list[str], tmp_path: Path) -> None:
     losses = set()
     for workers in (1, 2, 3):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from omegaconf import OmegaConf
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from common.training.config import Strict
+from common.training.records import Strict
 
 MANIFEST = Path(__file__).with_name("wmt14.yaml")
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]

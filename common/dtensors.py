@@ -1,0 +1,72 @@
+"""DTensors: the part of a tensor that this rank holds, as FSDP2 (`fully_shard`) leaves it in the parameters.
+
+What acts on each element alone, such as an optimizer's update or mixing, acts on these parts. It must not act on the
+DTensors: `torch.split` of one along the sharded dimension, for instance, returns copies, and writes to them are lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:  # torch.distributed.tensor takes a second to import, and most runs need none
+    from torch.distributed.tensor import DTensor
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Return whether it is a DTensor."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a DTensor that this rank holds, not a view of it; any other tensor as it is."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return a DTensor's values as a plain tensor, gathered from the ranks that share it (collective), or any other."""
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
+
+
+def local_parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the local parts of tensors of one shape, a parameter's, its gradient's and its state's.
+
+    Raises RuntimeError where one is placed otherwise than the first: the parts would not be the same elements.
+    """
+    if not any(map(is_dtensor, tensors)):
+        return tensors
+    lead = tensors[0]
+    for tensor in tensors[1:]:
+        if placement(tensor) != placement(lead):
+            raise RuntimeError(
+                f"a parameter of shape {tuple(lead.shape)} is placed as {_words(lead)}, its gradient or optimizer "
+                f"state as {_words(tensor)}: expected equal placements; DTensor.redistribute() changes them"
+            )
+    return [local(tensor) for tensor in tensors]
+
+
+def count_writes(tensors: Iterable[Tensor]) -> None:
+    """Have DTensors among these count a write to their local parts as autograd counts any other write in place."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if is_dtensor(tensor)])
+
+
+def placed_as(reference: Tensor, part: Tensor) -> Tensor:
+    """Return a DTensor placed as `reference` whose local part has the memory of `part`; `part` if it is no DTensor."""
+    if not is_dtensor(reference):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = placement(reference)
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=reference.shape, stride=reference.stride())
+
+
+def placement(tensor: Tensor | DTensor) -> tuple | None:
+    """Return (mesh, placements) of a DTensor; None of any other tensor."""
+    return (tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else None
+
+
+def _words(tensor: Tensor) -> str:
+    return f"{tensor.placements} on ranks {tensor.device_mesh.mesh.tolist()}" if is_dtensor(tensor) else "no DTensor"

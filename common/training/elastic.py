@@ -1,0 +1,59 @@
+"""What changes in a run when workers leave or join.
+
+Workers keep their numbers: members are those that train. At a change, after a committed update, members go on with
+their parameters, optimizer state, buffers and clock, on the topology for as many workers; a worker that joins begins
+with those of the member before it, as a copy. What was in flight is launched again among the members. Local batches and
+the learning rate's schedule stay: the global batch has as many local ones as there are members, and where the learning
+rate is scaled to the batch (`optimizer.lr_batch`), it follows. The rest of the epoch's batches is dealt to the members.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.training.config import Config, ConfigError, TopologyConfig
+from common.training.elastic_config import Members
+from common.training.stream import Dealing
+from common.training.worker import Worker
+
+
+def config_of(config: Config, members: Members) -> Config:
+    """Return the configuration with which these members of the run's workers train."""
+    if len(members) == config.n and members == tuple(range(config.n)):
+        return config
+    n, per_host = len(members), config.workers.per_host or 1
+    on_host = [sum(member // per_host == host for member in members) for host in {m // per_host for m in members}]
+    per_host = on_host[0] if len(set(on_host)) == 1 else 1  # else no topology could tell the hosts apart
+    workers = config.workers.model_copy(update={"count": n, "per_host": per_host})
+    training = config.training.model_copy(update={"batch_size": config.training.batch_size // config.n * n})
+    changed = config.model_copy(update={"workers": workers, "training": training})
+    try:
+        changed.build_topology()
+    except ConfigError:
+        changed = changed.model_copy(update={"topology": TopologyConfig(name=config.elastic.fallback)})
+        changed.build_topology()
+    return changed
+
+
+def donor_of(member: int, former: Members) -> int:
+    """Return whose state a worker that joins begins with: the former member before it, cyclically."""
+    return former[bisect_left(former, member) - 1]
+
+
+def hand_over(former: Sequence[Worker], before: Members, after: Members, dealing: Dealing) -> list[Mapping[str, Any]]:
+    """Return the state with which each member after the change begins.
+
+    dealing: where the data go on; random numbers go on too, those of a worker that joins begin anew
+    """
+    states = {member: worker.state_dict() for member, worker in zip(before, former, strict=True)}
+    handed = []
+    for member in after:
+        if member in states:
+            streams = [
+                {"drawn": dealing.drawn, "dealing": tuple(dealing), "random": stream["random"]}
+                for stream in states[member]["streams"]
+            ]
+            handed.append({**states[member], "streams": streams})
+        else:
+            handed.append({**states[donor_of(member, before)], "streams": None, "counters": {}})
+    return handed

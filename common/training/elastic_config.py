@@ -1,0 +1,56 @@
+"""The configuration of `elastic`: workers that leave and join while a simulation trains."""
+
+from collections.abc import Sequence
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from common.training.records import Strict
+
+Members = tuple[int, ...]  # numbers of the workers that train, ascending; their positions are workers of the topology
+
+
+class Change(Strict):
+    """Who leaves, and who joins, after an update.
+
+    step: number of committed updates
+    """
+
+    step: PositiveInt
+    leave: list[NonNegativeInt] = Field(default_factory=list)
+    join: list[NonNegativeInt] = Field(default_factory=list)
+
+
+class ElasticConfig(Strict):
+    """Changes of a run's workers.
+
+    script:   the changes, steps ascending
+    fallback: topology to use when the configured one does not exist for the remaining number of workers
+    """
+
+    script: list[Change] = Field(default_factory=list)
+    fallback: str = "one_peer_exponential"
+
+    def members(self, count: int, step: int) -> Members:
+        """Return who trains after `step` updates, of `count` workers at the beginning.
+
+        Raises ValueError for a change that is not possible.
+        """
+        members, before = set(range(count)), 0
+        for index, change in enumerate(self.script):
+            if step < change.step:
+                break
+            where = f"elastic.script.{index}"
+            if change.step <= before:
+                raise ValueError(f"{where}.step={change.step}: expected a step after {before}")
+            _expect(f"{where}.leave", change.leave, members, "workers that train then")
+            _expect(f"{where}.join", change.join, set(range(count)) - members, "workers that do not train then")
+            before = change.step
+            members = (members - {*change.leave}) | {*change.join}
+            if not members:
+                raise ValueError(f"{where}.leave={list(change.leave)}: expected at least one worker to stay")
+        return tuple(sorted(members))
+
+
+def _expect(key: str, named: Sequence[int], possible: set[int], which: str) -> None:
+    if len(set(named)) < len(named) or not {*named} <= possible:
+        raise ValueError(f"{key}={list(named)}: expected each once, and among {which}, {sorted(possible)}")

@@ -1,0 +1,126 @@
+"""Workers whose ranks hold shards (FSDP2) train as workers whose ranks hold whole replicas, bit for bit, and as the
+simulator says: a sharded worker is a worker."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common.parallel import Outer
+from tests.distributed import models
+from tests.distributed.comparison import ATOL, RTOL, assert_equal_to_simulator, assert_same
+from tests.distributed.processes import run_processes
+from tests.distributed.scenarios import Scenario
+from tests.distributed.sharded import Statistics, Uneven, in_both_ways, in_sharded_process
+from tests.naming import case
+
+BASE = Scenario(topology="one_peer_exponential", ranks_per_worker=2, steps=20)
+PLAIN = ("sgd", "momentum", "adamw", "accumadamw")
+LOCAL = {"local_steps": 3, "merge_after": 2, "outer": Outer(lr=0.4, momentum=0.9)}
+SCENARIOS = [
+    *(replace(BASE, optimizer=name) for name in (*PLAIN, "fused_accumadamw", "dmsgd_local")),
+    replace(BASE, optimizer="dmsgd", order="atc"),
+    replace(BASE, optimizer="qg_dmsgd", order="atc"),
+    replace(BASE, optimizer="adamw+momentum"),
+    replace(BASE, optimizer="adamw", accumulate=3),
+    replace(BASE, optimizer="fused_accumadamw", accumulate=2),
+    replace(BASE, optimizer="adamw", local=LOCAL),
+    replace(BASE, optimizer="adamw", model=models.Tied),
+    replace(BASE, optimizer="accumadamw", model=models.Checkpointed),
+    replace(BASE, optimizer="adamw", model=models.frozen),
+    replace(BASE, optimizer="momentum", model=models.MixedDtypes),
+    replace(BASE, optimizer="momentum", model=Statistics),
+    replace(BASE, optimizer="adamw", options={"message_dtype": torch.bfloat16}),
+    replace(BASE, optimizer="adamw", options={"bucket_mb": 0.0002}),
+]
+# One of everything that shards change, for the fast tier.
+FEW = [
+    replace(BASE, optimizer="adamw"),
+    replace(BASE, optimizer="accumadamw", accumulate=2),
+    replace(BASE, optimizer="momentum", model=models.Tied, local=LOCAL),
+    replace(BASE, optimizer="accumadamw", model=Uneven, steps=4),
+]
+LARGE = [replace(BASE, model=Uneven, optimizer=name, steps=6) for name in ("adamw", "accumadamw", "fused_accumadamw")]
+# All topologies with the optimizers that matter: many processes.
+TOPOLOGIES = ("aer", "one_peer_exponential", "ring", "complete")
+WIDE = [replace(BASE, topology=t, optimizer=name) for t in TOPOLOGIES for name in (*PLAIN, "fused_accumadamw")]
+WIDE += [replace(BASE, topology=t, optimizer="momentum", model=Uneven, steps=6) for t in TOPOLOGIES]
+
+
+def assert_equal_to_whole(n: int, scenarios: Sequence[Scenario], rtol: float = 0, atol: float = 0) -> None:
+    """Check parameters and buffers, bit for bit unless tolerances are given; mean models are sums in another order."""
+    for rank, results in enumerate(run_processes(in_both_ways, n, scenarios)):
+        for scenario, (shards, whole) in zip(scenarios, results, strict=True):
+            with case("rank", rank, scenario):
+                assert_same(shards["state"], whole["state"], "state", rtol, atol)
+                assert_same(shards["mean"], whole["mean"], "mean", RTOL, ATOL)
+                assert shards["distance"] == pytest.approx(whole["distance"], rel=1e-5, abs=1e-6)
+                assert shards["counters"].rounds == whole["counters"].rounds
+
+
+def test_equals_whole_replicas_bit_for_bit() -> None:
+    assert_equal_to_whole(4, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 4])
+def test_every_scenario_equals_whole_replicas_bit_for_bit(n: int) -> None:
+    assert_equal_to_whole(n, [*SCENARIOS, *LARGE])
+
+
+def test_equals_whole_replicas_where_norms_are_summed_in_another_order() -> None:
+    assert_equal_to_whole(4, [replace(BASE, optimizer="momentum", accumulate=2, clip=0.1)], RTOL, ATOL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 4])
+def test_every_topology_equals_whole_replicas_bit_for_bit(n: int) -> None:
+    assert_equal_to_whole(n, WIDE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "topologies"), [(6, TOPOLOGIES[1:]), (8, ("aer", "ring"))])
+def test_three_and_four_workers_equal_whole_replicas(n: int, topologies: Sequence[str]) -> None:
+    # How sums of three round depends on where an element lies in its bucket.
+    assert_equal_to_whole(n, [s for s in WIDE if s.topology in topologies], RTOL, ATOL)
+
+
+def without_bytes(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Return them with an option, so that bytes are not compared: the simulator has no shards."""
+    return [replace(s, options={"timeout_s": 30} | s.options) for s in scenarios]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [4, 6, 8])
+def test_equals_the_simulator(n: int) -> None:
+    # Simulated workers have no statistics of each rank; 16-bit layers round sums of another order differently.
+    scenarios = [s for s in SCENARIOS if not s.options and s.model not in (models.MixedDtypes, Statistics)]
+    scenarios += [replace(BASE, optimizer="momentum", accumulate=2, clip=0.1)]
+    if n == 8:
+        scenarios += [replace(s, topology="aer", workers_per_host=2) for s in scenarios[:5]]
+    assert_equal_to_simulator(n, without_bytes(scenarios), run=in_sharded_process)
+
+
+class Halves(nn.Module):
+    """2,560 bytes of parameters, each half of which needs no padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(16, 32, bias=False), nn.Linear(32, 4, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).tanh())[:, :3]
+
+
+@pytest.mark.parametrize(
+    ("options", "bytes_per_round"),
+    [({}, 1280), ({"message_dtype": torch.bfloat16}, 640), ({"message_dtype": torch.int8}, 320 + 2 * 4)],
+    ids=["float32", "bfloat16", "int8"],
+)
+def test_a_rank_sends_its_part_of_the_bytes(options: dict, bytes_per_round: int) -> None:
+    scenario = replace(BASE, model=Halves, inputs=(16,), steps=4, options={"bucket_mb": 0.0007} | options)
+    for ((shards, whole),) in run_processes(in_both_ways, 4, [scenario]):
+        assert shards["counters"].bytes_sent == 4 * bytes_per_round
+        assert whole["counters"].bytes_sent == pytest.approx(2 * shards["counters"].bytes_sent, rel=0.01)

@@ -1,0 +1,263 @@
+"""What a training does besides steps, with shards: evaluation at any moment, averages, resumption, mixed precision."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from common.dtensors import is_dtensor
+from common.parallel import GradScaler, Outer
+from tests.distributed.comparison import ATOL, RTOL, assert_same
+from tests.distributed.models import mlp
+from tests.distributed.processes import run_processes
+from tests.distributed.scenarios import Scenario, Training, real, snapshot
+from tests.distributed.sharded import Statistics, sharded
+from tests.naming import case
+
+BASE = Scenario(topology="one_peer_exponential", optimizer="adamw", ranks_per_worker=2, steps=6)
+LOCAL = {"local_steps": 3, "merge_after": 2, "outer": Outer(lr=0.4, momentum=0.9)}
+
+
+class Headed(nn.Module):
+    """A model whose root has parameters of its own: FSDP keeps them gathered after an evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.scale, self.shift = mlp(), nn.Parameter(torch.ones(3)), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) * self.scale + self.shift
+
+
+def evaluated(module: nn.Module, scenario: Scenario) -> np.ndarray:
+    """Return the outputs of an evaluation on the same batch on all ranks."""
+    module.eval()
+    with torch.no_grad():
+        outputs = module(scenario.batch(0, 0)[0])
+    module.train()
+    return outputs.double().numpy()
+
+
+def disturbed(training: Training) -> dict[str, Any]:
+    """Train, evaluating and averaging between all parts of a step."""
+    scenario, model, outputs, means = training.scenario, training.model, [], []
+    for step in range(scenario.steps):
+        training.backward(step)
+        outputs.append(evaluated(model.module, scenario))
+        before = snapshot(model)
+        with model.averaged() as mean:
+            means.append(evaluated(mean, scenario))
+        assert_same(snapshot(model), before)
+        outputs.append(evaluated(model.module, scenario))
+        training.update()
+        outputs.append(evaluated(model.module, scenario))
+        with model.averaged() as mean:
+            means.append(evaluated(mean, scenario))
+    state = snapshot(model)
+    distance = model.consensus_distance()
+    evaluated(model.module, scenario)
+    model.average_()
+    averaged = snapshot(model)
+    means.append(evaluated(model.module, scenario))
+    distances = [distance, model.consensus_distance()]
+    training.run(range(scenario.steps, scenario.steps + 2))
+    return {
+        "outputs": outputs,
+        "means": means,
+        "state": state,
+        "averaged": averaged,
+        "distances": distances,
+        "continued": snapshot(model),
+    }
+
+
+def evaluation(rank: int, n: int) -> None:
+    for scenario in (replace(BASE, model=Headed), replace(BASE, model=Headed, optimizer="accumadamw", local=LOCAL)):
+        got = disturbed(sharded(rank, n, scenario))
+        expected = disturbed(real(rank, scenario))
+        with case(scenario):
+            assert_same(got["state"], expected["state"])
+            np.testing.assert_array_equal(got["outputs"], expected["outputs"])
+            np.testing.assert_allclose(got["means"], expected["means"], RTOL, ATOL)
+            for kind in ("averaged", "continued"):
+                assert_same(got[kind], expected[kind], kind, RTOL, ATOL)
+            assert got["distances"] == pytest.approx(expected["distances"], rel=1e-5, abs=1e-7)
+            assert got["distances"][0] > 1e-3
+
+
+def test_evaluation_and_averages_between_all_parts_of_a_step() -> None:
+    run_processes(evaluation, 4)
+
+
+def statistics(rank: int, n: int) -> None:
+    """Buffers are every rank's own; the mean model has the mean over all ranks."""
+    training = sharded(rank, n, replace(BASE, model=Statistics)).run(range(3))
+    own = training.model.module.norm.running_mean.clone()
+    everyone = [torch.empty_like(own) for _ in range(n)]
+    torch.distributed.all_gather(everyone, own)
+    assert not torch.equal(everyone[0], everyone[1])
+    with training.model.averaged() as mean:
+        torch.testing.assert_close(mean.norm.running_mean, torch.stack(everyone).mean(0))
+    assert torch.equal(training.model.module.norm.running_mean, own)
+
+
+@pytest.mark.slow
+def test_statistics_are_averaged_over_all_ranks() -> None:
+    run_processes(statistics, 4)
+
+
+def state_of(training: Training) -> dict[str, Any]:
+    """Return copies of all that a checkpoint of this rank holds, shards as they are."""
+    model, optimizer = training.model, training.optimizer
+    state = optimizer.state_dict()
+    kept = {i: {k: v.clone() if isinstance(v, Tensor) else v for k, v in s.items()} for i, s in state["state"].items()}
+    return {
+        "model": {name: tensor.clone() for name, tensor in model.state_dict().items()},
+        "clock": model.clock,
+        "communication": [tensor.clone() for tensor in model.communication_state()],
+        "optimizer": {**state, "state": kept},
+    }
+
+
+def resumed(rank: int, n: int) -> None:
+    scenarios = [replace(BASE, optimizer=name) for name in ("adamw", "accumadamw", "fused_accumadamw")]
+    scenarios += [
+        replace(BASE, optimizer="accumadamw", local=LOCAL),
+        replace(BASE, optimizer="adamw", options={"message_dtype": torch.int8}),
+    ]
+    for scenario in scenarios:
+        uninterrupted = sharded(rank, n, scenario).run(range(4))
+        saved = state_of(uninterrupted)
+        uninterrupted.run(range(4, 9))
+        training = sharded(rank, n, scenario)
+        evaluated(training.model.module, scenario)  # the root stays gathered
+        training.model.load_state_dict(saved["model"])
+        training.model.load_clock(saved["clock"])
+        training.model.load_communication_state(saved["communication"])
+        training.optimizer.load_state_dict(saved["optimizer"])
+        training.run(range(4, 9))
+        with case(scenario):
+            assert all(map(is_dtensor, saved["model"].values()))
+            assert_same(snapshot(training.model), snapshot(uninterrupted.model))
+
+
+@pytest.mark.slow
+def test_resumption_is_exact() -> None:
+    run_processes(resumed, 4)
+
+
+class InBfloat16(nn.Module):
+    """An MLP that computes in bfloat16 from float32 parameters, as FSDP's mixed precision policy makes it do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        rounded = {name: parameter.bfloat16() for name, parameter in self.body.named_parameters()}
+        return torch.func.functional_call(self.body, rounded, (x.bfloat16(),))
+
+
+def mixed_precision(rank: int, n: int) -> None:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for optimizer in ("momentum", "accumadamw"):
+        scenario = replace(BASE, optimizer=optimizer)
+        got = snapshot(sharded(rank, n, scenario, mp_policy=policy).run(range(6)).model)
+        expected = snapshot(real(rank, replace(scenario, model=InBfloat16)).run(range(6)).model)
+        assert_same(got, {name.removeprefix("body."): value for name, value in expected.items()})
+
+
+@pytest.mark.slow
+def test_mixed_precision_equals_the_same_computation_by_hand_bit_for_bit() -> None:
+    run_processes(mixed_precision, 4)
+
+
+def clipped(rank: int, n: int) -> None:
+    """The norm is that of the whole gradient, on all ranks of a worker."""
+    trainings = [build(rank, n, BASE) for build in (sharded, lambda rank, n, scenario: real(rank, scenario))]
+    norms = []
+    for training in trainings:
+        training.backward(0)
+        norm = nn.utils.clip_grad_norm_(training.model.parameters(), 0.05)
+        norms.append(float(norm.full_tensor() if is_dtensor(norm) else norm))
+        gradients = [p.grad.full_tensor() if is_dtensor(p.grad) else p.grad for p in training.model.parameters()]
+        assert float(nn.utils.get_total_norm(gradients)) == pytest.approx(0.05, rel=1e-4)
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+    assert norms[0] > 0.1
+
+
+@pytest.mark.slow
+def test_clipping_is_by_the_norm_of_the_whole_gradient() -> None:
+    run_processes(clipped, 4)
+
+
+def overflowed(rank: int, n: int, method: type[torch.amp.GradScaler]) -> None:
+    """An overflow in one shard is one of the whole worker: no rank of it moves, the others' scales stay."""
+    training = sharded(rank, n, replace(BASE, optimizer="sgd", order="atc", topology="complete", scaler=method))
+    model, scaler = training.model, training.scalers[0]
+    start = snapshot(model)
+    training.backward(0)
+    if rank == 1:
+        model.module[0].weight.grad.to_local()[0, 0] = float("inf")
+    scaler.unscale_(training.optimizer)
+    gradients = [p.grad.full_tensor() for p in model.parameters()]
+    assert all(g.isfinite().all() for g in gradients) is (method is GradScaler or rank // 2 == 1)
+    assert any(g.any() for g in gradients) is (rank // 2 == 1 or method is not GradScaler)
+    for group in training.optimizer.param_groups:
+        group["weight_decay"] = 0
+    training.update()
+    assert scaler.get_scale() == (2.0**9 if rank // 2 == 0 else 2.0**10)
+    if n == 2:
+        assert_same(snapshot(model), start)
+
+
+@pytest.mark.slow
+def test_an_overflow_of_one_shard_is_one_of_its_worker() -> None:
+    run_processes(overflowed, 4, GradScaler)
+    run_processes(overflowed, 2, GradScaler)
+    run_processes(overflowed, 2, torch.amp.GradScaler)
+
+
+def add_to_parameter(training: Training) -> None:
+    with torch.no_grad():
+        training.model.module[2].weight.add_(1)
+
+
+def add_to_shard(training: Training) -> None:
+    with torch.no_grad():
+        training.model.module[2].weight.to_local().add_(1)
+
+
+def another_dtype(training: Training) -> None:
+    training.model.to(torch.float64).to(torch.float32)
+
+
+def assigned(training: Training) -> None:
+    module = training.model.module
+    module.load_state_dict({name: tensor.clone() for name, tensor in module.state_dict().items()}, assign=True)
+
+
+MISTAKES: list[tuple[Callable[[Training], None], str]] = [
+    (add_to_parameter, r"gossip merge of step 2: parameter '2\.weight' was written while its message was in flight"),
+    (add_to_shard, r"gossip merge of step 2: parameter '2\.weight' was written while its message was in flight"),
+    (another_dtype, r"parameter '0\.weight' is no longer a view of the flat vector.*before wrapping"),
+    (assigned, r"parameter '0\.weight' is no longer a view of the flat vector.*without assign=True"),
+]
+
+
+def mistaken(rank: int, n: int) -> None:
+    for mistake, message in MISTAKES:
+        training = sharded(rank, n, BASE).run(range(2))
+        mistake(training)
+        training.backward(2)
+        with case(mistake.__name__), pytest.raises(RuntimeError, match=message):
+            training.update()
+
+
+def test_writes_and_moves_while_messages_are_in_flight_are_noticed() -> None:
+    run_processes(mistaken, 4)

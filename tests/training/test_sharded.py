@@ -1,0 +1,99 @@
+"""Runs with parallel.shard=true: as with whole replicas on the same ranks, in metrics, checkpoints and resumption."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.training.compose import compose_config
+from common.training.config import ConfigError
+from common.training.launch import launch
+
+RUN = [
+    *("training.steps=10", "schedule.warmup=2", "evaluation.every=5", "logging.every=2", "logging.progress=false"),
+    *("training.threads=1", "training.checkpoint_every=5", "model.width=8", "training.batch_size=64"),
+    *("workers.count=2", "parallel.ranks_per_worker=2", "training.gradient_accumulation=2", "resume=true"),
+]
+METHODS = {
+    "accumadamw": ["optimizer=accumadamw", "optimizer.fused=true", "optimizer.weight_decay=0.1"],
+    "adamw": ["optimizer=adamw", "training.clip=1.0", "parallel=gossip_diloco", "parallel.local_steps=4"],
+}
+FAR = ["evaluation.keep_average=true", "evaluation.recalibrate_batches=2"]
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
+
+
+def run(folder: Path, *arguments: str) -> Path:
+    assert launch("cnn", [*RUN, *arguments, f"run_dir={folder}"]) == 0
+    return folder
+
+
+def model(folder: Path, name: str = "last.pt") -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / name, weights_only=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["accumadamw", "adamw"])
+def test_equals_a_run_with_whole_replicas(method: str, tmp_path: Path) -> None:
+    arguments = [*METHODS[method], *FAR]
+    whole, shards = run(tmp_path / "whole", *arguments), run(tmp_path / "shards", *arguments, "parallel.shard=true")
+    assert [row["step"] for row in rows(shards)] == [row["step"] for row in rows(whole)]
+    for one, other in zip(rows(shards), rows(whole), strict=True):
+        assert one.keys() == other.keys()
+        for name in one.keys() & {"loss", "accuracy", "grad_norm", "consensus_distance"}:
+            assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
+        assert one["bytes_sent"] == pytest.approx(other["bytes_sent"] / 2, rel=0.15)  # small parameters are padded
+    for name in ("last.pt", "best.pt"):
+        assert model(shards, name).keys() == model(whole, name).keys()
+        for key, tensor in model(whole, name).items():
+            torch.testing.assert_close(model(shards, name)[key], tensor, rtol=1e-3, atol=1e-4)
+
+
+def state(folder: Path) -> list[torch.Tensor]:
+    """Return all tensors of the last checkpoint."""
+    last = folder / "checkpoints" / "step_00000010"
+    files = [torch.load(file, weights_only=True) for file in sorted(last.glob("rank_*.pt"))]
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(files) if isinstance(leaf, torch.Tensor)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["accumadamw", "adamw"])
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(method: str, tmp_path: Path) -> None:
+    arguments = [*METHODS[method], "parallel.shard=true"]
+    reference = run(tmp_path / "reference", *arguments)
+    resumed = tmp_path / "resumed"
+    shutil.copytree(reference, resumed)
+    shutil.rmtree(resumed / "checkpoints" / "step_00000010")
+    (resumed / "summary.json").unlink()
+    begun_from = resumed / "checkpoints" / "step_00000005" / "manifest.json"
+    written = begun_from.stat().st_mtime_ns
+    run(resumed, *arguments)
+    assert begun_from.stat().st_mtime_ns == written  # not begun anew
+    assert rows(resumed) == rows(reference)
+    assert len(state(resumed)) == len(state(reference)) > 100
+    for one, other in zip(state(resumed), state(reference), strict=True):
+        if one.dtype != torch.float64:  # times
+            assert torch.equal(one, other)
+    assert all(torch.equal(model(resumed)[key], tensor) for key, tensor in model(reference).items())
+
+
+REFUSED = {
+    "parallel.ranks_per_worker=1": r"ranks_per_worker=1 with shard=true: expected 2 or more",
+    "parallel.find_unused_parameters=true": "find_unused_parameters=true with shard=true: expected false",
+    "workers=simulated": r"workers.kind=simulated with parallel.shard=true: expected parallel.shard=false",
+    "training.compile=true": r"training.compile=true with parallel.shard=true: expected",
+    "evaluation.local_models=true": r"evaluation.local_models=true with parallel.shard=true: expected",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_needs_whole_replicas_is_refused(override: str) -> None:
+    arguments = ["parallel.shard=true", "workers.count=2", "parallel.ranks_per_worker=2", override]
+    with pytest.raises(ConfigError, match=REFUSED[override]):
+        compose_config("cnn", arguments)
