@@ -24,15 +24,20 @@ def signal_handlers() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Restore the compiled update where a test replaced it, see `tests.distributed.scenarios.Scenario.compiled`."""
+    from common.optim import compiled
+
+    monkeypatch.setattr(compiled, "fused_kernel", compiled.fused_kernel)
+
+
 @pytest.fixture
 def eager_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the fused update as it is written, which takes no time to compile."""
-    import torch
-
     from common.optim import compiled
 
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(compiled, "fused_kernel", compiled.fused_kernel.__wrapped__)
+    monkeypatch.setattr(compiled, "fused_kernel", compiled.written_kernel)
 
 
 @pytest.fixture(autouse=True, scope="session")

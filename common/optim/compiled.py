@@ -48,7 +48,18 @@ def update_compiled(vectors: Vectors, k: int, hyper: Hyper, own: float = 1.0, we
 
 @cache
 def fused_kernel(end_of_window: bool, decay: str, accumulates: bool, merges: bool) -> Callable[..., None]:
-    """Return the compiled update of vectors [N]: kernel(scalars, x, g, m, v, *a, *received).
+    """Return `written_kernel` of the same arguments, compiled."""
+    update = written_kernel(end_of_window, decay, accumulates, merges)
+    # A code object of its own: dynamo bounds the variants (here dtypes and devices) of each.
+    name = f"update_{decay}_{end_of_window}_{accumulates}_{merges}"
+    update.__code__ = update.__code__.replace(co_name=name)
+    # The compiler leaves threads out where the vector it first meets is short, also from its disk cache; asked for
+    # threads that are counted when the kernel runs, it always puts them in.
+    return torch.compile(update, dynamic=True, fullgraph=True, options={"cpp.dynamic_threads": True})
+
+
+def written_kernel(end_of_window: bool, decay: str, accumulates: bool, merges: bool) -> Callable[..., None]:
+    """Return the update of vectors [N], to be compiled: kernel(scalars, x, g, m, v, *a, *received).
 
     decay: "none", "coupled" or "decoupled"; the last two flags say which of the last two vectors there are. The scalars
     are those of `scalars_of`.
@@ -72,12 +83,7 @@ def fused_kernel(end_of_window: bool, decay: str, accumulates: bool, merges: boo
             # A zero that looks at the accumulator: a constant would be written in a second pass over memory.
             others[0].copy_((mean < -math.inf).to(mean.dtype) if end_of_window else mean)
 
-    # A code object of its own: dynamo bounds the variants (here dtypes and devices) of each.
-    name = f"update_{decay}_{end_of_window}_{accumulates}_{merges}"
-    update.__code__ = update.__code__.replace(co_name=name)
-    # The compiler leaves threads out where the vector it first meets is short, also from its disk cache; asked for
-    # threads that are counted when the kernel runs, it always puts them in.
-    return torch.compile(update, dynamic=True, fullgraph=True, options={"cpp.dynamic_threads": True})
+    return update
 
 
 @lru_cache(maxsize=64)  # the buckets of a step share them

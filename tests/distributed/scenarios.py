@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from common.dtensors import is_dtensor
 from common.optim import AccumAdam, AccumAdamW, DmSGD, QGDmSGD
+from common.optim import compiled as kernels
 from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel, GradScaler
 from common.simulate import simulate
 from common.topology import Topology
@@ -34,6 +35,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "still": lambda p: torch.optim.SGD(p, lr=0.0),
 }
 BUCKET_MB = 0.001  # small, so that every vector is cut
+KERNELS = {False: kernels.written_kernel, True: kernels.fused_kernel}
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Scenario:
     """What is trained.
 
     optimizer:  a key of OPTIMIZERS; "a+b" attaches two, each to one half of the parameters
+    compiled:   whether a fused update is compiled, which takes seconds in each process, or runs as it is written
     accumulate: backward passes for each update
     scaler:     class of each worker's loss scaler; its scale doubles after 3 steps without an overflow
     overflows:  {(rank, step): what the last parameter's gradient holds then}
@@ -51,6 +54,7 @@ class Scenario:
     model: Callable[[], nn.Module] = mlp
     inputs: tuple[int, ...] = (5,)
     optimizer: str = "sgd"
+    compiled: bool = False
     schedule: Callable[[Optimizer], LRScheduler] | None = None
     steps: int = 20
     accumulate: int = 1
@@ -96,6 +100,7 @@ class Training:
     """
 
     def __init__(self, scenario: Scenario, models: Sequence[DataParallel], ranks: Sequence[Sequence[int]]) -> None:
+        kernels.fused_kernel = KERNELS[scenario.compiled]
         self.scenario, self.models, self.ranks = scenario, models, ranks
         self.optimizers = [[m.attach(o) for o in scenario.optimizers(m)] for m in models]
         self.schedules = {o: scenario.schedule(o) for os in self.optimizers for o in os if scenario.schedule}

@@ -139,6 +139,13 @@ def test_steps_bucket_by_bucket() -> None:
     assert_equal_to_simulator(4, variants)
 
 
+@pytest.mark.slow
+def test_compiled_steps_bucket_by_bucket() -> None:
+    base = replace(BASE, optimizer="fused_accumadamw", compiled=True)
+    variants = [replace(base, model=models.Tied), replace(base, topology="ring"), replace(base, topology="aer")]
+    assert_equal_to_simulator(4, variants)
+
+
 @pytest.mark.parametrize(("n", "workers_per_host"), [(4, 1), (4, 2), pytest.param(8, 2, marks=pytest.mark.slow)])
 def test_staggered_phases(n: int, workers_per_host: int) -> None:
     """Odd buckets run the rounds of AER in another order, here and in the simulator; every host sends evenly."""

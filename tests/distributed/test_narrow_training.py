@@ -38,9 +38,8 @@ def accuracies(rank: int, n: int, topology: str, workers_per_host: int) -> list[
     return results
 
 
-@pytest.mark.parametrize(
-    ("topology", "workers_per_host"), [("one_peer_exponential", 1), pytest.param("aer", 2, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("topology", "workers_per_host"), [("one_peer_exponential", 1), ("aer", 2)])
 def test_digits_are_learned_as_well(topology: str, workers_per_host: int) -> None:
     (full, full_mb), (half, half_mb), (eighth, eighth_mb) = run_processes(accuracies, 4, topology, workers_per_host)[0]
     assert full > 0.93

@@ -77,7 +77,7 @@ def test_the_others_raise_in_time(how: str) -> None:
             assert scenario.topology in message
 
 
-@pytest.mark.parametrize("how", ["dies", "stops early"])
+@pytest.mark.parametrize("how", ["dies", pytest.param("stops early", marks=pytest.mark.slow)])
 def test_a_failure_between_hosts_reaches_everybody_in_time(how: str) -> None:
     """Two hosts of two: rank 1 leaves its host waiting for its part of each piece, and the other host on its rail."""
     scenario = replace(BASE, topology="complete", workers_per_host=2)

@@ -75,16 +75,16 @@ def test_equals_whole_replicas_where_norms_are_summed_in_another_order() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [2, 4])
-def test_every_topology_equals_whole_replicas_bit_for_bit(n: int) -> None:
-    assert_equal_to_whole(n, WIDE)
+def test_every_topology_equals_whole_replicas_bit_for_bit() -> None:
+    assert_equal_to_whole(4, WIDE)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "topologies"), [(6, TOPOLOGIES[1:]), (8, ("aer", "ring"))])
 def test_three_and_four_workers_equal_whole_replicas(n: int, topologies: Sequence[str]) -> None:
     # How sums of three round depends on where an element lies in its bucket.
-    assert_equal_to_whole(n, [s for s in WIDE if s.topology in topologies], RTOL, ATOL)
+    chosen = ("adamw", "fused_accumadamw")
+    assert_equal_to_whole(n, [s for s in WIDE if s.topology in topologies and s.optimizer in chosen], RTOL, ATOL)
 
 
 def without_bytes(scenarios: Sequence[Scenario]) -> list[Scenario]:
@@ -93,14 +93,18 @@ def without_bytes(scenarios: Sequence[Scenario]) -> list[Scenario]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [4, 6, 8])
+@pytest.mark.parametrize("n", [4, 6])
 def test_equals_the_simulator(n: int) -> None:
     # Simulated workers have no statistics of each rank; 16-bit layers round sums of another order differently.
     scenarios = [s for s in SCENARIOS if not s.options and s.model not in (models.MixedDtypes, Statistics)]
     scenarios += [replace(BASE, optimizer="momentum", accumulate=2, clip=0.1)]
-    if n == 8:
-        scenarios += [replace(s, topology="aer", workers_per_host=2) for s in scenarios[:5]]
     assert_equal_to_simulator(n, without_bytes(scenarios), run=in_sharded_process)
+
+
+@pytest.mark.slow
+def test_hosts_of_two_sharded_workers_equal_the_simulator() -> None:
+    scenarios = [replace(s, topology="aer", workers_per_host=2) for s in SCENARIOS[:5]]
+    assert_equal_to_simulator(8, without_bytes(scenarios), run=in_sharded_process)
 
 
 class Halves(nn.Module):

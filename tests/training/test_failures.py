@@ -109,7 +109,8 @@ def test_an_interrupted_run_goes_on_from_the_command_line(tmp_path: Path) -> Non
     assert_same_run(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("command", [PLAIN, pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=["local", "torchrun"])
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [PLAIN, TORCHRUN], ids=["local", "torchrun"])
 def test_an_error_on_one_rank_ends_the_run_and_is_shown_first(command: list[str], tmp_path: Path) -> None:
     """Although closing the process group blocks, as with NCCL, whose kernels wait for peers."""
     process = begin(command, tmp_path / "run", "task=tests.training.faulty", "parallel.timeout_s=20")
@@ -143,7 +144,8 @@ def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path) -> None:
     assert "died" in output or "a peer died" in output, output
 
 
-@pytest.mark.parametrize("where", ["workers=processes", pytest.param("workers=simulated", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["workers=processes", "workers=simulated"])
 def test_a_loss_that_is_not_finite_stops_the_run_by_name(where: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = begin(PLAIN, folder, where, "optimizer=sgd", "optimizer.lr=1e30")

@@ -119,8 +119,8 @@ def reference(references: dict[str, tuple[Path, float]], setting: str) -> tuple[
 
 
 KILLS = [
-    *((setting, 2) for setting in ("allreduce", "aer", "simulated")),
-    *(pytest.param(setting, 12, marks=pytest.mark.slow) for setting in SETTINGS),
+    *((setting, 2) for setting in ("aer", "simulated")),
+    *(pytest.param(setting, 6, marks=pytest.mark.slow) for setting in SETTINGS),
 ]
 
 
@@ -149,15 +149,15 @@ def test_killed_at_any_moment(setting: str, wanted: int, references: dict, tmp_p
         runs += 1
 
 
-SIGNALS = {"allreduce": signal.SIGTERM, "aer": signal.SIGUSR1, "simulated": signal.SIGINT}
-
-
 @pytest.mark.parametrize(
     ("setting", "number"),
     [
-        pytest.param(setting, number, marks=[] if number == usual else pytest.mark.slow)
-        for setting, usual in SIGNALS.items()
-        for number in SIGNALS.values()
+        ("aer", signal.SIGUSR1),
+        ("simulated", signal.SIGINT),
+        pytest.param("aer", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("simulated", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("allreduce", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("allreduce", signal.SIGUSR1, marks=pytest.mark.slow),
     ],
 )
 def test_interrupted(setting: str, number: int, references: dict, tmp_path: Path) -> None:

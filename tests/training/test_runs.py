@@ -85,6 +85,7 @@ METHODS = {
 # Their parts are in other methods too.
 REPEATED = ("dmsgd_ring", "qg_dmsgd", "two_ranks_allreduce", "evaluations")
 REPEATED += ("local_sgd", "post_local_sgd", "diloco", "streaming_diloco", "noloco", "dsgd_ac")
+REPEATED += ("clipped", "two_ranks_a_worker", "servers_dmsgd")
 
 
 @pytest.mark.parametrize(

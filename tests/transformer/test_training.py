@@ -21,7 +21,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [pytest.param("allreduce", marks=pytest.mark.slow), "accumadam"])
 def test_processes_and_simulation_agree(small: list[str], method: str, tmp_path: Path) -> None:
     arguments = [*small, *METHODS[method], "workers.count=2", "training.steps=9", "evaluation.every=6"]
     arguments += ["decoding.in_training=true", "decoding.extra_length=2"]
@@ -38,6 +38,7 @@ def test_processes_and_simulation_agree(small: list[str], method: str, tmp_path:
     assert real[2]["bleu"] == pytest.approx(simulated[2]["bleu"], abs=1)
 
 
+@pytest.mark.slow
 def test_shards_train_and_translate_as_whole_replicas(small: list[str], tmp_path: Path) -> None:
     arguments = [*small, "workers.count=1", "parallel.ranks_per_worker=2", "training.steps=6", "evaluation.every=6"]
     arguments += ["optimizer=adam", "decoding.in_training=true", "decoding.extra_length=2"]
