@@ -70,6 +70,7 @@ def test_a_fused_optimizer_with_local_steps() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [models.compiled, models.compiled_in_place])
 def test_compiled_module_trains_alike_and_keeps_bare_names(model: Callable[[], nn.Module]) -> None:
     scenario = replace(BASE, model=model, steps=4)
