@@ -4,6 +4,7 @@ from common.optim.accum_adam import AccumAdam, AccumAdamW
 from common.optim.dmsgd import DmSGD
 from common.optim.functional import Hyper, accum_adam_update
 from common.optim.groups import NORM_TYPES, decay_groups
+from common.optim.muon import MuonAdamW, hidden_matrices
 from common.optim.qg_dmsgd import QGDmSGD
 from common.optim.schedules import (
     constant_with_warmup,
@@ -18,11 +19,13 @@ __all__ = [
     "AccumAdamW",
     "DmSGD",
     "Hyper",
+    "MuonAdamW",
     "QGDmSGD",
     "accum_adam_update",
     "constant_with_warmup",
     "cosine_with_warmup",
     "decay_groups",
+    "hidden_matrices",
     "inverse_square_root",
     "multistep_with_warmup",
 ]

@@ -191,7 +191,7 @@ class DecentralizedDataParallel(DataParallel):
             name = "DmSGD(momentum_mixing=True)" if mixes else "QGDmSGD"
             raise ValueError(f"{name}: expected messages of 16 bits or more, got message_dtype=int8")
         self._reshard()
-        self._replica.check_optimizer([p for group in optimizer.param_groups for p in group["params"]])
+        self._replica.check_optimizer(optimizer)
         super().attach(optimizer)
         if self._groups.rank == 0:
             warn_of_window(optimizer, self._plan)

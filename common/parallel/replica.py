@@ -1,10 +1,10 @@
 """What a rank holds of its worker's replica: all of it, or with FSDP2 its shards (`common.parallel.sharded`)."""
 
-from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 
 from common.flat import FlatVector, flatten
 from common.parallel.collectives import broadcast_from_first
@@ -48,5 +48,5 @@ class Replica:
         """Accumulate gradients without averaging them inside the worker."""
         return nullcontext()
 
-    def check_optimizer(self, parameters: Collection[nn.Parameter]) -> None:
-        """Raise ValueError if an optimizer of these parameters would not train the replica."""
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Raise ValueError if an optimizer would not train what this rank holds."""

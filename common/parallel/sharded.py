@@ -9,15 +9,17 @@ This uses private names of torch, which `tests/distributed/test_sharded_misuse.p
 """
 
 import math
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Muon, Optimizer
 
 from common.dtensors import is_dtensor, local, placement
 from common.flat import FlatVector, Slot, by_kind, layout
+from common.optim import MuonAdamW
 from common.parallel.collectives import broadcast_from_first
 from common.parallel.process_groups import ProcessGroups
 from common.parallel.replica import Replica
@@ -121,8 +123,14 @@ class ShardedReplica(Replica):
             for part in self._parts:
                 part.set_requires_gradient_sync(True, recurse=False)
 
-    def check_optimizer(self, parameters: Collection[nn.Parameter]) -> None:
-        """Raise ValueError if an optimizer holds gathered parameters, which backward does not give gradients."""
+    def check_optimizer(self, optimizer: Optimizer) -> None:
+        """Raise ValueError if it holds gathered parameters, which backward gives no gradients, or needs whole ones."""
+        if isinstance(optimizer, Muon | MuonAdamW):
+            raise ValueError(
+                "attach: Muon with a sharded module: it orthogonalises whole matrices; expected an optimizer that "
+                "updates each element by itself, such as AdamW"
+            )
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gathered = {id(getattr(managed, "_unsharded_param", None)): p for p, managed in self._managed.items()}
         names = {parameter: name for name, parameter in self._named}
         for parameter in parameters:

@@ -146,6 +146,7 @@ class Config(Strict):
         check_method(self.parallel, self.topology.name, self.workers.kind, [k for k, v in needs_atc.items() if v])
         self._check_script()
         whole = {"workers.kind=simulated": self.workers.kind == "simulated"}
+        whole["optimizer=muon"] = self.optimizer.name == "muon"  # orthogonalises whole matrices
         whole["training.compile=true"] = self.training.compile
         whole["evaluation.local_models=true"] = self.evaluation.local_models
         for choice, needs_whole in whole.items():

@@ -1,12 +1,15 @@
 """Optimizer and schedule of a configuration."""
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from common import optim
-from common.training.optimization_config import OptimizerConfig, ScheduleConfig
+from common.training.config import ConfigError
+from common.training.optimization_config import MuonConfig, OptimizerConfig, ScheduleConfig
 
 
 def build_optimizer(config: OptimizerConfig, lr: float, module: nn.Module) -> Optimizer:
@@ -34,6 +37,31 @@ def build_optimizer(config: OptimizerConfig, lr: float, module: nn.Module) -> Op
                 accumulation_steps=config.accumulation_steps,
                 fused=config.fused,
             )
+        case "muon":
+            return build_muon(config, lr, module, groups)
+
+
+def build_muon(config: MuonConfig, lr: float, module: nn.Module, groups: list[dict[str, Any]]) -> Optimizer:
+    """Build Muon for the hidden matrices in these groups and AdamW for the rest. Raises ConfigError if there are none.
+
+    lr: Muon's; AdamW's is scaled to the batch as this one is
+    """
+    hidden = optim.hidden_matrices(module)
+    if not hidden:
+        raise ConfigError(
+            f"optimizer=muon with a {type(getattr(module, '_orig_mod', module)).__name__}: expected a model with "
+            "matrices in lists of layers (nn.ModuleList), such as a transformer"
+        )
+
+    def only(wanted: bool) -> list[dict[str, Any]]:
+        parts = [{**group, "params": [p for p in group["params"] if (p in hidden) == wanted]} for group in groups]
+        return [part for part in parts if part["params"]]
+
+    adamw_lr = lr if config.adamw_lr is None else config.adamw_lr * (lr / config.lr)
+    muon = torch.optim.Muon(
+        only(True), lr, momentum=config.momentum, nesterov=config.nesterov, adjust_lr_fn=config.adjust_lr
+    )
+    return optim.MuonAdamW(muon, torch.optim.AdamW(only(False), adamw_lr, betas=config.betas, eps=config.eps))
 
 
 def build_schedule(config: ScheduleConfig, optimizer: Optimizer, total_steps: int, steps_per_epoch: int) -> LRScheduler:

@@ -67,8 +67,27 @@ class QgDmSgdConfig(BaseOptimizerConfig):
     nesterov: bool
 
 
+class MuonConfig(BaseOptimizerConfig):
+    """torch.optim.Muon for the matrices of hidden layers, torch.optim.AdamW for the rest.
+
+    momentum, nesterov: Muon's
+    adjust_lr:          how Muon's rate depends on a matrix's shape; match_rms_adamw (arXiv 2502.16982): updates as
+                        large as AdamW's, so that one rate and weight decay suit both
+    adamw_lr:           AdamW's rate; null: lr
+    betas, eps:         AdamW's
+    """
+
+    name: Literal["muon"]
+    momentum: Fraction
+    nesterov: bool
+    adjust_lr: Literal["match_rms_adamw", "original"]
+    adamw_lr: PositiveFloat | None
+    betas: Betas
+    eps: PositiveFloat
+
+
 OptimizerConfig = Annotated[
-    SgdConfig | AdamConfig | AccumAdamConfig | DmSgdConfig | QgDmSgdConfig, Field(discriminator="name")
+    SgdConfig | AdamConfig | AccumAdamConfig | DmSgdConfig | QgDmSgdConfig | MuonConfig, Field(discriminator="name")
 ]
 
 

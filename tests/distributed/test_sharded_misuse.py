@@ -119,6 +119,8 @@ def refused_elsewhere(rank: int, n: int) -> None:
         module.eval()(torch.zeros(1, 5))
     with pytest.raises(ValueError, match=r"gathered parameter '0\.weight', not its shard.*\.reshard\(\)"):
         model.attach(AccumAdamW(module.parameters()))
+    with pytest.raises(ValueError, match=r"Muon with a sharded module.*expected .* such as AdamW"):
+        model.attach(torch.optim.Muon([p for p in model.parameters() if p.ndim == 2]))
     model.attach(AccumAdamW(model.parameters()))
 
 

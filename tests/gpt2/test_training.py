@@ -22,6 +22,7 @@ METHODS = {
     "allreduce": ["parallel=allreduce", "optimizer=adamw"],
     "dadam": ["topology=aer", "optimizer=adamw"],
     "accumadam": ["topology=aer", "optimizer=accumadamw", "optimizer.accumulation_steps=3"],
+    "muon": ["topology=aer", "optimizer=muon", "parallel.local_steps=2"],
 }
 RUN = [
     "data=tokens",
@@ -79,9 +80,10 @@ def newest(run: Path) -> Any:
     return load(max((run / "checkpoints").glob("step_*")) / "rank_0.pt")
 
 
-def test_processes_and_simulation_agree(folder: Path, tmp_path: Path) -> None:
-    real = train(folder, tmp_path / "processes", *METHODS["accumadam"], "model.dropout=0.1")
-    simulated = train(folder, tmp_path / "simulated", *METHODS["accumadam"], "model.dropout=0.1", "workers=simulated")
+@pytest.mark.parametrize("method", ["accumadam", "muon"])
+def test_processes_and_simulation_agree(method: str, folder: Path, tmp_path: Path) -> None:
+    real = train(folder, tmp_path / "processes", *METHODS[method], "model.dropout=0.1")
+    simulated = train(folder, tmp_path / "simulated", *METHODS[method], "model.dropout=0.1", "workers=simulated")
     assert [(row["step"], row["split"]) for row in real] == [
         (3, "train"), (6, "train"), (6, "validation"), (9, "train"), (12, "train"), (12, "validation")
     ]  # fmt: skip
@@ -104,10 +106,11 @@ def test_every_method_learns_what_letters_alone_do_not_tell(method: str, folder:
     assert rows[-1]["train_loss"] < 0.6 * rows[-1]["unigram_entropy"]
 
 
-def test_a_resumed_run_ends_as_if_it_had_not_stopped(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["accumadam", "muon"])
+def test_a_resumed_run_ends_as_if_it_had_not_stopped(method: str, folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     # Step 5 lies within a window of the accumulation, within an epoch of 11 steps, and between two train rows.
-    arguments = [*METHODS["accumadam"], "workers=simulated", "model.dropout=0.1", "training.steps=14"]
+    arguments = [*METHODS[method], "workers=simulated", "model.dropout=0.1", "training.steps=14"]
     arguments += ["training.batch_size=64", "training.checkpoint_every=5", "training.checkpoints_kept=3"]
     arguments += ["data.evaluation_windows=drawn"]
     whole, expected = train(folder, run, *arguments), newest(run)

@@ -87,6 +87,7 @@ REFUSED = {
     "parallel.ranks_per_worker=1": r"ranks_per_worker=1 with shard=true: expected 2 or more",
     "parallel.find_unused_parameters=true": "find_unused_parameters=true with shard=true: expected false",
     "workers=simulated": r"workers.kind=simulated with parallel.shard=true: expected parallel.shard=false",
+    "optimizer=muon": r"optimizer=muon with parallel.shard=true: expected",
     "training.compile=true": r"training.compile=true with parallel.shard=true: expected",
     "evaluation.local_models=true": r"evaluation.local_models=true with parallel.shard=true: expected",
 }

@@ -1,0 +1,54 @@
+"""Muon for the matrices of hidden layers and AdamW for the rest, as one optimizer of PyTorch's two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from common.optim.closure import loss_of
+
+
+class MuonAdamW(Optimizer):
+    """`torch.optim.Muon` and `torch.optim.AdamW` as one optimizer: one step, one schedule, one state dict.
+
+    Groups and state are the two's own, Muon's groups first. As one optimizer they take one decision of a gradient
+    scaler, and `attach` sees one step in an update.
+    """
+
+    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
+        self._parts: tuple[Optimizer, ...] = (muon, adamw)
+        super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        self._share()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over what `load_state_dict` loaded."""
+        super().__setstate__(state)
+        self._share()
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient; return what `closure` returns, if given."""
+        loss = loss_of(closure)
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def _share(self) -> None:
+        groups = iter(self.param_groups)
+        for part in self._parts:
+            part.state = self.state
+            part.param_groups = [next(groups) for _ in part.param_groups]
+
+
+def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
+    """Return the trainable 2-D parameters within lists of layers (`nn.ModuleList`), but those of embeddings.
+
+    What stands outside of these, as embeddings and the output layer of a transformer do, is not hidden.
+    """
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    embedded = {p for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}
+    found = {p for layers in lists for p in layers.parameters() if p.ndim == 2 and p.requires_grad}
+    return found - embedded
