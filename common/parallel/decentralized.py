@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
@@ -39,6 +40,7 @@ from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
 from common.parallel.gossip import Mixer
 from common.parallel.gossip.buckets import fragments_of
+from common.parallel.mesh import ranks_per_worker_of
 from common.parallel.optimizers import (
     BucketwiseOptimizer,
     MomentumVectors,
@@ -67,7 +69,9 @@ class DecentralizedDataParallel(DataParallel):
     topology:         a name of `common.topology.NAMES` or a Topology over the workers
     order:            "awc" or "atc", see above; None: "atc" if merge_after is 0, else "awc"
     ranks_per_worker: ranks that share one replica: gradients are averaged among them (DDP or FSDP), gossip runs
-                      between workers (arXiv 2110.13363 treats a server of 8 GPUs as one node)
+                      between workers (arXiv 2110.13363 treats a server of 8 GPUs as one node). None: 1
+    mesh:             instead of ranks_per_worker: all ranks, in dimensions "replicate", along which gossip runs, and,
+                      for modules with shards, "shard"
     workers_per_host: for topologies that know hosts (aer) and for how rounds travel; only used with a name, a Topology
                       has its own
     bucket_mb:        MiB of a message; 1-2 suit slow links; "auto": 2 on the CPU, 64 on a GPU. An all-reduce cuts a
@@ -103,8 +107,9 @@ class DecentralizedDataParallel(DataParallel):
         module: nn.Module,
         topology: str | Topology,
         order: str | None = None,
-        ranks_per_worker: int = 1,
+        ranks_per_worker: int | None = None,
         *,
+        mesh: DeviceMesh | None = None,
         local_steps: int = 1,
         outer: Outer | None = None,
         merge_after: int | None = None,
@@ -131,7 +136,9 @@ class DecentralizedDataParallel(DataParallel):
         check_sizes(bucket_mb, timeout_s)
         device = check_device(p for p in module.parameters() if p.requires_grad)
         timeout = timedelta(seconds=timeout_s)
-        groups = ProcessGroups(ranks_per_worker, patience(timeout, device))
+        if mesh is not None:
+            ranks_per_worker = ranks_per_worker_of(mesh, module, ranks_per_worker)
+        groups = ProcessGroups(ranks_per_worker or 1, patience(timeout, device))
         super().__init__(module, groups.worker, groups.workers)
         self.topology = resolve_topology(topology, groups.workers, workers_per_host, push_sum)
         check_topology(plan, mixing, self.topology, push_sum)

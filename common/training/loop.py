@@ -56,6 +56,8 @@ def train(setup: Setup) -> str:
     found = setup.checkpoints.load(device, setup.tell)
     stage = begin_stage(setup, tuple(found.state["members"]) if found else tuple(range(config.n)), length)
     stage.session.resume(found, lambda: [backward(setup.task, w, stage.setup.config, device) for w in stage.workers])
+    if found is None and config.init_from is not None:
+        setup.tell(f"began with the model {config.init_from}; optimizer, schedule and data begin anew")
     recorder.begin(stage.workers, length.steps, stage.setup.config)
     with (
         step_named(recorder),

@@ -116,6 +116,7 @@ def is_finished(config: Config) -> bool:
             raise ConfigError(
                 f"run_dir={path}: holds a run with another configuration, expected the same to resume:\n  "
                 + "\n  ".join(differences)
+                + f"\nWith another run_dir, init_from={path}/checkpoints/last.pt goes on from its mean model"
             )
     return status == "finished"
 

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from common.dtensors import is_dtensor
@@ -149,6 +152,45 @@ def resumed(rank: int, n: int) -> None:
 @pytest.mark.slow
 def test_resumption_is_exact() -> None:
     run_processes(resumed, 4)
+
+
+def kept_by_torch(rank: int, n: int, folder: str) -> None:
+    """Checkpoints of torch.distributed.checkpoint, worker by worker, continue exactly, and load on another mesh."""
+    scenario = replace(BASE, optimizer="fused_accumadamw")
+
+    def states(training: Training) -> dict[str, Any]:
+        model = training.model
+        state = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model.module, training.optimizer)}
+        return {f"worker{model.worker}": state}
+
+    uninterrupted = sharded(rank, n, scenario).run(range(4))
+    dcp.save(states(uninterrupted), checkpoint_id=folder)
+    values = snapshot(uninterrupted.model)
+    uninterrupted.run(range(4, 7))
+
+    training = sharded(rank, n, scenario).run(range(1))  # so that there is state to load into
+    training.model.drain()
+    loaded = states(training)
+    dcp.load(loaded, checkpoint_id=folder)
+    (found,) = loaded.values()
+    training.model.load_state_dict(found["model"])
+    training.model.load_clock(4)
+    set_optimizer_state_dict(training.model.module, training.optimizer, found["optimizer"])
+    assert_same(snapshot(training.run(range(4, 7)).model), snapshot(uninterrupted.model))
+
+    alone = sharded(rank, n, replace(scenario, ranks_per_worker=4))
+    model = alone.model.state_dict()
+    dcp.load({"worker0": {"model": model}}, checkpoint_id=folder)
+    alone.model.load_state_dict(model)
+    if rank < 2:  # who had worker 0's shards
+        assert_same(snapshot(alone.model), values)
+    else:
+        snapshot(alone.model)
+
+
+@pytest.mark.slow
+def test_checkpoints_of_torch_hold_the_shards_of_each_worker(tmp_path: Path) -> None:
+    run_processes(kept_by_torch, 4, str(tmp_path))
 
 
 class InBfloat16(nn.Module):

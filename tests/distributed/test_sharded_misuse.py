@@ -107,6 +107,29 @@ def test_what_cannot_be_mixed_is_refused_by_name() -> None:
             assert re.search(pattern, message), message
 
 
+def on_meshes(rank: int, n: int) -> None:
+    mesh, lone = mesh_of(n, 2), init_device_mesh("cpu", (n,), mesh_dim_names=("replicate",))
+    assert DecentralizedDataParallel(mlp(), "complete", mesh=lone).world_size == n
+    model = DecentralizedDataParallel(shard(mlp(), mesh), "complete", mesh=mesh)
+    assert (model.world_size, model.worker) == (n // 2, rank // 2)
+    named = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    turned = DeviceMesh("cpu", torch.tensor([[1, 0], [3, 2]]), mesh_dim_names=("replicate", "shard"))
+    for options, pattern in [
+        ({"mesh": mesh, "ranks_per_worker": 2}, r"ranks_per_worker=2 with a mesh: expected one of the two"),
+        ({"mesh": named}, r"dimensions \('dp', 'tp'\): expected \('replicate',\) or \('replicate', 'shard'\)"),
+        ({"mesh": init_device_mesh("cpu", (2, 2))}, r"mesh with dimensions None: expected"),
+        ({"mesh": mesh["shard"]}, r"mesh with dimensions \('shard',\): expected"),
+        ({"mesh": turned}, r"mesh over ranks \[1, 0, 3, 2\]: expected all 4 ranks in order"),
+        ({"mesh": mesh}, r"mesh with shard=2, but no parameter.*ranks_per_worker=2 for whole replicas"),
+    ]:
+        with case(pattern), pytest.raises(ValueError, match=pattern):
+            DecentralizedDataParallel(mlp(), "complete", **options)
+
+
+def test_a_mesh_says_which_ranks_share_a_replica() -> None:
+    run_processes(on_meshes, 4)
+
+
 def refused_elsewhere(rank: int, n: int) -> None:
     mesh = mesh_of(n, 2)
     with pytest.raises(ValueError, match=r"parameter '0\.weight' is a DTensor; expected .*DecentralizedDataParallel"):

@@ -83,6 +83,41 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(method: str, tmp_
     assert all(torch.equal(model(resumed)[key], tensor) for key, tensor in model(reference).items())
 
 
+STILL = ["training.steps=2", "schedule.warmup=0", "optimizer.lr=1e-30", "optimizer.weight_decay=0"]
+MESHES = [  # of runs that go on one from another's mean model
+    ["workers=simulated", "workers.count=2", "parallel.ranks_per_worker=1"],
+    ["workers.count=1", "parallel.ranks_per_worker=2", "parallel.shard=true"],
+    ["workers.count=2", "parallel.ranks_per_worker=2", "parallel.shard=true"],
+    ["workers=simulated", "workers.count=4", "parallel.ranks_per_worker=1"],
+]
+
+
+def go_on(folder: Path, meshes: list[list[str]]) -> None:
+    """Train on the first mesh; then expect that on each other one a run begins with the model of the one before."""
+    former = run(folder / "0", *meshes[0], "training.steps=4")
+    for number, mesh in enumerate(meshes[1:], start=1):
+        begun_from = former / "checkpoints" / "last.pt"
+        former = run(folder / str(number), *mesh, *STILL, f"init_from={begun_from}")
+        for name, tensor in torch.load(begun_from, weights_only=True).items():
+            if "running" not in name and "tracked" not in name:  # BatchNorm's statistics go on
+                assert torch.equal(model(former)[name], tensor), (mesh, name)
+
+
+def test_a_model_goes_from_whole_to_sharded_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    go_on(tmp_path, MESHES[:2])
+    assert launch("cnn", [*RUN, *MESHES[2], *STILL, f"run_dir={tmp_path}/1"]) == 2
+    error = capsys.readouterr().err
+    assert "workers.count: 1 there, 2 now" in error
+    assert f"init_from={tmp_path}/1/checkpoints/last.pt goes on from its mean model" in error
+
+
+@pytest.mark.slow
+def test_a_model_goes_to_other_meshes_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    go_on(tmp_path, MESHES)
+    begun_from = tmp_path / "2" / "checkpoints" / "last.pt"
+    assert f"began with the model {begun_from}; optimizer, schedule and data begin anew" in capsys.readouterr().err
+
+
 REFUSED = {
     "parallel.ranks_per_worker=1": r"ranks_per_worker=1 with shard=true: expected 2 or more",
     "parallel.find_unused_parameters=true": "find_unused_parameters=true with shard=true: expected false",
