@@ -16,6 +16,7 @@ from common.cli import ONE_OR_SEVERAL, Arguments, Text, UsageError, main_functio
 from common.local_steps import resolve_local_steps
 from common.runtime.cluster import Cluster
 from common.runtime.conditions import CONDITIONS
+from common.runtime.memory import STATE
 from common.runtime.plan import CANDIDATES, Plan, plan, sensitivity
 from common.topology import NAMES
 
@@ -30,7 +31,13 @@ class PlanArguments(Arguments):
 
     command: Literal["plan"] = Field(description="plan: predict step times and recommend a topology")
     hosts: int | None = Field(None, description="machines")
-    workers_per_host: int = Field(Cluster.workers_per_host, description="workers (GPUs) of each")
+    workers_per_host: int = Field(
+        Cluster.workers_per_host, description="workers of each: GPUs, or groups of GPUs, see shards"
+    )
+    shards: int = Field(
+        Cluster.shards, ge=1, description="GPUs that share a worker's parameters out among them (parallel.shard=true)"
+    )
+    optimizer: Literal[tuple(STATE)] = Field("adamw", description="what updates, for the memory of a GPU")
     payload_mb: float = Field(Cluster.payload_mb, description="a worker's parameters in MB: 4 bytes for each in fp32")
     compute_ms: float = Field(Cluster.compute_ms, description="forward and backward of one step")
     backward_share: float = Field(Cluster.backward_share, description="share of compute_ms")
@@ -40,7 +47,7 @@ class PlanArguments(Arguments):
         description="spread of the compute time from step to step: standard deviation of its logarithm",
     )
     inter_gbps: float = Field(Cluster.inter_gbps, description="link of a host to the others, Gbit/s")
-    intra_gbps: float = Field(Cluster.intra_gbps, description="between two workers of a host, Gbit/s")
+    intra_gbps: float = Field(Cluster.intra_gbps, description="between two GPUs of a host, Gbit/s")
     latency_us: float = Field(Cluster.latency_us, description="between hosts")
     intra_latency_us: float = Field(Cluster.intra_latency_us, description="between two workers of a host")
     bucket_mb: float = Field(Cluster.bucket_mb, description="bucket of all-reduce (DDP's default is 25)")
@@ -57,7 +64,7 @@ class PlanArguments(Arguments):
         "precedence)",
     )
     tflop: PositiveFloat | None = Field(
-        None, description="with --measure, in place of compute_ms: TFLOP of one worker's forward and backward"
+        None, description="with --measure, in place of compute_ms: TFLOP of one GPU's forward and backward"
     )
     topology: Annotated[tuple[Literal[NAMES], ...], ONE_OR_SEVERAL] = Field(
         CANDIDATES, description=f"one or several ([aer,ring]) of {', '.join(NAMES)}"
@@ -75,7 +82,8 @@ class PlanArguments(Arguments):
     def cluster(self) -> dict[str, Any]:
         """Return the given fields of Cluster."""
         renamed = {"slow_host": "slow_hosts", "slow_link": "slow_links"}
-        others = {"command", "measure", "tflop", "topology", "local_steps", "merge_after", "steps", "uneven", "plot"}
+        others = {"command", "measure", "tflop", "topology", "optimizer"}
+        others |= {"local_steps", "merge_after", "steps", "uneven", "plot"}
         return {renamed.get(name, name): getattr(self, name) for name in self.model_fields_set - others}
 
 
@@ -96,7 +104,9 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(str(error)) from error
     steps = arguments.steps or max(60, min(MOST_STEPS, 2**15 // cluster.workers))
     every_step = local.every_update and local.merge_after > 0  # then bucket by bucket
-    planned = plan(cluster, arguments.topology, None if every_step else local, steps=steps)
+    planned = plan(
+        cluster, arguments.topology, None if every_step else local, optimizer=arguments.optimizer, steps=steps
+    )
     print(render(cluster, planned))
     if arguments.uneven:
         local_steps = None if every_step else local
@@ -108,8 +118,10 @@ def main(argv: Sequence[str]) -> int:
 
 def render(cluster: Cluster, planned: Plan) -> str:
     """Return the table as Markdown, the topologies that do not exist here and the recommendation."""
-    table = planned.frame.to_markdown(index=False, floatfmt=["", "", "", ".2f", ".2f", ".2f", ".3g"])
-    lines = [f"Predicted for {cluster.hosts} hosts of {cluster.workers_per_host} workers:", "", table, ""]
+    table = planned.frame.to_markdown(index=False, floatfmt=["", "", "", ".2f", ".2f", ".2f", ".3g", ".4g", ".3g"])
+    each = f" of {cluster.shards} GPUs" if cluster.shards > 1 else ""
+    lines = [f"Predicted for {cluster.hosts} hosts of {cluster.workers_per_host} workers{each}:", "", table, ""]
+    lines += ["sent_mb: of a GPU in a round; memory_gb: of a GPU, without activations and what FSDP gathers", ""]
     lines += [f"{name}: not possible here: {reason}" for name, reason in planned.skipped.items()]
     return "\n".join([*lines, planned.recommendation])
 
@@ -159,7 +171,11 @@ def _measured(arguments: PlanArguments) -> dict[str, Any] | None:
         if rank() != 0:
             return None
     print("\n".join([*measured.lines(), ""]))
-    return measured.numbers(arguments.tflop) | given
+    numbers = measured.numbers(arguments.tflop)
+    if measured.ranks_per_host % arguments.shards:
+        raise ValueError(f"shards={arguments.shards}: expected a divisor of {measured.ranks_per_host} ranks of a host")
+    numbers["workers_per_host"] = measured.ranks_per_host // arguments.shards
+    return numbers | given
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ MOST_BUCKETS, MOST_PIECES = 32, 2**14
 
 @dataclass(frozen=True)
 class Cluster:
-    """Hosts of L workers each; worker i lives on host i // L and is one rank.
+    """Hosts of L workers each; worker i lives on host i // L.
 
     workers_per_host: L
+    shards:           ranks of a worker, which share its parameters out among them (FSDP2). compute_ms includes what
+                      they gather and reduce inside the worker
     payload_mb:       parameters of a worker in MB (1e6 bytes): the size of a full message and of the gradients
     compute_ms:       mean forward and backward of one step on one worker
     backward_share:   share of the backward pass in compute_ms; gradients become ready evenly during it
@@ -23,7 +25,7 @@ class Cluster:
     stall_share:      share of a worker's steps that stall, each on its own
     stall_factor:     how many times longer such a step's compute time is
     inter_gbps:       what a host can send and receive at the same time, Gbit/s; its workers share it
-    intra_gbps:       what a worker can send to another of its host and receive at the same time, Gbit/s
+    intra_gbps:       what a rank can send to another of its host and receive at the same time, Gbit/s
     latency_us:       of each message between hosts
     intra_latency_us: of each message inside a host
     slow_hosts:       {host: factor}: its compute time is multiplied by the factor
@@ -36,6 +38,7 @@ class Cluster:
 
     hosts: int
     workers_per_host: int = 1
+    shards: int = 1
     payload_mb: float = 100.0
     compute_ms: float = 100.0
     backward_share: float = 2 / 3
@@ -53,7 +56,7 @@ class Cluster:
     slow_links: dict[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        positive = ("hosts", "workers_per_host", "payload_mb", "compute_ms", "inter_gbps", "intra_gbps")
+        positive = ("hosts", "workers_per_host", "shards", "payload_mb", "compute_ms", "inter_gbps", "intra_gbps")
         for name in (*positive, "bucket_mb", "gossip_bucket_mb"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}: expected a number > 0")
@@ -75,6 +78,11 @@ class Cluster:
     def workers(self) -> int:
         """Number of workers on all hosts."""
         return self.hosts * self.workers_per_host
+
+    @property
+    def inside_gbps(self) -> float:
+        """What all ranks of a worker can send to those of another of its host."""
+        return self.shards * self.intra_gbps
 
     @property
     def buckets(self) -> int:

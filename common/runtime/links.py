@@ -21,7 +21,7 @@ def allreduce_ms(cluster: Cluster, megabytes: float) -> float:
     n = cluster.workers
     if n == 1:
         return 0.0
-    inside, across = cluster.intra_gbps, cluster.link_gbps.min()
+    inside, across = cluster.inside_gbps, cluster.link_gbps.min()
     rate = inside if cluster.hosts == 1 else min(across, inside) if cluster.workers_per_host > 1 else across
     latency_us = cluster.intra_latency_us if cluster.hosts == 1 else cluster.latency_us
     return mb_ms(2 * (n - 1) / n * megabytes, rate) + 2 * (n - 1) * latency_us / 1000

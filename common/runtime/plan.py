@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from common.local_steps import LocalSteps
 from common.runtime.cluster import Cluster
 from common.runtime.conditions import CONDITIONS
+from common.runtime.memory import rank_memory, sent_mb
 from common.runtime.round_time import complete
 from common.runtime.steps import (
     Phases,
@@ -28,7 +29,10 @@ MOST_EIGENVALUES = 512  # workers up to which a spectral gap takes less than a s
 
 @dataclass(frozen=True)
 class Plan:
-    """One row for each method that exists on this cluster; `skipped` gives the reason why others do not."""
+    """One row for each method that exists on this cluster; `skipped` gives the reason why others do not.
+
+    Of the columns, sent_mb is what a rank sends in a round, memory_gb what `rank_memory` predicts.
+    """
 
     frame: pd.DataFrame
     skipped: dict[str, str]
@@ -55,21 +59,25 @@ def plan(
     topologies: Sequence[str] = CANDIDATES,
     local: LocalSteps | None = None,
     *,
+    optimizer: str = "adamw",
     steps: int = 200,
     seed: int = 0,
 ) -> Plan:
     """Simulate all-reduce and gossip on these topologies, with the same random compute times.
 
-    local: local steps of gossip, None for a round in every step; all-reduce is in every step
+    local:     local steps of gossip, None for a round in every step; all-reduce is in every step
+    optimizer: a key of `memory.STATE`
     Where hosts have several workers, one-peer topologies are also tried between hosts, complete inside. Topologies that
     send more evenly with staggered phases are tried with both.
     """
     baseline = simulate_allreduce(cluster, steps=steps, seed=seed)
-    rows = [_row("all-reduce", "complete", "aligned", baseline, baseline, math.inf)]
+    memory = replace(rank_memory(cluster, optimizer), messages=0.0)  # gradients are averaged where they lie
+    size = {"sent_mb": sent_mb(cluster, None), "memory_gb": memory.total / 1000}
+    rows = [_row("all-reduce", "complete", "aligned", baseline, baseline, math.inf, size)]
     skipped = {}
     for name in topologies:
         try:
-            rows += _gossip(cluster, name, local, baseline, steps, seed)
+            rows += _gossip(cluster, name, local, optimizer, baseline, steps, seed)
         except ValueError as error:
             skipped[name] = str(error)
     return Plan(pd.DataFrame(rows), skipped)
@@ -97,16 +105,21 @@ def sensitivity(
 
 
 def _gossip(
-    cluster: Cluster, name: str, local: LocalSteps | None, baseline: Times, steps: int, seed: int
+    cluster: Cluster, name: str, local: LocalSteps | None, optimizer: str, baseline: Times, steps: int, seed: int
 ) -> list[dict]:
     n, L = cluster.workers, cluster.workers_per_host
+
+    def size(topology: Topology | None) -> dict[str, float]:
+        memory = rank_memory(cluster, optimizer, topology, local)
+        return {"sent_mb": sent_mb(cluster, topology), "memory_gb": memory.total / 1000}
+
     if name == "complete":  # its round has n^2 weights
         everybody = complete(cluster)
         if local is None:
             times = simulate_rounds(cluster, lambda t: everybody, steps=steps, seed=seed)
         else:
             times = simulate_local_steps(cluster, local, lambda r: everybody, steps=steps, seed=seed)
-        return [_row("gossip", name, "aligned", times, baseline, math.inf)]
+        return [_row("gossip", name, "aligned", times, baseline, math.inf, size(None))]
     topology = build(name, n, L)
     gap = _spectral_gap(topology)
     found: list[tuple[str, Topology, Phases, float]] = [(name, topology, "aligned", gap)]
@@ -121,7 +134,7 @@ def _gossip(
         times = simulate_gossip(cluster, candidate, phases=phases, local=local, steps=steps, seed=seed)
         round_s = (1 if local is None else local.steps) * times.step / 1000
         contraction = math.inf if candidate_gap >= 1 else -math.log1p(-candidate_gap) / round_s
-        rows.append(_row("gossip", label, phases, times, baseline, contraction))
+        rows.append(_row("gossip", label, phases, times, baseline, contraction, size(candidate)))
     return rows
 
 
@@ -129,7 +142,15 @@ def _spectral_gap(topology: Topology) -> float:
     return topology.spectral_gap() if topology.world_size <= MOST_EIGENVALUES else math.nan
 
 
-def _row(method: str, topology: str, phases: str, times: Times, baseline: Times, contraction: float) -> dict:
+def _row(
+    method: str,
+    topology: str,
+    phases: str,
+    times: Times,
+    baseline: Times,
+    contraction: float,
+    size: dict[str, float],
+) -> dict:
     return {
         "method": method,
         "topology": topology,
@@ -138,4 +159,5 @@ def _row(method: str, topology: str, phases: str, times: Times, baseline: Times,
         "exposed_ms": times.exposed,
         "speedup": baseline.step / times.step,
         "contraction_per_s": contraction,  # e-folds of the disagreement between workers; nan: not computed
+        **size,
     }

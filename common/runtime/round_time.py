@@ -87,7 +87,7 @@ def send_recv(cluster: Cluster, round_: Round) -> RoundTime:
     crossing = host[:, 0] != host[:, 1]
     across = _across(cluster, edges[crossing], host[crossing], shared=cluster.workers_per_host > 1)
     within = edges[~crossing]
-    own = np.full(len(within), mb_ms(cluster.gossip_bucket_size_mb, cluster.intra_gbps))
+    own = np.full(len(within), mb_ms(cluster.gossip_bucket_size_mb, cluster.inside_gbps))
     inside = _Edges(within, within, own, own, cluster.intra_latency_us, shared=False)
 
     def run(launched: np.ndarray, busy: Busy) -> np.ndarray:
@@ -194,7 +194,7 @@ def _groups(cluster: Cluster, groups: list[np.ndarray], leaving: dict[int, float
         g, hosts = len(members), {int(worker) // cluster.workers_per_host for worker in members}
         crosses.append(len(hosts) > 1)
         # Where all neighbours on the ring are on different hosts, nothing is sent inside.
-        inside = mb_ms(2 * (g - 1) / g * bucket, cluster.intra_gbps) if g > len(hosts) else 0.0
+        inside = mb_ms(2 * (g - 1) / g * bucket, cluster.inside_gbps) if g > len(hosts) else 0.0
         between = max(busy_link[h] for h in hosts) if crosses[-1] else 0.0
         latency_us = cluster.latency_us if crosses[-1] else cluster.intra_latency_us
         durations.append(max(inside, between))
@@ -248,7 +248,7 @@ def _allreduce_of_shards(cluster: Cluster, groups: list[np.ndarray]) -> Callable
 def _hierarchical(cluster: Cluster, between: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> RoundTime:
     L = cluster.workers_per_host
     phase = (
-        mb_ms((L - 1) / L * cluster.gossip_bucket_size_mb, cluster.intra_gbps)
+        mb_ms((L - 1) / L * cluster.gossip_bucket_size_mb, cluster.inside_gbps)
         + (L - 1) * cluster.intra_latency_us / 1000
     )
     inside_ms = np.full(cluster.hosts, phase)
