@@ -1,5 +1,6 @@
 """Recipes and tables: everything composes without data, and the values are those that the paper publishes."""
 
+import re
 from functools import cache
 from math import ceil
 from pathlib import Path
@@ -9,8 +10,11 @@ import pytest
 import torch
 
 from common.optim import decay_groups
+from common.report.definitions import ROOT
 from common.report.registry import Table, load_table
 from common.report.table_file import Row
+from common.runtime import Cluster
+from common.runtime.memory import rank_memory
 from common.training.compose import CONFIGS, compose_config
 from common.training.optimization import build_optimizer, build_schedule
 from gpt2.config import Gpt2Config
@@ -36,7 +40,7 @@ def compose(*overrides: str) -> Gpt2Config:
 
 
 def test_every_experiment_is_tested_here() -> None:
-    assert {path.stem for path in (CONFIGS / "experiment/gpt2").glob("*.yaml")} == {*RECIPES, "base", "proxy"}
+    assert {path.stem for path in (CONFIGS / "experiment/gpt2").glob("*.yaml")} == {*RECIPES, "base", "proxy", "xl_aer"}
 
 
 @pytest.mark.parametrize("experiment", [*RECIPES, "base"])
@@ -81,6 +85,44 @@ def test_recipes_differ_in_method_topology_and_optimizer_only() -> None:
     free = {"name", "run_dir", "parallel", "topology", "optimizer"}
     shared = [compose(f"experiment=gpt2/{name}").model_dump(exclude=free) for name in RECIPES]
     assert all(values == shared[0] for values in shared)
+
+
+def test_the_largest_model_differs_from_the_recipe_in_size_and_shards_only() -> None:
+    recipe, config = compose("experiment=gpt2/accumadam_aer"), compose("experiment=gpt2/xl_aer")
+    assert (config.model.layers, config.model.width, config.model.heads) == (48, 1600, 25)
+    assert (config.n, config.ranks, config.workers.per_host, config.sharded) == (16, 128, 1, True)
+    assert config.training.batch_size % config.ranks == 0
+    free = {
+        "name": True,
+        "run_dir": True,
+        "model": {"name", "layers", "width", "heads"},
+        "workers": {"per_host"},
+        "parallel": {"ranks_per_worker", "shard"},
+        "training": {"batch_size", "compile"},
+    }
+    assert config.model_dump(exclude=free) == recipe.model_dump(exclude=free)
+    assert config.build_topology().world_size == 16
+
+
+def test_the_memory_that_is_asked_for_is_that_of_the_largest_model() -> None:
+    """The command in slurm/gpt2_xl.sbatch has the recipe's numbers, and what it says is what it predicts."""
+    text = (ROOT / "slurm" / "gpt2_xl.sbatch").read_text()
+    (command,) = re.findall(r"^#   python -m common.runtime plan (.*)$", text, re.MULTILINE)
+    given = dict(argument.split("=") for argument in command.split())
+    config = compose("experiment=gpt2/xl_aer")
+    payload_mb = 4 * parameter_count(config.model.shape) / 1e6
+    assert given == {
+        "hosts": str(config.n),
+        "shards": str(config.ranks_per_worker),
+        "payload_mb": f"{payload_mb:.1f}",
+        "optimizer": config.optimizer.name,
+        "topology": config.topology.name,
+    }
+    for shards, stated in ((8, "4.67 GB of each GPU"), (1, "37.4 GB (without")):
+        there = Cluster(hosts=16, shards=shards, payload_mb=payload_mb)
+        memory = rank_memory(there, config.optimizer.name, config.build_topology())
+        assert f"{memory.total / 1000:.3g} GB " in stated
+        assert stated in text.replace("\n# ", " ")
 
 
 def test_learning_rate_of_a_run() -> None:

@@ -32,8 +32,8 @@ def options(file: Path) -> list[str]:
 def test_every_table_for_a_cluster_has_a_file() -> None:
     tables = {name for name in table_names() if load_table(name).cluster is not None}
     assert set(TABLE_FILES) == tables == {
-        "table2", "table3", "gpt2", "exponential", "exponential_methods", "exponential_cifar10", "figure6_runs",
-        "imagenet", "transformer_4_gpus",
+        "table2", "table3", "gpt2", "gpt2_xl", "exponential", "exponential_methods", "exponential_cifar10",
+        "figure6_runs", "imagenet", "transformer_4_gpus",
     }  # fmt: skip
 
 
@@ -96,7 +96,7 @@ def test_clusters_hold_options_of_sbatch_only(file: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "more", "ranks", "nodes"),
-    [("t4_4x8", None, 32, 4), ("a100_4x4", None, 16, 4), ("t4_8x8", None, 64, 8),
+    [("t4_4x8", None, 32, 4), ("a100_4x4", None, 16, 4), ("t4_8x8", None, 64, 8), ("a100_16x8", None, 128, 16),
      ("one_node_cpu", "--ntasks-per-node=2", 6, 3), ("a40_4x4", "--gpus-per-node=a40:8", 32, 4),
      ("t4_4x8", "--gres=gpu:t4:4", 32, 8), ("t4_4x8", "--gres gpu:t4", 2, 2),
      (str(CLUSTERS / "a40_4x4"), "--gres=nvme:1,gpu:2", 32, 16)],
@@ -119,7 +119,7 @@ def test_gpus_without_a_number_are_an_error() -> None:
 
 
 def test_an_unknown_cluster_is_an_error() -> None:
-    with pytest.raises(UsageError, match="cluster=h100: expected a file of yours, or one of slurm/clusters: a100_4x4"):
+    with pytest.raises(UsageError, match="cluster=h100: expected a file of yours, or one of slurm/clusters: a100_16x8"):
         SbatchOptions.load("h100")
 
 
