@@ -10,10 +10,11 @@ travel through a bridge between the hosts, both directions limited at the host's
 `mbit_per_s` at the same time.
 
 compute_ms=100 puts waits into the layers of the model that a task trains (scripts/slowed.py), as if each rank had an
-accelerator; condition=slow_host, jitter_30 or stalls makes them uneven.
+accelerator; condition=slow_host, jitter_30 or stalls makes them uneven. engine=decent_dp lets decent-dp train it.
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -55,6 +56,7 @@ class EmulateArguments(Arguments):
     )
     compute_ms: NonNegativeFloat = Field(0, description="waits in each training step of a task, besides its computing")
     condition: Literal[tuple(CONDITIONS)] = Field("even", description="how uneven these waits are")
+    engine: Literal["decent_dp"] | None = Field(None, description="what trains a task in place of our gossip")
     limit_s: PositiveFloat = Field(600, description="seconds after which the program is ended")
     run: Text | None = Field(None, description="what torchrun gets: -m MODULE ... or FILE ...")
     down: bool = Field(False, description="remove what killed commands left behind, run nothing")
@@ -89,18 +91,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def slowed(arguments: EmulateArguments) -> list[str]:
-    """Return what torchrun gets; UsageError if waits are asked for in what is no task's training."""
+    """Return what torchrun gets; UsageError if waits or an engine are asked for in what is no task's training."""
     program = shlex.split(arguments.run or "")
-    if not arguments.compute_ms:
+    asked = [key for key in ("compute_ms", "engine") if getattr(arguments, key)]
+    if not asked:
         return program
     if not re.match(r"-m \w+\.train( |$)", " ".join(program)):
-        raise UsageError(f'run="{arguments.run}" with compute_ms: expected a task\'s training, as "-m cnn.train ..."')
+        raise UsageError(f'run="{arguments.run}" with {asked[0]}: expected a task\'s training, as "-m cnn.train ..."')
+    if arguments.engine == "decent_dp" and importlib.util.find_spec("decent_dp") is None:
+        raise UsageError("engine=decent_dp: decent-dp is not installed: make env")
     return ["-m", "scripts.slowed", *program[1:]]
 
 
 def described(arguments: EmulateArguments) -> dict[str, str]:
     """Return the variables of the environment that tell programs where they run."""
-    known = {"hosts", "ranks_per_host", "mbit_per_s", "delay_ms", "slow", "compute_ms", "condition"}
+    known = {"hosts", "ranks_per_host", "mbit_per_s", "delay_ms", "slow", "compute_ms", "condition", "engine"}
     return {"EMULATED_HOSTS": json.dumps(arguments.model_dump(include=known))}
 
 

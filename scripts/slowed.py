@@ -3,7 +3,8 @@
 EMULATED_HOSTS='{"compute_ms": 100}' torchrun ... -m scripts.slowed gpt2.train experiment=quickstart ...
 
 scripts.emulate starts it with compute_ms=...; what is trained is what gpt2.train alone would train, bit for bit. Waits
-are shared among layers by their parameters; the real computing comes on top.
+are shared among layers by their parameters; the real computing comes on top. With engine=decent_dp, decent-dp takes the
+place of our gossip (scripts/decent_dp_engine.py).
 """
 
 import json
@@ -15,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from common.runtime.conditions import CONDITIONS, Condition
+from common.training import worker
 from common.training.cli import main
 from common.training.task import load_task
+from scripts import decent_dp_engine
 from scripts.benchmarks.emulated_compute import Variation, Waiter
 
 BACKWARD_SHARE = 2 / 3  # of a step's waits
@@ -75,8 +78,10 @@ class _BackwardWait(torch.autograd.Function):
 
 
 def slow_down(name: str) -> None:
-    """Have a task build models that wait, as EMULATED_HOSTS says."""
+    """Have a task build models that wait, and train them with another engine, as EMULATED_HOSTS says."""
     settings = json.loads(os.environ["EMULATED_HOSTS"])
+    if settings.get("engine") == "decent_dp":
+        worker.parallelize = decent_dp_engine.parallelize
     condition = CONDITIONS[settings.get("condition", "even")]
     factor = condition.slow_host if int(os.environ["GROUP_RANK"]) == 0 else 1.0
     task = load_task(name)

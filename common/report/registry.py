@@ -54,7 +54,10 @@ class Table(TableFile):
         """Return the run of a row and seed; the seed may be a text such as K in commands that stand for all seeds."""
         settings = (*self.settings(row, variant), *self.tuned_overrides(row, variant), f"seed={seed}")
         folder = runs / self.runs / row.name / (variant or "")
-        return Cell(self.task, row, seed, settings, folder / f"seed_{seed}", variant, self.emulated.get(variant))
+        hosts = self.emulated.get(variant)
+        if row.engine is not None:
+            hosts = hosts.model_copy(update={"engine": row.engine})
+        return Cell(self.task, row, seed, settings, folder / f"seed_{seed}", variant, hosts)
 
     def settings(self, row: Row, variant: str | None) -> tuple[str, ...]:
         """Return the overrides that the table states for all runs of a row, without tuned values."""

@@ -24,6 +24,7 @@ from common.report.runs import Target
 from common.report.tuning import Sweep
 from common.runtime.conditions import CONDITIONS
 
+Engine = Literal["decent_dp"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case letters, digits and _")]
 
 
@@ -36,6 +37,7 @@ class Row(Definition):
     labels: dict[Name, str] = Field({}, description="labels in the columns that the table defines")
     cluster: str | None = Field(None, description="a file of slurm/clusters instead of the table's")
     overrides: tuple[Override, ...] = ()
+    engine: Engine | None = Field(None, description="what trains on emulated hosts in place of our gossip")
     centre: PositiveFloat | None = Field(None, description="the middle of the learning rates that are tried")
     tuned_with: Name | None = Field(None, description="the row whose tuned values this one takes, instead of a centre")
 
@@ -70,6 +72,7 @@ class Emulated(Definition):
     delay_ms: NonNegativeFloat = 0.0
     compute_ms: NonNegativeFloat = Field(0.0, description="waits in each step, besides its real computing")
     condition: Literal[tuple(CONDITIONS)] = "even"
+    engine: Engine | None = None
 
 
 def _parse_column(written: Any, info: ValidationInfo) -> Column | Label:
@@ -142,6 +145,9 @@ class TableFile(Definition):
                 _expect_unique(f"the overrides of row {row.name!r}", [*keys, *tuned])
         if self.emulated and self.emulated.keys() != self.variants.keys():
             raise ValueError(f"emulated: expected one entry for each variant, {', '.join(self.variants) or '(none)'}")
+        for row in self.rows:
+            if row.engine and not self.emulated:
+                raise ValueError(f"row {row.name!r}: engine={row.engine}: expected in a table with emulated hosts only")
         self._check_sweep()
         return self
 

@@ -18,7 +18,7 @@ from tests.report.synthetic import write_run
 
 RUNS = Path("runs")
 HOSTS = {"hosts": 4, "ranks_per_host": 2, "mbit_per_s": 100, "delay_ms": 1, "compute_ms": 50}
-RECORDED = HOSTS | {"condition": "even", "slow": None}
+RECORDED = HOSTS | {"condition": "even", "slow": None, "engine": None}
 TIMED = {
     "target": {"metric": "accuracy", "value": 80.0, "best": "highest"},
     "baseline": "allreduce",
@@ -78,6 +78,16 @@ def test_commands_bring_up_the_hosts_of_the_variant():
         "limit_s=86400 'run=-m cnn.train experiment=small workers.count=8 parallel=allreduce optimizer=adam seed=1 "
         "run_dir=runs/small/allreduce/slow/seed_1'"
     )
+
+
+def test_a_row_of_another_engine():
+    content = copy.deepcopy(CONTENT) | TIMED
+    content["rows"][0]["engine"] = "decent_dp"
+    table = make_table(**content)
+    commands = [cell.command for cell in table.cells(RUNS)]
+    assert ["engine=decent_dp" in command for command in commands] == [True] * 3 + [False] * 3
+    with pytest.raises(ValueError, match="engine=decent_dp: expected in a table with emulated hosts only"):
+        make_table(rows=content["rows"])
 
 
 def test_runs_from_other_hosts_do_not_count():
