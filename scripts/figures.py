@@ -16,11 +16,11 @@ from common.report.bars import draw_bars
 from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
 from common.report.collect import collect
 from common.report.drawing import save
-from common.report.figure_files import Bars, figure_names, load_figure
+from common.report.figure_files import Bars, Panels, figure_names, load_figure
 from common.report.figures import write_figures
 from common.report.registry import full_name, load_table
 from common.report.tables import missing_lines
-from common.report.time_curves import draw_time_curves, of_figure
+from common.report.time_curves import draw_panels, draw_time_curves, of_figure
 
 
 class FiguresArguments(Arguments):
@@ -56,7 +56,10 @@ def write_registered(name: str, roots: Sequence[Path], benchmarks: Path, output:
         table = load_benchmark(figure.table)
         frame = build_benchmark(table, benchmarks)
         return save(lambda: draw_bars(figure, frame), output, name), missing_records(table, benchmarks)
-    collection = of_figure(figure, collect(load_table(figure.table), *roots, allow_empty=True))
+    collection = collect(load_table(figure.table), *roots, allow_empty=True)
+    if isinstance(figure, Panels):
+        return save(lambda: draw_panels(figure, collection), output, name), missing_lines(collection)
+    collection = of_figure(figure, collection)
     rows = [m for m in missing_lines(collection) if m.split()[0] in figure.rows]
     return save(lambda: draw_time_curves(figure, collection), output, name), rows
 

@@ -37,10 +37,21 @@ class Curves(_Figure):
     published: str
 
 
-KINDS = {"bars": Bars, "curves": Curves}
+class Panels(_Figure):
+    """A metric against time, a panel for each variant of a table; its target, if it has one, is a line.
+
+    panels: {variant: the panel's title}
+    """
+
+    kind: Literal["panels"]
+    metric: str
+    panels: dict[str, str] = Field(min_length=1)
 
 
-def load_figure(name: str, folder: Path = FIGURES) -> Bars | Curves:
+KINDS = {"bars": Bars, "curves": Curves, "panels": Panels}
+
+
+def load_figure(name: str, folder: Path = FIGURES) -> Bars | Curves | Panels:
     """Read a figure's file; raises UsageError naming file, key, value and expectation if it is unknown or wrong."""
     content = read_definition(folder, name, key="figure")
     kind = content.get("kind") if isinstance(content, dict) else None

@@ -29,7 +29,7 @@ from common.report.benchmark_tables import (
 from common.report.collect import Collection, collect
 from common.report.columns import PUBLISHED, Column, Label
 from common.report.drawing import save
-from common.report.figure_files import Bars, figure_names, load_figure
+from common.report.figure_files import Bars, Panels, figure_names, load_figure
 from common.report.figures import write_figures
 from common.report.formats import headings, left_of, readable
 from common.report.origin import describe_commit, describe_hardware, describe_origin
@@ -39,7 +39,7 @@ from common.report.runs import FILES, FinishedRun
 from common.report.sweep_files import LEFT as SWEEP_LEFT
 from common.report.sweep_files import column_definitions, kept_frame
 from common.report.tables import build_table, definitions, missing_lines, published_lines
-from common.report.time_curves import draw_time_curves, of_figure
+from common.report.time_curves import draw_panels, draw_time_curves, of_figure
 from common.report.tuning import SWEEPS, sweep_command
 
 BADGES = {"proxy": "proxy", "paper": "at the paper's scale", "published": "published only"}
@@ -189,6 +189,8 @@ def _figure(name: str, tables: dict[str, Collection], benchmarks: Path) -> Secti
     if isinstance(figure, Bars):
         frame = build_benchmark(load_benchmark(figure.table), benchmarks)
         images = _pictures(lambda folder: save(lambda: draw_bars(figure, frame), folder, name))
+    elif isinstance(figure, Panels):
+        images = _pictures(lambda folder: save(lambda: draw_panels(figure, tables[figure.table]), folder, name))
     else:
         collection = of_figure(figure, tables[figure.table])
         images = _pictures(lambda folder: save(lambda: draw_time_curves(figure, collection), folder, name))

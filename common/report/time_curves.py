@@ -1,11 +1,11 @@
-"""Curves against time as in the paper's Figure 7: published above, ours below."""
+"""Curves against time: as in the paper's Figure 7, published above and ours below; and a panel for each variant."""
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from common.report.collect import Collection
-from common.report.drawing import draw_legends, label_of
-from common.report.figure_files import Curves
+from common.report.drawing import draw_legends, label_of, recorded_as, seeds_of
+from common.report.figure_files import Curves, Panels
 from common.report.figures import curves, draw_panel, labels_of, time_label
 from common.report.published import PublishedTable, load_published
 from common.report.registry import Table
@@ -39,6 +39,31 @@ def draw_time_curves(figure_file: Curves, collection: Collection) -> Figure:
         title = "ours, the proxy" if collection.table.proxy_of else "ours"
         ax.set(xlabel=time_label(runs, "s"), ylabel=label_of(metric), title=title)
     figure.suptitle(figure_file.title if runs else f"{figure_file.title} (no finished runs of ours)", fontsize=9)
+    draw_legends(figure, *labels_of(table))
+    return figure
+
+
+def draw_panels(figure_file: Panels, collection: Collection) -> Figure:
+    """Draw a metric against time, a panel for each variant of the figure; empty ones for variants without runs.
+
+    A line is the mean over seeds, its band goes from the lowest to the highest seed.
+    """
+    table, metric = collection.table, figure_file.metric
+    variants = dict(zip(table.variants, collection.by_variant(), strict=True))
+    figure = Figure(figsize=(3.4 * len(figure_file.panels), 4.2), layout="constrained")
+    axes = figure.subplots(1, len(figure_file.panels), sharey=True, squeeze=False)[0]
+    seeds = set()
+    for ax, (name, title) in zip(axes, figure_file.panels.items(), strict=True):
+        of_variant = variants[name]
+        draw_panel(ax, table, curves(of_variant, metric), "time_s")
+        if table.target is not None and table.target.metric == recorded_as(metric)[1]:
+            ax.axhline(table.target.value, color="0.4", linewidth=0.8, linestyle=(0, (4, 2)))
+        ax.set(xlabel=time_label(of_variant.all_runs, "s"), ylabel=label_of(metric), title=title)
+        ax.set_xlim(left=0)
+        ax.label_outer()
+        seeds |= {len(runs) for runs in of_variant.runs.values() if runs}
+    of_seeds = f" (mean of {seeds_of(seeds)} seeds; band: lowest to highest)" if seeds else " (no finished runs)"
+    figure.suptitle(f"{figure_file.title}{of_seeds}", fontsize=9)
     draw_legends(figure, *labels_of(table))
     return figure
 

@@ -11,13 +11,13 @@ from common.cli import UsageError
 from common.report.benchmark_tables import load_benchmark
 from common.report.collect import collect
 from common.report.drawing import save
-from common.report.figure_files import Bars, Curves, figure_names, load_figure
+from common.report.figure_files import Bars, Curves, Panels, figure_names, load_figure
 from common.report.figures import curves, draw, write_figures
 from common.report.over_figure import draw_over_setting
 from common.report.published import load_published
 from common.report.quantities import QUANTITIES
 from common.report.registry import load_table
-from common.report.time_curves import draw_time_curves
+from common.report.time_curves import draw_panels, draw_time_curves
 from common.training.compose import compose_config
 from scripts.figures import main
 from tests.report.conftest import CONTENT, make_table
@@ -171,6 +171,9 @@ def test_every_figure_file_names_what_there_is(name):
         assert figure.value in load_benchmark(figure.table).values
         return
     table = load_table(figure.table)
+    if isinstance(figure, Panels):
+        assert figure.panels.keys() == table.variants.keys()
+        return
     assert set(figure.rows) <= {row.name for row in table.rows}
     assert figure.variant in (table.variants or {None})
     published = load_published(figure.published)
@@ -186,7 +189,7 @@ def test_every_figure_file_names_what_there_is(name):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{kind: pie, title: T, table: table2}", "kind=pie: expected one of: bars, curves"),
+        ("{kind: pie, title: T, table: table2}", "kind=pie: expected one of: bars, curves, panels"),
         ("{kind: bars, title: T, table: figure6, value: step_ms}", "axis=...: missing; expected a value"),
         ("{kind: [", "not valid YAML"),
     ],
@@ -270,6 +273,23 @@ def test_scores_of_the_last_model_alone_are_no_curve(translation, caplog):
     _, below = draw_time_curves(figure, collect(translation, RUNS)).axes
     assert [text.get_text() for text in below.texts] == ["not recorded"]
     assert "has no 'paper_bleu' of the models kept in training; python -m transformer.evaluate run=" in caplog.text
+
+
+def test_a_panel_for_each_variant():
+    target = {"metric": "accuracy", "value": 70, "best": "highest"}
+    table = make_table(variants={"slow": ["training.batch_size=4"], "fast": ["training.batch_size=8"]}, target=target)
+    for cell in table.cells(RUNS):
+        if cell.variant == "slow":
+            write_run(cell.run_dir, cell.overrides, kind="processes", accuracy=[60.0, 80.0 + cell.seed])
+    figure_file = Panels(kind="panels", title="F", table="t", metric="accuracy", panels={"slow": "S", "fast": "F"})
+    figure = draw_panels(figure_file, collect(table, RUNS))
+    slow, fast = figure.axes
+    *rows, at_target = slow.get_lines()
+    assert [list(line.get_ydata()) for line in rows] == [[60, 82]] * 2
+    assert set(at_target.get_ydata()) == {70}
+    assert [ax.get_title() for ax in figure.axes] == ["S", "F"]
+    assert [text.get_text() for text in fast.texts] == ["not recorded"]
+    assert "mean of 3 seeds" in figure.get_suptitle()
 
 
 def test_figure_7_by_its_number(capsys):
