@@ -1,4 +1,4 @@
-"""Draw the papers' figures, and the learning curves of any table.
+"""Draw the papers' figures, those of benchmarks' records, and the learning curves of any table.
 
 python -m scripts.figures figure=7 [runs=[runs,results/runs]] [output=results/figures]
 
@@ -16,8 +16,9 @@ from common.report.bars import draw_bars
 from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
 from common.report.collect import collect
 from common.report.drawing import save
-from common.report.figure_files import Bars, Panels, figure_names, load_figure
+from common.report.figure_files import Bars, Lines, Panels, Predictions, figure_names, load_figure
 from common.report.figures import write_figures
+from common.report.record_figures import draw_record
 from common.report.registry import full_name, load_table
 from common.report.tables import missing_lines
 from common.report.time_curves import draw_panels, draw_time_curves, of_figure
@@ -56,6 +57,9 @@ def write_registered(name: str, roots: Sequence[Path], benchmarks: Path, output:
         table = load_benchmark(figure.table)
         frame = build_benchmark(table, benchmarks)
         return save(lambda: draw_bars(figure, frame), output, name), missing_records(table, benchmarks)
+    if isinstance(figure, Lines | Predictions):
+        record = figure.read(benchmarks)
+        return save(lambda: draw_record(figure, record), output, name), []
     collection = collect(load_table(figure.table), *roots, allow_empty=True)
     if isinstance(figure, Panels):
         return save(lambda: draw_panels(figure, collection), output, name), missing_lines(collection)

@@ -77,6 +77,7 @@ RC = {
 
 
 LEGEND_WIDTH = 130  # of both legends below the panels, in characters
+LEGEND_ROWS = 5  # of methods; if these do not suffice, topologies take several rows too
 
 
 def recorded_as(metric: str) -> tuple[str, str]:
@@ -124,11 +125,20 @@ def draw_legends(figure: Figure, methods: list[str], topologies: list[str]) -> N
     ]
     for line in styles:
         line.set(color="0.35", markersize=4.5)
-    room = LEGEND_WIDTH - legend_width(topologies, 1)
-    rows = next((rows for rows in range(1, len(methods)) if legend_width(methods, rows) <= room), len(methods))
-    for handles, title, side, height in ((colours, "method", "left", rows), (styles, "topology", "right", 1)):
+    rows, rows_beside = _legend_rows(methods, topologies)
+    for handles, title, side, height in ((colours, "method", "left", rows), (styles, "topology", "right", rows_beside)):
         columns = -(-len(handles) // max(height, 1))
         figure.legend(handles=handles, title=title, loc=f"outside lower {side}", ncols=columns, alignment="left")
+
+
+def _legend_rows(methods: list[str], topologies: list[str]) -> tuple[int, int]:
+    """Return how many rows the legends of methods and topologies have beside each other."""
+    for beside in range(1, len(topologies) + 1):
+        room = LEGEND_WIDTH - legend_width(topologies, beside)
+        rows = next((rows for rows in range(1, len(methods)) if legend_width(methods, rows) <= room), len(methods))
+        if rows <= LEGEND_ROWS:
+            return rows, beside
+    return len(methods), 1
 
 
 def legend_width(labels: Sequence[str], rows: int) -> int:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+import pandas as pd
 from pydantic import Field
 
 from common.cli import UsageError, nearest
@@ -14,6 +15,20 @@ FIGURES = ROOT / "results" / "definitions" / "figures"
 class _Figure(Definition):
     title: str
     table: str
+
+
+class _RecordFigure(Definition):
+    """A figure of a benchmark's record: a CSV file of results/benchmarks, and the command that writes it."""
+
+    title: str
+    records: str
+    command: str
+
+    def read(self, folder: Path) -> pd.DataFrame:
+        """Return the record; UsageError if it has not been made."""
+        if not (folder / self.records).exists():
+            raise UsageError(f"{folder / self.records} is missing; make it with: {self.command}")
+        return pd.read_csv(folder / self.records)
 
 
 class Bars(_Figure):
@@ -48,10 +63,30 @@ class Panels(_Figure):
     panels: dict[str, str] = Field(min_length=1)
 
 
-KINDS = {"bars": Bars, "curves": Curves, "panels": Panels}
+class Lines(_RecordFigure):
+    """Columns of a record against another one, both logarithmic.
+
+    line:   a template of a line's label, filled with a row's columns
+    values: {column: its axis}, a panel for each
+    """
+
+    kind: Literal["lines"]
+    x: str
+    line: str
+    values: dict[str, str] = Field(min_length=1)
 
 
-def load_figure(name: str, folder: Path = FIGURES) -> Bars | Curves | Panels:
+class Predictions(_RecordFigure):
+    """Measured and predicted step times under several conditions, as scripts.benchmarks.runtime_model writes them."""
+
+    kind: Literal["predictions"]
+
+
+FigureFile = Bars | Curves | Panels | Lines | Predictions
+KINDS = {"bars": Bars, "curves": Curves, "panels": Panels, "lines": Lines, "predictions": Predictions}
+
+
+def load_figure(name: str, folder: Path = FIGURES) -> FigureFile:
     """Read a figure's file; raises UsageError naming file, key, value and expectation if it is unknown or wrong."""
     content = read_definition(folder, name, key="figure")
     kind = content.get("kind") if isinstance(content, dict) else None

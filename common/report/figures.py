@@ -92,7 +92,7 @@ def curves(collection: Collection, metric: str, rows: tuple[str, ...] = ()) -> p
 def time_label(runs: list[FinishedRun], unit: str) -> str:
     """Return the name of the time axis: measured for processes, predicted for simulated workers."""
     kinds = {"predicted" if is_simulated(run) else "measured" for run in runs}
-    return f"time ({unit}), {' or '.join(sorted(kinds))}"
+    return ", ".join([f"time ({unit})", *filter(None, [" or ".join(sorted(kinds))])])
 
 
 def _curve(run: FinishedRun, metric: str) -> pd.DataFrame | None:

@@ -29,11 +29,12 @@ from common.report.benchmark_tables import (
 from common.report.collect import Collection, collect
 from common.report.columns import PUBLISHED, Column, Label
 from common.report.drawing import save
-from common.report.figure_files import Bars, Panels, figure_names, load_figure
+from common.report.figure_files import Bars, Curves, Panels, figure_names, load_figure
 from common.report.figures import write_figures
 from common.report.formats import headings, left_of, readable
 from common.report.origin import describe_commit, describe_hardware, describe_origin
 from common.report.published import load_published, published_names
+from common.report.record_figures import draw_record
 from common.report.registry import Table, load_table, table_names
 from common.report.runs import FILES, FinishedRun
 from common.report.sweep_files import LEFT as SWEEP_LEFT
@@ -185,16 +186,21 @@ def _short(value: float) -> str:
 
 
 def _figure(name: str, tables: dict[str, Collection], benchmarks: Path) -> Section:
-    figure = load_figure(name)
+    figure, missing = load_figure(name), []
     if isinstance(figure, Bars):
         frame = build_benchmark(load_benchmark(figure.table), benchmarks)
         images = _pictures(lambda folder: save(lambda: draw_bars(figure, frame), folder, name))
     elif isinstance(figure, Panels):
         images = _pictures(lambda folder: save(lambda: draw_panels(figure, tables[figure.table]), folder, name))
-    else:
+    elif isinstance(figure, Curves):
         collection = of_figure(figure, tables[figure.table])
         images = _pictures(lambda folder: save(lambda: draw_time_curves(figure, collection), folder, name))
-    return Section(name=f"figure_{name}", title=f"{figure.title} (figure)", images=images)
+    elif (benchmarks / figure.records).exists():
+        record = figure.read(benchmarks)
+        images = _pictures(lambda folder: save(lambda: draw_record(figure, record), folder, name))
+    else:
+        images, missing = (), [figure.command]
+    return Section(name=f"figure_{name}", title=f"{figure.title} (figure)", images=images, missing=missing)
 
 
 def _published(name: str) -> Section:

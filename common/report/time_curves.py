@@ -50,7 +50,7 @@ def draw_panels(figure_file: Panels, collection: Collection) -> Figure:
     """
     table, metric = collection.table, figure_file.metric
     variants = dict(zip(table.variants, collection.by_variant(), strict=True))
-    figure = Figure(figsize=(3.4 * len(figure_file.panels), 4.2), layout="constrained")
+    figure = Figure(figsize=(3.4 * len(figure_file.panels), 4.6), layout="constrained")
     axes = figure.subplots(1, len(figure_file.panels), sharey=True, squeeze=False)[0]
     seeds = set()
     for ax, (name, title) in zip(axes, figure_file.panels.items(), strict=True):

@@ -1,7 +1,9 @@
+import importlib.util
 import shutil
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -11,11 +13,12 @@ from common.cli import UsageError
 from common.report.benchmark_tables import load_benchmark
 from common.report.collect import collect
 from common.report.drawing import save
-from common.report.figure_files import Bars, Curves, Panels, figure_names, load_figure
+from common.report.figure_files import Bars, Curves, Lines, Panels, Predictions, figure_names, load_figure
 from common.report.figures import curves, draw, write_figures
 from common.report.over_figure import draw_over_setting
 from common.report.published import load_published
 from common.report.quantities import QUANTITIES
+from common.report.record_figures import draw_record
 from common.report.registry import load_table
 from common.report.time_curves import draw_panels, draw_time_curves
 from common.training.compose import compose_config
@@ -167,6 +170,9 @@ def test_a_curve_ends_where_a_seed_diverges(filled, caplog):
 @pytest.mark.parametrize("name", figure_names())
 def test_every_figure_file_names_what_there_is(name):
     figure = load_figure(name)
+    if isinstance(figure, Lines | Predictions):
+        assert importlib.util.find_spec(figure.command.split()[2])
+        return
     if isinstance(figure, Bars):
         assert figure.value in load_benchmark(figure.table).values
         return
@@ -189,7 +195,7 @@ def test_every_figure_file_names_what_there_is(name):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{kind: pie, title: T, table: table2}", "kind=pie: expected one of: bars, curves, panels"),
+        ("{kind: pie, title: T, table: table2}", "kind=pie: expected one of: bars, curves, lines, panels, predictions"),
         ("{kind: bars, title: T, table: figure6, value: step_ms}", "axis=...: missing; expected a value"),
         ("{kind: [", "not valid YAML"),
     ],
@@ -290,6 +296,23 @@ def test_a_panel_for_each_variant():
     assert [ax.get_title() for ax in figure.axes] == ["S", "F"]
     assert [text.get_text() for text in fast.texts] == ["not recorded"]
     assert "mean of 3 seeds" in figure.get_suptitle()
+
+
+def test_bars_measured_under_each_condition_with_marks_predicted(tmp_path):
+    case = {"model": "gpt", "hosts": 4, "ranks_per_host": 2, "mbit_per_s": 200, "compute_ms": 400}
+    rows = [
+        case | {"engine": engine, "topology": "aer", "condition": condition, "measured_ms": ms, "predicted_ms": ms - 1}
+        for engine, condition, ms in [("ddp", "even", 500), ("ddp", "stalls", 700), ("ours", "stalls", 600)]
+    ]
+    pd.DataFrame(rows).to_csv(tmp_path / "uneven_prediction.csv", index=False)
+    figure_file = Predictions(kind="predictions", title="F", records="uneven_prediction.csv", command="c")
+    figure = draw_record(figure_file, figure_file.read(tmp_path))
+    (ax,) = figure.axes
+    assert [[bar.get_height() for bar in bars] for bars in ax.containers] == [[500], [700, 600]]
+    assert [list(line.get_ydata()) for line in ax.get_lines()] == [[499], [699, 599]]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["predicted", "measured, all alike", "measured, 1 % of steps 10 times longer"]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["ddp\naer", "ours\naer"]
 
 
 def test_figure_7_by_its_number(capsys):
