@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.parallel.collectives import mean_over_ranks_
+from common.parallel.collectives import mean_over_ranks_, sum_over_ranks
 
 CHUNK = 1 << 22  # elements handled at once, so that extra memory stays small
 
@@ -55,5 +55,4 @@ def consensus_distance(
             mean = own * weight
             mean_over_ranks_([mean], n, group)
             square += (own - mean).square().sum()
-    dist.all_reduce(square, group=everyone or group)
-    return float((square / n).sqrt())
+    return float((sum_over_ranks(square, everyone or group) / n).sqrt())

@@ -13,6 +13,10 @@ from torch import Tensor
 from common.parallel.streams import is_queued
 
 
+class PeerError(RuntimeError):
+    """A message or a collective failed: a peer died, runs fewer steps, or is slower than the timeout allows."""
+
+
 def is_distributed() -> bool:
     """Return whether a default process group exists.
 
@@ -46,7 +50,7 @@ def explained(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise RuntimeError(
+        raise PeerError(
             f"rank {rank()}: {what} failed: all {world_size()} ranks must take part, at the same point of the "
             f"training; a peer died, runs fewer steps, or is slower than the timeout allows ({error})"
         ) from error

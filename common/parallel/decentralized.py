@@ -12,7 +12,7 @@ With local steps only every H-th update is one of these; `common.local_steps` ha
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Literal
@@ -274,6 +274,25 @@ class DecentralizedDataParallel(DataParallel):
         result = super().load_state_dict(state_dict, *args, **kwargs)
         self._anchors.reset()
         return result
+
+    def survive(self, abort: Callable[[], None]) -> None:
+        """Finish an update without the buckets that fail, instead of raising: they and all later ones mix with W = I.
+
+        abort: called at the first failure; has to close all connections, see `abort_groups`
+
+        After that update `merged_of_broken` says how many buckets were merged. The next one needs another wrapper.
+        """
+        self.mixer.abort = abort
+
+    @property
+    def merged_of_broken(self) -> int | None:
+        """Buckets merged in the round that failed; None while none has."""
+        return self.mixer.broken
+
+    def abandon(self) -> None:
+        """Detach from the optimizers without waiting for peers, after all connections were closed."""
+        self.mixer.abandon()
+        self.close()
 
     def close(self) -> None:
         """Drain and detach from the optimizers; the bare module and they stay usable. Collective."""

@@ -1,7 +1,7 @@
 """Process groups: the default one of a program, and those that gossip needs, made once in one order on every rank."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -13,6 +13,7 @@ from common.parallel.devices import local_device
 from common.parallel.streams import is_queued
 
 WATCH_FIRST = timedelta(seconds=10)
+UNUSED_TAG = 1 << 20  # of messages
 
 
 def open_process_group(device: torch.device, timeout_s: float) -> None:
@@ -30,6 +31,21 @@ def process_group(timeout_s: float) -> Iterator[torch.device]:
         yield device
     finally:
         dist.destroy_process_group()
+
+
+def abort_groups() -> None:
+    """Close all connections of all gloo groups of this process, so that nobody gets half a message.
+
+    What waits for peers, in any thread, collectives included, and whatever comes later raises at once. `abort()` and
+    `shutdown()` of a gloo group unblock nothing; a receive that runs out of time closes the pairs of its context,
+    unless the pair it waited for was closed already: so each peer gets one.
+    """
+    for group in list(dist.distributed_c10d._world.pg_map):
+        for peer in range(dist.get_world_size(group)):
+            if peer != dist.get_rank(group) >= 0:
+                with suppress(RuntimeError):
+                    backend = group._get_backend(torch.device("cpu"))
+                    backend.recv([torch.empty(1)], peer, UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
 def patience(timeout: timedelta, device: torch.device) -> timedelta:

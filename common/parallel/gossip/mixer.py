@@ -8,7 +8,7 @@ the parameters' place.
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from common.flat import FlatVector
 from common.optim.flat_state import Incoming
+from common.parallel.collectives import PeerError
 from common.parallel.counters import CommunicationCounters
 from common.parallel.gossip.buckets import ScheduledBucket, plan_buckets
 from common.parallel.gossip.exchange import Exchange, ReceiveBuffers
@@ -76,6 +77,10 @@ class Mixer:
         # is all that the next round depends on.
         self.errors = [torch.zeros_like(vector.data) for vector in vectors] if message_dtype == torch.int8 else []
         self.strength = 1.0  # of what is merged from now on, see `Exchange`
+        # What closes all connections after the first failed exchange, so that the update can be finished without
+        # peers; None: a failure is raised.
+        self.abort: Callable[[], None] | None = None
+        self.broken: int | None = None  # buckets merged in the round that failed: the others mix with W = I
         self.counters = CommunicationCounters()
         self._groups = groups
         schedules = in_phases(topology, phases)
@@ -112,8 +117,11 @@ class Mixer:
                 bucket.clock = clock
 
     def launch(self, fragment: int = 0) -> None:
-        """Start sending x(t) for round t of each bucket, unless that was done. What is sent is read in place."""
-        if fragment in self._in_flight:
+        """Start sending x(t) for round t of each bucket, unless that was done. What is sent is read in place.
+
+        After a failure that `abort` has contained nothing more is sent.
+        """
+        if fragment in self._in_flight or self.broken is not None:
             return
         with region("gossip::launch"):
             indices = self._fragments[fragment]
@@ -128,8 +136,9 @@ class Mixer:
         following: tensors laid out as the vectors, which move as far as what is mixed
 
         Every rank must call it once per round. Afterwards no message of the fragment is in flight and its buckets'
-        clocks have ticked. Raises RuntimeError naming rank, peers, bucket and step when a peer does not answer in
-        time, or naming the parameter that was written while its message was in flight.
+        clocks have ticked. Raises PeerError naming rank, peers, bucket and step when a peer does not answer in time
+        (with `abort`: mixes this bucket and all later ones with W = I instead), or RuntimeError naming the parameter
+        that was written while its message was in flight.
         """
         self.launch(fragment)
         with region("gossip::merge"):
@@ -156,8 +165,9 @@ class Mixer:
             for index, bucket in enumerate(self.buckets):
                 exchange, arrived[index] = arrived[index], None
                 incoming = None
+                if exchange is not None and not self._arrived(index, exchange):
+                    exchange = None
                 if exchange is not None:
-                    self._wait(index, exchange)
                     exchange.strength = self.strength
                     incoming = exchange.incoming()
                     if incoming is None:
@@ -167,11 +177,13 @@ class Mixer:
                 if exchange is not None:
                     exchange.release()  # the next launch takes the same memory
                 bucket.clock += 1
-                launched.append(self._exchange_mixed(bucket))
-                self._post(launched[-1:], first=index)
+                if self.broken is None:
+                    launched.append(self._exchange_mixed(bucket))
+                    self._post(launched[-1:], first=index)
             self.counters.rounds += 1
-            self._in_flight[0] = launched
-            self._protect(0)
+            if self.broken is None:
+                self._in_flight[0] = launched
+                self._protect(0)
 
     def mix_now(self, vectors: Sequence[Tensor]) -> None:
         """Mix further vectors of the same layout with the matrices of the coming round, blocking; no clock ticks."""
@@ -197,6 +209,13 @@ class Mixer:
                     exchange.release()
             self._forget(fragment)
 
+    def abandon(self) -> None:
+        """Drop what is in flight without waiting for it: all connections are closed, and this mixer is done."""
+        self.broken = len(self.buckets) if self.broken is None else self.broken
+        self._in_flight.clear()
+        for vector in self.vectors:
+            vector.release()
+
     def close(self) -> None:
         """End the threads that carry exchanges on, and that watch them. Nothing may be in flight."""
         self._network.close()
@@ -217,8 +236,7 @@ class Mixer:
 
     def _finish(self, exchanges: Sequence[Exchange | None], following: Sequence[Tensor] = (), first: int = 0) -> None:
         for index, exchange in enumerate(exchanges, first):
-            if exchange is not None:
-                self._wait(index, exchange)
+            if exchange is not None and self._arrived(index, exchange):
                 exchange.strength = self.strength
                 before = exchange.chunk.clone() if following else None
                 exchange.merge()
@@ -270,6 +288,24 @@ class Mixer:
         self.counters.bytes_sent += exchange.route.bytes_sent(exchange.message_bytes, exchange.shard_bytes)
         self.counters.messages += exchange.route.messages_sent()
 
+    def _arrived(self, index: int, exchange: Exchange) -> bool:
+        """Wait for the messages of bucket number `index`; return False where it has to do without them.
+
+        After the first failure connections are closed before anything is written: sends read the vectors in place, and
+        no peer may get what is half old, half new.
+        """
+        if self.broken is not None:
+            return False
+        try:
+            self._wait(index, exchange)
+        except PeerError:
+            if self.abort is None:
+                raise
+            self.abort()
+            self.broken = index
+            return False
+        return True
+
     def _wait(self, index: int, exchange: Exchange) -> None:
         begin = time.perf_counter()
         try:
@@ -277,7 +313,7 @@ class Mixer:
                 exchange.wait(self._timeout)
         except RuntimeError as error:
             clock, waited = self.buckets[index].clock, time.perf_counter() - begin
-            raise RuntimeError(self._sentence(index, exchange.route, clock, waited)) from error
+            raise PeerError(self._sentence(index, exchange.route, clock, waited)) from error
         waited = time.perf_counter() - begin if self._stalls is None else self._stalls.passed()
         self.counters.exposed_s += waited
 

@@ -31,8 +31,11 @@ class SubgroupAllReduce(Exchange):
         return []
 
     def start(self) -> list[dist.P2POp]:
-        """Launch the all-reduce."""
-        self.attach_works([dist.all_reduce(self._sum, group=self.route.allreduce, async_op=True)])
+        """Launch the all-reduce; `wait` reports it if that fails."""
+        try:
+            self.attach_works([dist.all_reduce(self._sum, group=self.route.allreduce, async_op=True)])
+        except RuntimeError as error:
+            self.attach_works([], error)
         return []
 
     def incoming(self) -> Incoming:
