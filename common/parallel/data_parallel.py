@@ -102,6 +102,9 @@ class DataParallel(nn.Module, ABC):
     def consensus_distance(self) -> float:
         """Return sqrt(mean_i ||x_i - x_bar||^2) over the trainable parameters, equal on all ranks. Collective."""
 
+    def check_peers(self) -> None:
+        """Raise PeerError after an update that had to do without some of the peers."""
+
     def synchronize_gradients(self) -> None:
         """Make gradients final after the last backward of a step; a no-op where backward has done it."""
 

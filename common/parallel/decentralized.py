@@ -35,7 +35,7 @@ from common.parallel.checks import (
     refuse_unknown,
     resolve_topology,
 )
-from common.parallel.collectives import mean_over_ranks_
+from common.parallel.collectives import PeerError, mean_over_ranks_
 from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
 from common.parallel.gossip import Mixer
@@ -280,7 +280,7 @@ class DecentralizedDataParallel(DataParallel):
 
         abort: called at the first failure; has to close all connections, see `abort_groups`
 
-        After that update `merged_of_broken` says how many buckets were merged. The next one needs another wrapper.
+        `check_peers` tells after the update; the next one needs another wrapper.
         """
         self.mixer.abort = abort
 
@@ -288,6 +288,11 @@ class DecentralizedDataParallel(DataParallel):
     def merged_of_broken(self) -> int | None:
         """Buckets merged in the round that failed; None while none has."""
         return self.mixer.broken
+
+    def check_peers(self) -> None:
+        """Raise PeerError after an update that had to do without some of the peers."""
+        if self.mixer.broken is not None:
+            raise PeerError(f"rank {self._groups.rank}: peers were lost in step {self.clock - 1}")
 
     def abandon(self) -> None:
         """Detach from the optimizers without waiting for peers, after all connections were closed."""

@@ -11,8 +11,10 @@ the state in memory: bytes are hashed on their way into the file, and a file is 
 """
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -109,6 +111,13 @@ class Checkpoints:
             complaints += dict.fromkeys(problems)
         if complaints:
             raise CheckpointError("no usable checkpoint: " + "; ".join(complaints))
+        return None
+
+    def members(self) -> tuple[int, ...] | None:
+        """Return the numbers of the workers in the newest complete checkpoint; None without one that can be read."""
+        for folder in self._complete()[:1]:
+            with suppress(OSError, RuntimeError, pickle.UnpicklingError):
+                return tuple(read_state(folder / file_name(0), mapped=True)["members"])
         return None
 
     def save_model(self, name: str, state_dict: dict[str, Any]) -> None:

@@ -145,6 +145,7 @@ class Config(Strict):
         needs_atc["optimizer.momentum_mixing=true"] = mixes_momentum
         check_method(self.parallel, self.topology.name, self.workers.kind, [k for k, v in needs_atc.items() if v])
         self._check_script()
+        self._check_survivors()
         whole = {"workers.kind=simulated": self.workers.kind == "simulated"}
         whole["optimizer=muon"] = self.optimizer.name == "muon"  # orthogonalises whole matrices
         whole["training.compile=true"] = self.training.compile
@@ -166,6 +167,35 @@ class Config(Strict):
         if self.parallel.method == "decentralized" and self.parallel.push_sum:
             raise ValueError("elastic.script with parallel.push_sum=true: expected false: weights depend on all rounds")
         self.elastic.members(self.n, self.elastic.script[-1].step)
+
+    def _check_survivors(self) -> None:
+        least, parallel = self.elastic.min_workers, self.parallel
+        if least is None:
+            if self.elastic.restarts:
+                raise ValueError(
+                    f"elastic.restarts={self.elastic.restarts} with elastic.min_workers=null: expected 0, or a number "
+                    "of workers with which the others go on meanwhile"
+                )
+            return
+        where = f"elastic.min_workers={least}"
+        if self.workers.kind != "processes":
+            raise ValueError(f"{where} with workers={self.workers.kind}: expected workers=processes")
+        if parallel.method != "decentralized":
+            raise ValueError(f"{where} with parallel=allreduce: expected a method that gossips")
+        refused = {
+            "parallel.push_sum=true": parallel.push_sum,
+            f"parallel.ranks_per_worker={parallel.ranks_per_worker}": parallel.ranks_per_worker > 1,
+            f"parallel.local_steps={parallel.local_steps} or an outer optimizer": not parallel.plan().every_update,
+            "optimizer.momentum_mixing=true": self.optimizer.name == "dmsgd" and self.optimizer.momentum_mixing,
+            "optimizer=qg_dmsgd": self.optimizer.name == "qg_dmsgd",
+            "evaluation.keep_average=true": self.evaluation.keep_average,
+            "training.precision=fp16": self.training.precision == "fp16",
+        }
+        for choice, chosen in refused.items():
+            if chosen:
+                raise ValueError(f"{where} with {choice}: workers cannot go on without a peer then")
+        if least > self.n:
+            raise ValueError(f"{where}: expected at most the number of workers, {self.n}")
 
     @property
     def sharded(self) -> bool:

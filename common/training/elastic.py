@@ -40,20 +40,34 @@ def donor_of(member: int, former: Members) -> int:
     return former[bisect_left(former, member) - 1]
 
 
-def hand_over(former: Sequence[Worker], before: Members, after: Members, dealing: Dealing) -> list[Mapping[str, Any]]:
-    """Return the state with which each member after the change begins.
+def follow(worker: Worker, config: Config, clock: int) -> None:
+    """Give a worker the learning rate of these members after `clock` updates, of which it may have missed some."""
+    for group in worker.optimizer.param_groups:
+        group["initial_lr"] = config.lr
+    worker.schedule.base_lrs = [config.lr] * len(worker.optimizer.param_groups)
+    worker.schedule.last_epoch = clock - 1
+    worker.schedule.step()
 
-    dealing: where the data go on; random numbers go on too, those of a worker that joins begin anew
-    """
+
+def kept(state: Mapping[str, Any], clock: int, dealing: Dealing) -> dict[str, Any]:
+    """Return with which state a worker that stays goes on after `clock` updates; its random numbers go on too."""
+    streams = [
+        {"drawn": dealing.drawn, "dealing": tuple(dealing), "random": stream["random"]} for stream in state["streams"]
+    ]
+    return {**state, "clock": clock, "streams": streams}
+
+
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return with which state a worker begins that joins as a copy; random numbers and counters begin anew."""
+    return {**state, "streams": None, "counters": {}}
+
+
+def hand_over(former: Sequence[Worker], before: Members, after: Members, dealing: Dealing) -> list[Mapping[str, Any]]:
+    """Return the state with which each member after the change begins; dealing: where the data go on."""
     states = {member: worker.state_dict() for member, worker in zip(before, former, strict=True)}
-    handed = []
-    for member in after:
-        if member in states:
-            streams = [
-                {"drawn": dealing.drawn, "dealing": tuple(dealing), "random": stream["random"]}
-                for stream in states[member]["streams"]
-            ]
-            handed.append({**states[member], "streams": streams})
-        else:
-            handed.append({**states[donor_of(member, before)], "streams": None, "counters": {}})
-    return handed
+    return [
+        kept(states[member], states[member]["clock"], dealing)
+        if member in states
+        else copied(states[donor_of(member, before)])
+        for member in after
+    ]

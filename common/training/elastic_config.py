@@ -1,4 +1,4 @@
-"""The configuration of `elastic`: workers that leave and join while a simulation trains."""
+"""The configuration of `elastic`: workers that leave and join while a run trains."""
 
 from collections.abc import Sequence
 
@@ -23,11 +23,16 @@ class Change(Strict):
 class ElasticConfig(Strict):
     """Changes of a run's workers.
 
-    script:   the changes, steps ascending
-    fallback: topology to use when the configured one does not exist for the remaining number of workers
+    script:      of simulated workers: the changes, steps ascending
+    min_workers: of real workers: when some die the others go on, if they are at least as many, and the majority; null:
+                 the run ends
+    restarts:    how many dead workers are replaced
+    fallback:    topology to use when the configured one does not exist for the remaining number of workers
     """
 
     script: list[Change] = Field(default_factory=list)
+    min_workers: PositiveInt | None = None
+    restarts: NonNegativeInt = 0
     fallback: str = "one_peer_exponential"
 
     def members(self, count: int, step: int) -> Members:

@@ -2,6 +2,8 @@
 
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from enum import IntEnum
 from types import FrameType
 from typing import Any
 
@@ -9,28 +11,41 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.parallel.collectives import explained, is_distributed
+from common.parallel.collectives import PeerError, explained, is_distributed
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 EVERY = 10  # steps, at most: Slurm may send its warning only 30 s before the end
+
+
+class Request(IntEnum):
+    """What a process wants; of different wishes the largest counts."""
+
+    NOTHING = 0
+    CHANGE = 1  # other workers go on
+    STOP = 2  # save and end
 
 
 class Interruption:
     """The decision to stop, the same on all processes. A context manager, which restores former signal handlers.
 
     A signal may reach one process only, or reach them in different steps, so they must agree. Every few steps they
-    start a sum over ranks and read the previous one: reading it at once would make all workers wait for the slowest,
-    which gossip avoids.
+    start a maximum over ranks and read the previous one: reading it at once would make all workers wait for the
+    slowest, which gossip avoids.
 
     every: steps from one agreement to the next, the same on all ranks; at most EVERY are used
+    wish:  asked each time for what this process wants besides
     """
 
-    def __init__(self, device: torch.device, every: int = EVERY) -> None:
+    def __init__(
+        self, device: torch.device, every: int = EVERY, wish: Callable[[], Request] = lambda: Request.NOTHING
+    ) -> None:
         self._device = device
         self._every = min(every, EVERY)
-        self._asked = False
+        self._asked = Request.NOTHING
+        self._wish = wish
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._sum: tuple[Tensor, Tensor, Callable[[], object]] | None = None  # what is summed, the result, how to wait
+        # What is reduced, the result, how to wait for it.
+        self._largest: tuple[Tensor, Tensor, Callable[[], object]] | None = None
         self._former: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
@@ -44,35 +59,45 @@ class Interruption:
         if kind is None:  # after an error others may not come, and nobody waits for them
             self._agreed()
 
-    def requested(self, step: int) -> bool:
-        """Return whether any process was asked to stop some steps ago. Collective, after every step."""
+    def requested(self, step: int) -> Request:
+        """Return the largest request that any process had some steps ago. Collective, after every step."""
         if not is_distributed():
             return self._asked
         if step % self._every:
-            return False
-        stop = self._agreed()
-        asked = torch.full((), float(self._asked), device=self._device)
-        work = dist.all_reduce(asked, async_op=True)
-        self._sum = asked, *((asked, work.wait) if self._side is None else self._copied(asked, work, self._side))
-        return stop
+            return Request.NOTHING
+        agreed = self._agreed()
+        self._start()
+        return agreed
+
+    def end_stage(self) -> None:
+        """Wait for the agreement under way, or give it up if peers are gone; requests of this process stay."""
+        with suppress(PeerError):
+            self._agreed()
+        self._largest = None
+
+    @explained("asking whether to stop")
+    def _start(self) -> None:
+        asked = torch.full((), float(max(self._asked, self._wish())), device=self._device)
+        work = dist.all_reduce(asked, dist.ReduceOp.MAX, async_op=True)
+        self._largest = asked, *((asked, work.wait) if self._side is None else self._copied(asked, work, self._side))
 
     @staticmethod
     def _copied(asked: Tensor, work: dist.Work, side: torch.cuda.Stream) -> tuple[Tensor, Callable[[], object]]:
-        """Copy the sum to the host beside the stream that trains, for all of whose work reading it would wait."""
+        """Copy the answer to the host beside the stream that trains, for all of whose work reading it would wait."""
         with torch.cuda.stream(side):
             work.wait()
             answer = torch.empty((), pin_memory=True).copy_(asked, non_blocking=True)
             return answer, side.record_event().synchronize
 
     @explained("asking whether to stop")
-    def _agreed(self) -> bool:
-        """Return the result of the last sum; False without one."""
-        if self._sum is None:
-            return False
-        _, answer, wait = self._sum
+    def _agreed(self) -> Request:
+        """Return the last agreement."""
+        if self._largest is None:
+            return Request.NOTHING
+        _, answer, wait = self._largest
         wait()
-        self._sum = None
-        return bool(answer > 0)
+        self._largest = None
+        return Request(int(answer))
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+        self._asked = Request.STOP

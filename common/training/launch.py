@@ -9,6 +9,8 @@ import sys
 import time
 import traceback
 import uuid
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
 
@@ -21,17 +23,19 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from common.parallel.collectives import gather_objects
 from common.parallel.devices import gpu_shortage, local_device
 from common.parallel.process_groups import open_process_group
+from common.training.agent import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED, Agent
 from common.training.checkpoint import CheckpointError, Checkpoints
 from common.training.compose import compose_config
 from common.training.config import Config, ConfigError
+from common.training.elastic_loop import train_elastically
 from common.training.loop import train
+from common.training.membership import Member
 from common.training.numerics import configure_gpu, require_determinism
 from common.training.recorder import Recorder
 from common.training.run_folder import RunFolder, fingerprint, is_finished, read_status
 from common.training.session import Setup
 from common.training.task import load_task
 
-FINISHED, FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 75
 # Patience with ranks that prepare data or, as rank 0, write models while others wait. A rank that hangs in training is
 # found after parallel.timeout_s, by the groups in which workers exchange messages.
 ALONE_S = 1800.0
@@ -60,9 +64,36 @@ def execute(config: Config, overrides: list[str]) -> int:
         if os.environ.get("RANK", "0") == "0":
             print(f"run_dir={config.run_dir}: this run is finished already", file=sys.stderr)
         return FINISHED
+    if config.elastic.min_workers is not None:
+        return run_elastically(config, overrides)
     if config.workers.kind == "simulated" or config.ranks == 1 or "RANK" in os.environ:
         return run_here(config, overrides)
     return run_in_local_processes(config, overrides)
+
+
+def preloaded(task: str) -> list[str]:
+    """Return the modules that the server imports from which workers are forked."""
+    return [f"{task}.task", __name__, "torch._dynamo", *load_task(task).late_imports]
+
+
+def run_elastically(config: Config, overrides: list[str]) -> int:
+    """Start workers on this machine that go on when others die, see common.training.agent; return the exit code."""
+    where = f"elastic.min_workers={config.elastic.min_workers}"
+    if "RANK" in os.environ:
+        raise ConfigError(f"{where} under torchrun or srun: expected a plain start: dead workers would end the job")
+    if config.n < 2:
+        raise ConfigError(f"{where} with workers.count={config.n}: expected at least 2 workers")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(preloaded(config.task))
+    everybody = tuple(range(config.n))
+    first = make_checkpoints(config).members() if config.resume else None
+
+    def process(number: int, connection: Connection) -> BaseProcess:
+        return context.Process(
+            target=run_member, args=(config.task, config.model_dump(), overrides, number, connection)
+        )
+
+    return Agent(process, config.n, first or everybody, config.elastic, config.parallel.timeout_s).run()
 
 
 def run_in_local_processes(config: Config, overrides: list[str]) -> int:
@@ -70,8 +101,7 @@ def run_in_local_processes(config: Config, overrides: list[str]) -> int:
 
     They are forked from a server that imports everything once and stays warm for the next run.
     """
-    late = load_task(config.task).late_imports
-    multiprocessing.set_forkserver_preload([f"{config.task}.task", __name__, "torch._dynamo", *late])
+    multiprocessing.set_forkserver_preload(preloaded(config.task))
     launcher = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -118,6 +148,43 @@ def run_worker(task: str, values: dict, overrides: list[str]) -> None:
         sys.exit(code)
 
 
+def run_member(task: str, values: dict, overrides: list[str], number: int, connection: Connection) -> None:
+    """Run a local worker process that its agent has started; ends it with the run's exit code."""
+    config = load_task(task).config_class.model_validate(values)
+    os.environ |= {"LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": str(config.n)}
+    member, code = Member(number, connection), FAILED
+
+    def open_folder() -> RunFolder:
+        folder = RunFolder(config, overrides)
+        folder.record_hosts([socket.gethostname()])
+        return folder
+
+    try:
+        device = pick_device(config)
+        if device.type != "cpu":
+            raise ConfigError("elastic.min_workers on GPUs: expected training.device=cpu")
+        torch.set_num_threads(config.training.threads or threads_per_process(distributed=True))
+        loaded = load_task(task)(config)
+        setup = Setup(loaded, config, device, number, None, Recorder(config, loaded, None), make_checkpoints(config))
+        status = train_elastically(setup, member, open_folder)
+        member.disconnect(lost=False)
+        code = FINISHED if status == "finished" else INTERRUPTED
+    except (ConfigError, CheckpointError) as error:
+        if number > 0:
+            time.sleep(1)  # worker 0 tells what is wrong; the agent ends all others when the first one ends
+        code = refuse(error)
+    except Exception:
+        print(f"worker {number} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of broken connections may never end
+
+
+def make_checkpoints(config: Config) -> Checkpoints:
+    """Return the checkpoints of a run."""
+    return Checkpoints(Path(config.run_dir) / "checkpoints", fingerprint(config), config.training.checkpoints_kept)
+
+
 def run_here(config: Config, overrides: list[str]) -> int:
     """Run this process's part; return the exit code. A rank that fails among others ends its process instead."""
     distributed = "RANK" in os.environ and config.workers.kind == "processes"
@@ -138,10 +205,8 @@ def run_here(config: Config, overrides: list[str]) -> int:
         hosts = gather_objects(socket.gethostname())
         if folder is not None:
             folder.record_hosts(hosts)
-        checkpoints = Checkpoints(
-            Path(config.run_dir) / "checkpoints", fingerprint(config), config.training.checkpoints_kept
-        )
-        status = train(Setup(task, config, device, rank, folder, Recorder(config, task, folder), checkpoints))
+        recorder = Recorder(config, task, folder)
+        status = train(Setup(task, config, device, rank, folder, recorder, make_checkpoints(config)))
         code = FINISHED if status == "finished" else INTERRUPTED
     except (ConfigError, CheckpointError) as error:
         code = refuse(error) if rank == 0 else BAD_CONFIGURATION

@@ -12,9 +12,9 @@ from torch.nn.utils import clip_grad_norm_
 from common.dtensors import whole
 from common.parallel.regions import region
 from common.training.config import Config
-from common.training.elastic import config_of, hand_over
+from common.training.elastic import config_of, follow, hand_over
 from common.training.elastic_config import Members
-from common.training.interruption import Interruption
+from common.training.interruption import Interruption, Request
 from common.training.numerics import autocast
 from common.training.profiling import Trace
 from common.training.recorder import Recorder
@@ -25,11 +25,21 @@ from common.training.worker import Worker, build_workers
 
 
 class Length(NamedTuple):
-    """Numbers of updates: in the whole run, in an epoch of its first workers, and between two evaluations."""
+    """Numbers of updates: in the whole run, in an epoch of its first workers, from one evaluation or checkpoint to the
+    next."""
 
     steps: int
     epoch: int
     evaluate_every: int
+    save_every: int
+
+    def evaluates(self, step: int) -> bool:
+        """Return whether an evaluation follows this update."""
+        return step % self.evaluate_every == 0 or step == self.steps
+
+    def saves(self, step: int) -> bool:
+        """Return whether a checkpoint follows this update."""
+        return step % self.save_every == 0 or step == self.steps
 
 
 class Stage(NamedTuple):
@@ -96,17 +106,22 @@ def change_members(setup: Setup, stage: Stage, after: Members, length: Length) -
     for worker in stage.workers:
         worker.model.close()
     following.session.load(states)
+    for worker in following.workers:
+        follow(worker, following.setup.config, worker.model.clock)
     setup.recorder.begin(following.workers, length.steps, following.setup.config)
     return following
 
 
 def train_stage(stage: Stage, length: Length, interruption: Interruption, trace: Trace) -> bool:
-    """Train until the run is over or asked to stop; return False where other members have to go on before that."""
+    """Train until the run is over or asked to stop; return False where other members have to go on before that.
+
+    Raises PeerError when a peer is gone; all updates that were begun are finished then.
+    """
     setup, workers, session = stage.setup, stage.workers, stage.session
     task, config, device, recorder = setup.task, setup.config, setup.device, setup.recorder
     changes = {change.step for change in config.elastic.script}
-    stop = False
-    while recorder.clock < length.steps and not stop:
+    request = Request.NOTHING
+    while recorder.clock < length.steps and request is Request.NOTHING:
         before = recorder.clock
         losses = [backward(task, worker, config, device) for worker in workers]
         norms = [finish_gradients(worker, config.training.clip) for worker in workers]
@@ -120,18 +135,19 @@ def train_stage(stage: Stage, length: Length, interruption: Interruption, trace:
             worker.optimizer.zero_grad(set_to_none=True)
             if committed:
                 worker.schedule.step()
+            worker.model.check_peers()
         trace.step()
         if not committed:
             continue
         step = recorder.clock
-        if step % length.evaluate_every == 0 or step == length.steps:
+        if length.evaluates(step):
             session.evaluate()
-        stop = interruption.requested(step)
-        if stop or step == length.steps or step % (config.training.checkpoint_every or length.steps) == 0:
+        request = interruption.requested(step)
+        if request is Request.STOP or length.saves(step):
             session.save()
-        if step in changes and step < length.steps and not stop:
+        if step in changes and step < length.steps and request is Request.NOTHING:
             return False
-    return True
+    return request is not Request.CHANGE or recorder.clock == length.steps
 
 
 @contextlib.contextmanager
@@ -150,7 +166,8 @@ def lengths(task: Task, config: Config, device: torch.device) -> Length:
     local_batch = config.training.batch_size // (config.ranks * passes)
     steps_per_epoch = max(1, task.train_data(0, config.ranks, local_batch, device).steps_per_epoch // passes)
     steps = config.training.steps or max(1, round((config.training.epochs or 0) * steps_per_epoch))
-    return Length(steps, steps_per_epoch, config.evaluation.every or steps_per_epoch)
+    save_every = config.training.checkpoint_every or steps
+    return Length(steps, steps_per_epoch, config.evaluation.every or steps_per_epoch, save_every)
 
 
 def backward(task: Task, worker: Worker, config: Config, device: torch.device) -> Tensor:

@@ -45,6 +45,16 @@ class Recorder:
         self._console: Console | None = None
         self._bytes_of_leavers = 0.0
 
+    @property
+    def folder(self) -> RunFolder | None:
+        """Where this process writes."""
+        return self._folder
+
+    def take_over(self, folder: RunFolder | None) -> None:
+        """Write to the folder from now on, or no longer: another process is rank 0."""
+        self._folder, self._console = folder, None
+        self._sinks = Sinks(self._config, folder.run_id) if folder is not None else None
+
     def begin(self, workers: Sequence[Worker], steps: int, config: Config) -> None:
         """Start the loop, or continue it, with these local workers and their configuration, until `steps` updates."""
         self._workers, self._steps, self._config = workers, steps, config
@@ -104,8 +114,12 @@ class Recorder:
             self._end_window()
         leaving = [worker for worker, member in zip(self._workers, before, strict=True) if member not in after]
         self._bytes_of_leavers += _sent_by(leaving)
+        self.tell_change(before, after, topology)
+
+    def tell_change(self, before: Members, after: Members, topology: str, **facts: Any) -> None:
+        """Write a row of who left and joined, with further facts."""
         left, joined = sorted({*before} - {*after}), sorted({*after} - {*before})
-        self._write(self._row("membership") | {"members": list(after), "left": left, "joined": joined})
+        self._write(self._row("membership") | {"members": list(after), "left": left, "joined": joined} | facts)
         if self._folder is not None:
             who = [f"{verb} {', '.join(map(str, m))}" for verb, m in (("left:", left), ("joined:", joined)) if m]
             self._console.tell(f"step {self.clock}: {'; '.join(who)}; {len(after)} workers train on {topology}")

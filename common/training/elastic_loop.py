@@ -1,0 +1,190 @@
+"""The training loop of a real worker that outlives others, or takes the place of one that died.
+
+A membership (`common.training.membership`) is a stage of the training loop with groups, wrapper and optimizer of its
+own, built around the state that the worker has in memory. After a loss all go on from the largest number of committed
+updates: who is behind skips what it missed, its batches too. What every worker has merged in the round that broke is in
+the membership row of metrics.jsonl, from which the run can be replayed bit for bit.
+"""
+
+import gc
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from common.parallel.collectives import PeerError, explained, gather_objects
+from common.parallel.process_groups import abort_groups
+from common.training.checkpoint import CheckpointError
+from common.training.elastic import copied, donor_of, follow, kept
+from common.training.interruption import Interruption
+from common.training.loop import Length, Stage, begin_stage, lengths, step_named, train_stage
+from common.training.membership import DismissedError, Member, Membership, Report
+from common.training.profiling import Trace
+from common.training.run_folder import RunFolder
+from common.training.session import Setup
+
+
+class Held(NamedTuple):
+    """What a worker has when it leaves a membership: what it reports, and its state."""
+
+    report: Report = Report()
+    state: dict[str, Any] | None = None
+
+
+def train_elastically(setup: Setup, member: Member, open_folder: Callable[[], RunFolder]) -> str:
+    """Train as `common.training.loop.train` does, with those who are alive; return "finished" or "interrupted".
+
+    open_folder: called where this process becomes rank 0
+    """
+    config, recorder = setup.config, setup.recorder
+    length = lengths(setup.task, config, setup.device)
+    held = Held()
+    gc.freeze()  # groups are collected at each change: without what was imported that takes a tenth of the time
+    with (
+        Interruption(setup.device, config.logging.every, member.wish) as interruption,
+        Trace(config.run_dir, member.number, config.profile) as trace,
+    ):
+        while True:
+            try:
+                membership = member.next(held.report)
+            except DismissedError as dismissal:
+                print(f"worker {member.number}: {dismissal}", file=sys.stderr, flush=True)
+                return "finished" if held.report.clock == length.steps else "interrupted"
+            stage, lost = None, False
+            try:
+                stage = enter(setup, member, membership, held, length, open_folder)
+                with step_named(recorder):
+                    status = pursue(stage, membership, length, interruption, trace)
+                if status is not None:
+                    return status
+            except PeerError:
+                lost = True
+                abort_groups()
+            interruption.end_stage()
+            held = leave(stage, lost) if stage is not None else Held(held.report._replace(lost=True), held.state)
+            stage = None
+            member.disconnect(lost)
+
+
+def enter(
+    setup: Setup,
+    member: Member,
+    membership: Membership,
+    held: Held,
+    length: Length,
+    open_folder: Callable[[], RunFolder],
+) -> Stage:
+    """Connect with the other members and go on with the state that this worker holds, or with a copy of another's.
+
+    Raises PeerError if that fails: somebody else was lost meanwhile.
+    """
+    recorder = setup.recorder
+    try:
+        rank = member.connect(membership, setup.config.parallel.timeout_s)
+        folder = (recorder.folder or open_folder()) if rank == 0 else None
+        if folder is not recorder.folder:
+            recorder.take_over(folder)
+        stage = begin_stage(
+            replace(setup, rank=rank, folder=folder), membership.members, length, dealing=membership.dealing
+        )
+        (worker,) = stage.workers
+        worker.model.survive(abort_groups)
+        if not membership.holders:
+            stage.session.resume(setup.checkpoints.load(setup.device, stage.setup.tell), list)
+            recorder.begin(stage.workers, length.steps, stage.setup.config)
+        else:
+            if held.state is not None:
+                stage.session.load([kept(held.state, membership.clock, membership.dealing)])
+            recorder.begin(stage.workers, length.steps, stage.setup.config)
+            share(stage, member, membership)
+            follow(worker, stage.setup.config, membership.clock)
+            recorder.tell_change(
+                membership.before,
+                membership.members,
+                stage.setup.config.topology.name,
+                membership=membership.number,
+                reports=membership.reports,
+            )
+        gather_objects(None)
+    except CheckpointError:
+        raise
+    except RuntimeError as error:
+        print(f"worker {member.number}: membership {membership.number} failed: {error}", file=sys.stderr, flush=True)
+        abort_groups()
+        raise PeerError(str(error)) from error
+    return stage
+
+
+def share(stage: Stage, member: Member, membership: Membership) -> None:
+    """Give the members without a state a copy of a neighbour's."""
+    (worker,), recorder = stage.workers, stage.setup.recorder
+    for joining in membership.members:
+        if joining in membership.holders:
+            continue
+        donor = donor_of(joining, membership.holders)
+        if member.number == donor:
+            states = {"worker": worker.state_dict(), "recorder": recorder.state_dict()}
+            send_object(states, membership.members.index(joining))
+        elif member.number == joining:
+            states = receive_object(membership.members.index(donor))
+            stage.session.load([copied(states["worker"])])
+            recorder.load_state_dict(states["recorder"])
+
+
+def pursue(
+    stage: Stage, membership: Membership, length: Length, interruption: Interruption, trace: Trace
+) -> str | None:
+    """Train until the run ends, and return how; or None once all members have stopped so that somebody can join."""
+    session, recorder, (worker,) = stage.session, stage.setup.recorder, stage.workers
+    status = "interrupted"
+    if membership.last:
+        session.save()
+    else:
+        if membership.lost and recorder.clock:  # what the loss may have prevented
+            if length.evaluates(recorder.clock):
+                session.evaluate()
+            if length.saves(recorder.clock):
+                session.save()
+        if not train_stage(stage, length, interruption, trace):
+            worker.model.close()
+            gather_objects(None)  # nobody closes connections that a slower one still uses
+            return None
+        if recorder.clock == length.steps:
+            status = "finished"
+    recorder.finish(status)
+    worker.model.close()
+    return status
+
+
+def leave(stage: Stage, lost: bool) -> Held:
+    """Return what the worker holds when a stage ends; lost: whether peers are gone, so that nobody can be waited for"""
+    (worker,) = stage.workers
+    merged = worker.model.merged_of_broken
+    if lost:
+        worker.model.abandon()
+    report = Report(stage.members, worker.model.clock, merged, worker.streams[0].rest(), lost)
+    return Held(report, worker.state_dict())
+
+
+@explained("handing over the state of a worker")
+def send_object(value: dict[str, Any], rank: int) -> None:
+    """Send nested dicts, lists and tuples of tensors and plain values to a rank, which calls `receive_object`."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    message = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+    dist.send(torch.tensor([message.numel()]), rank)
+    dist.send(message, rank)
+
+
+@explained("taking over the state of a worker")
+def receive_object(rank: int) -> dict[str, Any]:
+    """Return what that rank sends."""
+    size = torch.empty(1, dtype=torch.int64)
+    dist.recv(size, rank)
+    message = torch.empty(int(size), dtype=torch.uint8)
+    dist.recv(message, rank)
+    return torch.load(io.BytesIO(message.numpy().tobytes()), weights_only=True)
