@@ -90,7 +90,9 @@ def run_elastically(config: Config, overrides: list[str]) -> int:
 
     def process(number: int, connection: Connection) -> BaseProcess:
         return context.Process(
-            target=run_member, args=(config.task, config.model_dump(), overrides, number, connection)
+            target=run_member,
+            args=(config.task, config.model_dump(), overrides, number, connection),
+            name=f"worker {number}",
         )
 
     return Agent(process, config.n, first or everybody, config.elastic, config.parallel.timeout_s).run()

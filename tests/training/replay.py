@@ -1,0 +1,117 @@
+"""A run whose workers died and joined, computed anew in one process from the membership rows of its metrics.jsonl."""
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from common.flat import FlatVector, flatten
+from common.parallel.gossip.buckets import plan_buckets
+from common.parallel.gossip.exchange import mix_
+from common.training.config import Config
+from common.training.elastic import config_of, donor_of, follow
+from common.training.elastic_config import Members
+from common.training.optimization import build_optimizer, build_schedule
+from common.training.stream import BEGINNING, Dealing, Stream
+from common.training.task import Task, load_task
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Replica:
+    """A worker without a network."""
+
+    module: nn.Module
+    vector: FlatVector
+    optimizer: Optimizer
+    schedule: LRScheduler
+    stream: Stream
+
+
+def membership_rows(run: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in rows if row["split"] == "membership"]
+
+
+def replay(config: Config, run: Path) -> dict[int, Replica]:
+    """Return the replicas of the last members after the last update."""
+    torch.set_num_threads(1)
+    task, members = load_task(config.task)(config), tuple(range(config.n))
+    replicas = {m: begin(task, config, members, m, BEGINNING) for m in members}
+    clock = 0
+    for row in membership_rows(run):
+        reports = {int(member): tuple(report) for member, report in row["reports"].items()}
+        run_stage(task, config_of(config, members), replicas, clock, reports)
+        clock, members = row["step"], tuple(row["members"])
+        replicas = change(task, config, replicas, {*reports}, members, clock)
+    length = config.training.steps or 0
+    run_stage(task, config_of(config, members), replicas, clock, dict.fromkeys(members, (length, None)))
+    return replicas
+
+
+def begin(task: Task, config: Config, members: Members, member: int, dealing: Dealing) -> Replica:
+    staged = config_of(config, members)
+    torch.manual_seed(config.seed)
+    module = task.build_model()
+    (vector,) = flatten(module)
+    rank, n = members.index(member), len(members)
+    data = task.train_data(rank, n, staged.training.batch_size // n, CPU)
+    optimizer = build_optimizer(config.optimizer, staged.lr, module)
+    schedule = build_schedule(config.schedule, optimizer, config.training.steps or 0, 1)
+    return Replica(module, vector, optimizer, schedule, Stream(data, config.seed, rank, CPU, n, dealing, member))
+
+
+def run_stage(
+    task: Task, config: Config, replicas: dict[int, Replica], clock: int, reports: Mapping[int, tuple[int, int | None]]
+) -> None:
+    """Let every replica do what its worker reported: (updates, buckets merged in the last round); the dead do all."""
+    members, topology = sorted(replicas), config.build_topology()
+    buckets = plan_buckets(
+        [replicas[members[0]].vector.data], topology, config.parallel.bucket_mb, config.parallel.phases
+    )
+    last = max(updates for updates, _ in reports.values())
+    for step in range(clock, last):
+        sent = [replicas[member].vector.data.clone() for member in members]
+        for index, member in enumerate(members):
+            updates, merged = reports.get(member, (last, None))
+            if step >= updates:
+                continue
+            replica = replicas[member]
+            with replica.stream.random.active():
+                replica.module.train()
+                task.loss(replica.module, next(replica.stream)).backward()
+            for bucket in buckets if step < updates - 1 else buckets[:merged]:
+                round_ = bucket.topology.round(step)
+                received = [(sent[j][bucket.span], weight) for j, weight in round_.in_peers(index).items()]
+                mix_(replica.vector.data[bucket.span], round_.self_weight(index), received)
+            replica.optimizer.step()
+            replica.optimizer.zero_grad()
+            replica.schedule.step()
+
+
+def change(
+    task: Task, config: Config, former: dict[int, Replica], holders: set[int], members: Members, clock: int
+) -> dict[int, Replica]:
+    """Return the replicas of the next members; holders: those of the former ones that are alive."""
+    some = former[min(holders)].stream
+    some.drawn = clock * config.training.gradient_accumulation
+    dealing = some.rest()
+    replicas = {}
+    for member in members:
+        source = former[member if member in holders else donor_of(member, tuple(sorted(holders)))]
+        replica = replicas[member] = begin(task, config, members, member, dealing)
+        replica.module.load_state_dict(source.module.state_dict())
+        replica.optimizer.load_state_dict(copy.deepcopy(source.optimizer.state_dict()))
+        replica.schedule.load_state_dict(source.schedule.state_dict())
+        follow(replica, config_of(config, members), clock)
+        if member in holders:
+            replica.stream.random.state = source.stream.random.state
+    return replicas
