@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -39,9 +40,15 @@ FEATURES = {
 ORDERS = [("one_peer_exponential", "awc"), ("one_peer_exponential", "atc"), ("complete", "awc")]
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-def test_feature(feature: str) -> None:
-    variants = [replace(FEATURES[feature], topology=topology, order=order) for topology, order in ORDERS]
+def test_every_feature() -> None:
+    """Each by one transport and order, in turn."""
+    orders = zip(FEATURES.values(), cycle(ORDERS), strict=False)
+    assert_equal_to_simulator(3, [replace(base, topology=t, order=order) for base, (t, order) in orders])
+
+
+@pytest.mark.slow
+def test_every_feature_by_every_transport_and_order() -> None:
+    variants = [replace(base, topology=t, order=order) for base in FEATURES.values() for t, order in ORDERS]
     assert_equal_to_simulator(3, variants)
 
 
@@ -79,7 +86,9 @@ def test_compiled_module_trains_alike_and_keeps_bare_names(model: Callable[[], n
         assert_same(compiled["state"], eager["state"], rtol=RTOL, atol=ATOL)
 
 
-@pytest.mark.parametrize("optimizer", ["dmsgd", "dmsgd_local", pytest.param("qg_dmsgd", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "optimizer", ["dmsgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dmsgd_local", "qg_dmsgd"))]
+)
 def test_dmsgd_with_features(optimizer: str) -> None:
     base = replace(BASE, order="atc", optimizer=optimizer)
     two = replace(base, optimizer=f"{optimizer}+{optimizer}", schedule=SCHEDULE)
@@ -190,7 +199,9 @@ def test_forced_transports(topology: str) -> None:
     assert_equal_to_simulator(4, [base, *forced])
 
 
-@pytest.mark.parametrize("topology", ["one_peer_exponential", "static_exponential"])
+@pytest.mark.parametrize(
+    "topology", ["one_peer_exponential", pytest.param("static_exponential", marks=pytest.mark.slow)]
+)
 def test_bucket_size_changes_no_bit(topology: str) -> None:
     sizes = [{"bucket_mb": size} for size in (0.0001, 0.0007, 2.0)]
     results = assert_equal_to_simulator(4, [replace(BASE, topology=topology, options=size) for size in sizes])
@@ -199,7 +210,7 @@ def test_bucket_size_changes_no_bit(topology: str) -> None:
         assert_same(medium["state"], large["state"])
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4))])
 def test_allreduce(n: int) -> None:
     base = replace(BASE, method="allreduce")
     features = [

@@ -71,12 +71,13 @@ def started(folder: Path) -> bool:
 LONG = ["training.steps=200", "training.checkpoint_every=100", "evaluation.every=100"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "number"),
     [
-        pytest.param(PLAIN, signal.SIGINT, id="SIGINT", marks=pytest.mark.slow),
+        pytest.param(PLAIN, signal.SIGINT, id="SIGINT"),
         pytest.param(PLAIN, signal.SIGUSR1, id="SIGUSR1"),
-        pytest.param(TORCHRUN, signal.SIGTERM, id="torchrun SIGTERM", marks=pytest.mark.slow),
+        pytest.param(TORCHRUN, signal.SIGTERM, id="torchrun SIGTERM"),
     ],
 )
 def test_a_signal_to_the_launcher_saves_and_stops(command: list[str], number: int, tmp_path: Path) -> None:

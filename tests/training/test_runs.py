@@ -109,6 +109,7 @@ def test_processes_and_simulation_agree(method: str, tmp_path: Path) -> None:
             assert one["consensus_distance"] == pytest.approx(other["consensus_distance"], rel=1e-2, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_two_identical_runs_write_identical_text(tmp_path: Path) -> None:
     arguments = [*SHORT, *QUIET, "workers.count=2"]
     for name in ("first", "second"):
