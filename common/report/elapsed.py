@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pandas as pd
 
+from common.report.host_traffic import leaving_share
 from common.report.prediction import predicted_step_ms
 from common.report.runs import FinishedRun, RunError
 
@@ -45,3 +46,8 @@ def megabytes_to_target(run: FinishedRun) -> float:
     return (
         step if math.isinf(step) else run.total("bytes_sent") / run.total("workers") / 1e6 * step / run.total("steps")
     )
+
+
+def host_megabytes_to_target(run: FinishedRun) -> float:
+    """Return what one host sent to others until then, in 1e6 bytes."""
+    return megabytes_to_target(run) * leaving_share(run)

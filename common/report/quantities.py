@@ -3,7 +3,12 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from common.report.elapsed import megabytes_to_target, seconds_to_target, steps_to_target
+from common.report.elapsed import (
+    host_megabytes_to_target,
+    megabytes_to_target,
+    seconds_to_target,
+    steps_to_target,
+)
 from common.report.prediction import ASSUMED, predicted_step_ms
 from common.report.runs import FinishedRun, RunError
 from common.topology import build
@@ -207,6 +212,13 @@ _ALL = (
         "not",
         ",.0f",
         megabytes_to_target,
+    ),
+    Quantity(
+        "host_megabytes_to_target",
+        "what one host sends to others until its run reaches the table's target, in 1e6 bytes without headers, from "
+        "what its workers hand to the network and whom they send it to; inf if it does not",
+        ",.0f",
+        host_megabytes_to_target,
     ),
     Quantity(
         "hours",
