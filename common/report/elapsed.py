@@ -43,9 +43,10 @@ def seconds_to_target(run: FinishedRun) -> float:
 def megabytes_to_target(run: FinishedRun) -> float:
     """Return what one worker handed to the network until then, in 1e6 bytes."""
     step = steps_to_target(run)
-    return (
-        step if math.isinf(step) else run.total("bytes_sent") / run.total("workers") / 1e6 * step / run.total("steps")
-    )
+    if math.isinf(step):
+        return step
+    sent = run.curve("train", "bytes_sent").dropna()
+    return float(np.interp(step, [0, *sent["step"]], [0, *sent["bytes_sent"]])) / run.total("workers") / 1e6
 
 
 def host_megabytes_to_target(run: FinishedRun) -> float:

@@ -29,6 +29,7 @@ TIMED = {
         *(f"slow_time_to_target_s_{name}" for name in ("median", "lowest", "highest", "reached", "speedup")),
         "slow_steps_to_target_median",
         "slow_megabytes_to_target_median",
+        "slow_host_megabytes_to_target_median",
     ],
 }
 
@@ -44,6 +45,7 @@ def timed(accuracy: dict[str, list[tuple[float, float]]]) -> Table:
             accuracy=values,
             kind="processes",
             time_step_ms=100.0,
+            bytes_sent=240_000_000,
             environment={"emulated": RECORDED},
         )
     return table
@@ -56,7 +58,8 @@ def test_median_extremes_and_speed_up():
     time = {name: shown[f"slow_time_to_target_s_{name}"].tolist() for name in ("median", "lowest", "reached")}
     assert time == {"median": ["3.0", "1.5"], "lowest": ["3.0", "1.5"], "reached": ["3", "3"]}
     assert shown["slow_steps_to_target_median"].tolist() == ["30", "15"]
-    assert shown["slow_megabytes_to_target_median"].tolist() == ["0", "0"]
+    assert shown["slow_megabytes_to_target_median"].tolist() == ["60", "30"]
+    assert shown["slow_host_megabytes_to_target_median"].tolist() == ["60", "30"]  # half of what its two send
     baseline, speedup = shown["slow_time_to_target_s_speedup"]
     assert baseline == "baseline"
     assert speedup.startswith(f"{2 ** (2 / 3):.2f} [")  # geometric mean of 2, 1 and 2
