@@ -83,7 +83,8 @@ def sections_of(roots: Sequence[Path], benchmarks: Path, page: Path) -> list[Sec
     """Return sections for tables of runs, benchmarks, figures, and published numbers that nothing here reproduces."""
     tables = {name: collect(load_table(name), *roots, allow_empty=True) for name in table_names()}
     sections = [_table(collection, page) for collection in tables.values()]
-    sections += [_sweep(collection.table) for collection in tables.values() if collection.table.tuned]
+    swept = [collection.table for collection in tables.values() if collection.table.sweep and collection.table.tuned]
+    sections += [_sweep(table) for table in swept]
     compared = [load_benchmark(name) for name in benchmark_names()]
     sections += [_benchmark(table, benchmarks) for table in compared]
     records = {file.stem for file in benchmarks.glob("*.md") if file.with_suffix(".csv").exists()}

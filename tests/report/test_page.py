@@ -71,6 +71,17 @@ def test_page(page):
     assert "77.386" in page.text
 
 
+def test_a_timed_table_before_its_runs_and_a_figure_before_its_record(monkeypatch):
+    names = {"table_names": ["time_to_target"], "benchmark_names": [], "figure_names": ["extrapolation"]}
+    for script, value in names.items():
+        monkeypatch.setattr(f"common.report.page.{script}", lambda value=value: value)
+    assert main(["output=report.html", "runs=none"]) == 0
+    page = Page(Path("report.html").read_text())
+    assert "allreduce mbit_25 seed 9: not run yet: python -m scripts.emulate hosts=4 ranks_per_host=2" in page.text
+    assert "python -m scripts.benchmarks.extrapolation" in page.text
+    assert page.images == []
+
+
 def test_benchmarks_have_their_findings_and_hardware(monkeypatch):
     for script in ("table_names", "benchmark_names", "figure_names"):
         monkeypatch.setattr(f"common.report.page.{script}", list)
