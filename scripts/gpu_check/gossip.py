@@ -11,11 +11,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from common.dtensors import whole
 from common.optim import AccumAdamW
 from common.parallel import DataParallel, DecentralizedDataParallel, Outer
 from common.parallel.collectives import gather_objects
 from common.simulate import simulate
 from common.topology import NAMES
+from common.training.sharding import shard
 from scripts.gpu_check.outcome import FailedError, Machine, SkippedError
 from scripts.gpu_check.processes import GROUP_TIMEOUT_S, open_group, run_ranks
 
@@ -44,6 +46,7 @@ class Case:
     """A way to communicate. transport and message_dtype are unknown to the simulator.
 
     rounds: with local steps and an outer optimizer (local_steps, merge_after, fragments); None: without
+    shards: ranks that share out a worker's parameters (FSDP2); all see the worker's batches
     """
 
     topology: str
@@ -55,6 +58,7 @@ class Case:
     transport: str = "auto"
     message_dtype: str | None = None
     rounds: tuple[int, int, int] | None = None
+    shards: int = 1
 
     @property
     def local(self) -> dict[str, Any]:
@@ -79,6 +83,15 @@ class Case:
         layers = [nn.Linear(FEATURES, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, OUTPUTS)]
         return nn.Sequential(*layers).to(device, getattr(torch, self.dtype))
 
+    def part(self, device: str) -> nn.Module:
+        """Return what a rank holds of the model."""
+        module = self.module(device)
+        if self.shards > 1:
+            shard(
+                module, [layer for layer in module if isinstance(layer, nn.Linear)], self.shards, torch.device(device)
+            )
+        return module
+
     def loss(self, model: nn.Module, worker: int, step: int) -> Tensor:
         """Return the loss of a worker's batch; workers disagree about the targets."""
         generator = torch.Generator().manual_seed(1 + worker + 1000 * step)
@@ -88,7 +101,10 @@ class Case:
         return (model(inputs.to(first)) - targets).square().mean()
 
     def train(self, models: Sequence[DataParallel], steps: int) -> list[Tensor]:
-        """Train the workers of this process; return each one's parameters as a vector [P] in float64 on the CPU."""
+        """Train the workers of this process; return each one's parameters as a vector [P] in float64 on the CPU.
+
+        Collective where they are sharded.
+        """
         optimizers = [model.attach(OPTIMIZERS[self.optimizer](model.parameters())) for model in models]
         for step in range(steps):
             for model in models:
@@ -96,7 +112,7 @@ class Case:
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
-        vectors = [torch.cat([p.detach().double().flatten().cpu() for p in model.parameters()]) for model in models]
+        vectors = [torch.cat([whole(p.detach()).double().flatten().cpu() for p in m.parameters()]) for m in models]
         for model in models:
             model.close()
         return vectors
@@ -136,7 +152,7 @@ def probe(machine: Machine) -> None:
 def every_case(n: int) -> list[Case]:
     """Return all combinations of topology, transport, dtypes, order and phases; optimizers and hosts take turns."""
     axes = (NAMES, TOLERANCES, ("awc", "atc"), ("aligned", "staggered"), ("auto", "send_recv", "subgroup"))
-    return local_cases(n) + _cases(n, itertools.product(*axes))
+    return local_cases(n) + sharded_cases(n) + _cases(n, itertools.product(*axes))
 
 
 def some_cases(n: int) -> list[Case]:
@@ -149,7 +165,7 @@ def some_cases(n: int) -> list[Case]:
         )
     )
     plain = [Case(topology, _hosts(n)[-1], optimizer="fused") for topology in NAMES]  # auto, fp32
-    return plain + local_cases(n) + _cases(n, chosen)
+    return plain + local_cases(n) + sharded_cases(n) + _cases(n, chosen)
 
 
 def local_cases(n: int) -> list[Case]:
@@ -160,8 +176,17 @@ def local_cases(n: int) -> list[Case]:
     return cases + [Case(name, _hosts(n)[-1], order="atc", rounds=(4, 0, 1)) for name in names]
 
 
+def sharded_cases(n: int) -> list[Case]:
+    """Return workers of two ranks that share out the parameters, with every optimizer, and with local steps."""
+    if n % 2:
+        return []
+    names = ("complete", "one_peer_exponential", "aer")
+    cases = [Case(name, optimizer=optimizer, shards=2) for name in names for optimizer in OPTIMIZERS]
+    return [*cases, Case("one_peer_exponential", rounds=(4, 2, 1), shards=2)]
+
+
 def possible(cases: Sequence[Case], n: int) -> list[Case]:
-    """Return the cases that exist for n workers, each once."""
+    """Return the cases that exist for n ranks, each once."""
     exists: dict[Case, bool] = {}
     for case in cases:
         if case.simulated not in exists:
@@ -188,7 +213,8 @@ def compare(
         expected |= simulations
     differences = []
     for index, case in enumerate(cases):
-        pairs = zip((vectors[index] for vectors, _ in answers), expected[case.simulated], strict=True)
+        of_ranks = [worker for worker in expected[case.simulated] for _ in range(case.shards)]
+        pairs = zip((vectors[index] for vectors, _ in answers), of_ranks, strict=True)
         value = max((got - want).abs().max().nan_to_num(torch.inf).item() for got, want in pairs)
         differences.append(Difference(case, n, value))
     wrong = [d for d in differences if d.value > d.case.tolerance]
@@ -217,9 +243,10 @@ def train_in_rank(
             dist.destroy_process_group()
             open_group(f"{meeting}/{number}", machine, rank, n)
             model = DecentralizedDataParallel(
-                case.module(machine.device),
+                case.part(machine.device),
                 case.topology,
                 case.order,
+                case.shards,
                 workers_per_host=case.workers_per_host,
                 bucket_mb=BUCKET_MB,
                 transport=case.transport,
@@ -236,10 +263,10 @@ def train_in_rank(
 
 
 def simulated(case: Case, n: int, device: str, steps: int) -> list[Tensor]:
-    """Return the parameters [P] of n simulated workers. Raises ValueError if the case does not exist for n workers."""
+    """Return the parameters [P] of the simulated workers of n ranks. Raises ValueError if the case does not exist."""
     replicas = simulate(
         case.module(device),
-        n,
+        n // case.shards,
         "decentralized",
         case.topology,
         case.workers_per_host,

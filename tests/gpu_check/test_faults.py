@@ -193,6 +193,8 @@ def test_wrong_mixing_is_found_whatever_the_dtype() -> None:
         case = gossip.Case("one_peer_exponential", dtype=dtype, message_dtype=message_dtype)
         with pytest.raises(FailedError, match="1 of 1 cases on 2 ranks"):
             gossip.compare(CPU, 2, [case], in_rank=wrong_mixing)
+    with pytest.raises(FailedError, match="1 of 1 cases on 4 ranks"):
+        gossip.compare(CPU, 4, [gossip.Case("one_peer_exponential", shards=2)], in_rank=wrong_mixing)
 
 
 @pytest.mark.slow
