@@ -2,7 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from common.spelling import did_you_mean
@@ -162,3 +171,9 @@ class CnnConfig(Config):
     data: DataChoice
     model: ModelChoice
     label_smoothing: Annotated[float, Field(ge=0, lt=1)]
+
+    @model_validator(mode="after")
+    def _has_hidden_matrices(self) -> "CnnConfig":
+        if self.optimizer.name == "muon":
+            raise ValueError("optimizer=muon: expected another one: it is for the matrices of transformers' layers")
+        return self

@@ -36,7 +36,8 @@ def test_every_choice_of_a_group_composes(override: str, tmp_path: Path) -> None
         "optimizer=qg_dmsgd": ["parallel.order=atc"],
         "schedule=inverse_square_root": ["schedule.warmup=10"],
     }
-    config = compose_config("cnn", ["workers.count=4", override, *extra.get(override, [])])
+    task = "gpt2" if override == "optimizer=muon" else "cnn"
+    config = compose_config(task, ["workers.count=4", override, *extra.get(override, [])])
     assert config.workers.count == 4
 
 
@@ -97,6 +98,7 @@ def test_batch_and_ranks() -> None:
         (["parallel.method=magic"], ["parallel.method=magic", "'allreduce'"]),
         (["optimizer=dmsgd"], ["parallel.order=awc", "parallel.order=atc"]),
         (["optimizer=qg_dmsgd"], ["optimizer=qg_dmsgd: expected parallel.order=atc"]),
+        (["optimizer=muon"], ["optimizer=muon: expected another one", "transformers"]),
         (["optimizer=qg_dmsgd", "optimizer.tracking=1"], ["optimizer.tracking=1", "less than 1"]),
         (
             ["optimizer=qg_dmsgd", "parallel.order=atc", "parallel.outer.lr=0.5"],
