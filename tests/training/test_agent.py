@@ -1,0 +1,137 @@
+"""The protocol of agent and workers with real processes, which add numbers up in place of training."""
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.parallel.collectives import sum_over_ranks
+from common.parallel.process_groups import abort_groups
+from common.training.agent import FAILED, FINISHED, INTERRUPTED, Agent
+from common.training.elastic_config import ElasticConfig
+from common.training.interruption import Request
+from common.training.membership import DismissedError, Member, Report
+from tests.distributed.processes import PRELOAD
+
+pytestmark = pytest.mark.timeout(120)
+TIMEOUT_S = 60.0  # longer than any test may take: nothing below may wait for it
+
+# {membership: what a worker does in it}; a list for the starts of a worker
+Deeds = Mapping[int, str]
+
+
+def work(number: int, connection: Connection, deeds: Deeds, log: Path) -> None:
+    """Add up with the other members, until a deed is due."""
+    member, report = Member(number, connection), Report()
+    while True:
+        try:
+            named = member.next(report)
+        except DismissedError:
+            os._exit(FINISHED)
+        added = named.clock
+        deed = deeds.get(named.number, "")
+        if deed == "dies before it connects":
+            os.kill(os.getpid(), signal.SIGKILL)
+        lost, connected = True, False
+        try:
+            member.connect(named, TIMEOUT_S)
+            connected = True
+            with log.open("a") as file:
+                file.write(json.dumps([named.number, list(named.members), list(named.holders), named.last]) + "\n")
+            if named.last:
+                os._exit(INTERRUPTED)
+            while True:
+                assert sum_over_ranks(torch.ones(1)) == len(named.members)
+                added += 1
+                if added % 20 == 0 and sum_over_ranks(torch.tensor(float(member.wish() is Request.CHANGE))):
+                    lost = False
+                    break
+                match deed if added % 5 == 0 else "":
+                    case "dies":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    case "stops":
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                    case "ends":
+                        os._exit(FINISHED)
+                    case "loses its links":
+                        abort_groups()
+                time.sleep(0.001)
+        except RuntimeError:
+            abort_groups()
+        member.disconnect(lost)
+        report = Report(named.members, added, lost=lost) if connected else report._replace(lost=True)
+
+
+def run(
+    workers: int, deeds: Mapping[int, list[Deeds]], log: Path, restarts: int = 0, patience_s: float = TIMEOUT_S
+) -> tuple[int, dict[int, list]]:
+    """Return the exit code, and {number: [members, holders, last]} of every membership that came about."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    starts = {number: iter(deeds.get(number, [])) for number in range(workers)}
+
+    def start(number: int, connection: Connection) -> multiprocessing.process.BaseProcess:
+        return context.Process(target=work, args=(number, connection, next(starts[number], {}), log))
+
+    options = ElasticConfig(min_workers=1, restarts=restarts)
+    code = Agent(start, workers, tuple(range(workers)), options, patience_s).run()
+    assert not multiprocessing.active_children()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    seen = {number: rest for number, *rest in lines}
+    assert all(seen[number] == rest for number, *rest in lines)  # all agree
+    return code, seen
+
+
+def test_deaths_one_after_the_other_and_while_others_connect(tmp_path: Path) -> None:
+    deeds = {1: [{0: "dies"}], 3: [{1: "dies before it connects"}], 0: [{2: "ends"}]}
+    code, seen = run(5, deeds, tmp_path / "log")
+    assert code == FINISHED
+    assert seen == {0: [[0, 1, 2, 3, 4], [], False], 2: [[0, 2, 4], [0, 2, 4], False]}
+
+
+def test_a_dead_worker_is_replaced(tmp_path: Path) -> None:
+    """At once, where it is ready before the others have reported, or later, when these have stopped for it."""
+    code, seen = run(3, {1: [{0: "dies"}, {1: "ends", 2: "ends"}]}, tmp_path / "log", restarts=1)
+    assert code == FINISHED
+    assert seen.pop(0) == [[0, 1, 2], [], False]
+    assert seen.popitem()[1] == [[0, 1, 2], [0, 2], False]
+    assert list(seen.values()) in ([], [[[0, 2], [0, 2], False]])
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_a_minority_saves_and_stops(workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    dead = workers // 2
+    code, seen = run(workers, {number: [{0: "dies"}] for number in range(dead)}, tmp_path / "log")
+    assert code == INTERRUPTED
+    assert next(reversed(seen.values()))[2] is True
+    assert "too few: they save and stop" in capfd.readouterr().err
+
+
+def test_who_is_silent_is_killed_and_a_broken_link_needs_no_death(tmp_path: Path) -> None:
+    deeds = {1: [{0: "loses its links", 1: "stops"}], 2: [{1: "loses its links"}], 0: [{2: "ends"}]}
+    code, seen = run(4, deeds, tmp_path / "log", patience_s=2.0)
+    assert code == FINISHED
+    assert [seen[number][0] for number in seen] == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3]]
+
+
+def test_a_worker_that_dies_before_training_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    code, seen = run(3, {2: [{0: "dies before it connects"}]}, tmp_path / "log", restarts=3)
+    assert (code, seen) == (FAILED, {})
+
+
+def test_without_its_agent_a_worker_wants_to_stop() -> None:
+    ours, theirs = Pipe()
+    member = Member(0, theirs)
+    assert member.wish() is Request.NOTHING
+    ours.close()
+    with pytest.raises(DismissedError, match="agent has died"):
+        member.next(Report())
+    assert member.wish() is Request.STOP
