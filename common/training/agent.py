@@ -149,18 +149,19 @@ class Agent:
         """Begin the next membership with those who are alive and those who want to join."""
         reports = {number: self._reports[number] for number in sorted(self._alive)}
         holders = {number: report for number, report in reports.items() if report.members}
-        joining = self._reports.keys() - self._alive
+        first = self._number < 0  # joiners need a state to copy
+        joining = set() if first else self._reports.keys() - self._alive
         lost = any(report.lost for report in reports.values())
         deaths = len(self._members) - len(self._alive)
         self._failures = self._failures + 1 if lost and not deaths else 0
-        if self._number >= 0 and (not holders or self._failures > ATTEMPTS):
+        if not first and (not holders or self._failures > ATTEMPTS):
             self._tell("no worker is left that could go on")
             self._end_all()
             return
         few = 2 * len(self._alive) <= len(self._members) or len(self._alive | joining) < (
             self._options.min_workers or 1
         )
-        last = self._number >= 0 and few
+        last = few and not first
         if last:
             self._tell(f"{len(self._alive)} of {len(self._members)} workers are left, too few: they save and stop")
         newest = max(holders.values(), key=lambda report: report.clock, default=Report())

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from common.training.compose import compose_config
+from common.training.config import ConfigError
 from common.training.launch import launch
 from tests.distributed.comparison import assert_same
 from tests.distributed.processes import PRELOAD
@@ -80,10 +81,10 @@ def arrays(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 def test_survivors_go_on_as_in_a_replay(tmp_path: Path) -> None:
     """The first worker, which writes the records, dies."""
-    folder, arguments = tmp_path / "run", ["workers.count=3", "training.batch_size=48", "training.steps=40"]
+    folder, arguments = tmp_path / "run", ["workers.count=3", "training.batch_size=48", "training.steps=16"]
 
     def disturb() -> None:
-        wait_for(trained(folder, 12), 120)
+        wait_for(trained(folder, 4), 120)
         kill(0)
 
     assert train(folder, disturb, *arguments) == 0
@@ -91,3 +92,66 @@ def test_survivors_go_on_as_in_a_replay(tmp_path: Path) -> None:
     assert (row["members"], row["left"], row["membership"]) == ([1, 2], [0], 1)
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
     assert_equals_replay(folder, *arguments)
+
+
+@pytest.mark.slow
+def test_dead_workers_come_back_again_and_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = ["workers.count=4", "training.batch_size=64", "training.steps=400", "optimizer=adamw"]
+
+    def disturb() -> None:
+        wait_for(trained(folder, 8), 120)
+        for times, number in enumerate((2, 0, 3), start=1):
+            kill(number)
+            wait_for(joined(folder, times), 60)
+
+    assert train(folder, disturb, "elastic.restarts=3", *arguments) == 0
+    assert membership_rows(folder)[-1]["members"] == [0, 1, 2, 3]
+    assert_equals_replay(folder, *arguments)
+
+
+@pytest.mark.slow
+def test_a_minority_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    arguments = ["workers.count=3", "training.batch_size=48", "training.steps=40"]
+
+    def disturb() -> None:
+        wait_for(trained(folder, 8), 120)
+        kill(0)
+        wait_for(lambda: len(membership_rows(folder)) == 1, 60)
+        kill(1)
+
+    assert train(folder, disturb, *arguments) == 75
+    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    left = membership_rows(folder)[-1]["members"]
+    assert left == [2]
+    assert train(folder, lambda: None, "resume=true", *arguments) == 0
+    assert membership_rows(folder)[-1]["members"] == [0, 1, 2]
+    assert rows(folder)[-1]["step"] == 40
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["workers=simulated"], "elastic.min_workers=2 with workers=simulated: expected workers=processes"),
+        (
+            ["parallel=allreduce", "topology=complete"],
+            "elastic.min_workers=2 with parallel=allreduce: expected a method that gossips",
+        ),
+        (["parallel=sgp"], "elastic.min_workers=2 with parallel.push_sum=true"),
+        (["parallel=gossip_diloco"], "elastic.min_workers=2 with parallel.local_steps=30"),
+        (["parallel.ranks_per_worker=2"], "elastic.min_workers=2 with parallel.ranks_per_worker=2"),
+        (["elastic.min_workers=5"], "elastic.min_workers=5: expected at most the number of workers, 4"),
+        (["elastic.min_workers=null", "elastic.restarts=1"], "elastic.restarts=1 with elastic.min_workers=null"),
+    ],
+)
+def test_what_cannot_outlive_a_worker_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose_config("cnn", [*(text for text in RUN if "transport" not in text), "workers.count=4", *overrides])
+    assert message in str(caught.value)
+
+
+def test_other_launchers_are_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("RANK", "0")
+    assert launch("cnn", [*RUN, "workers.count=4"]) == 2
+    assert "elastic.min_workers=2 under torchrun or srun" in capsys.readouterr().err
