@@ -77,7 +77,7 @@ class Agent:
                 child.process.kill()
             for number, handler in former.items():
                 signal.signal(number, handler)
-        for code in (BAD_CONFIGURATION, FINISHED, INTERRUPTED):
+        for code in (FINISHED, INTERRUPTED, BAD_CONFIGURATION):
             if code in self._codes:
                 return code
         return FAILED
@@ -135,10 +135,14 @@ class Agent:
         if code in (FINISHED, INTERRUPTED):
             self._over = True
             self._say(Word.OVER, set(self._reports))
-        elif code == BAD_CONFIGURATION or self._number < 0:
+            return
+        if code == BAD_CONFIGURATION and self._number <= 0:  # it has said what is wrong
+            self._end_all()
+            return
+        self._tell(f"worker {number} died ({describe(code)})")
+        if self._number < 0:
             self._end_all()
         else:
-            self._tell(f"worker {number} died ({describe(code)})")
             if was_member:
                 self._begin_change(lost=True)
             if self._restarts and not self._stopping and not self._over:

@@ -52,6 +52,8 @@ class Recorder:
 
     def take_over(self, folder: RunFolder | None) -> None:
         """Write to the folder from now on, or no longer: another process is rank 0."""
+        if self._sinks is not None:
+            self._sinks.close()
         self._folder, self._console = folder, None
         self._sinks = Sinks(self._config, folder.run_id) if folder is not None else None
 
