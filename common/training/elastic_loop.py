@@ -67,6 +67,7 @@ def train_elastically(setup: Setup, member: Member, open_folder: Callable[[], Ru
             interruption.end_stage()
             held = leave(stage, lost) if stage is not None else Held(held.report._replace(lost=True), held.state)
             stage = None
+            recorder.release()
             member.disconnect(lost)
 
 
@@ -102,14 +103,16 @@ def enter(
             recorder.begin(stage.workers, length.steps, stage.setup.config)
             share(stage, member, membership)
             follow(worker, stage.setup.config, membership.clock)
+        gather_objects(None)
+        if membership.holders:
             recorder.tell_change(
                 membership.before,
+                membership.holders,
                 membership.members,
                 stage.setup.config.topology.name,
                 membership=membership.number,
                 reports=membership.reports,
             )
-        gather_objects(None)
     except CheckpointError:
         raise
     except RuntimeError as error:

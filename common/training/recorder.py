@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,10 @@ class Recorder:
         self._window_exposed = self._exposed_s()
         self._step_clock = StepClock(self._device)
 
+    def release(self) -> None:
+        """Let go of the workers, with all that hangs on them, until `begin` names others."""
+        self._workers = []
+
     @property
     def clock(self) -> int:
         """Number of committed updates."""
@@ -116,11 +120,13 @@ class Recorder:
             self._end_window()
         leaving = [worker for worker, member in zip(self._workers, before, strict=True) if member not in after]
         self._bytes_of_leavers += _sent_by(leaving)
-        self.tell_change(before, after, topology)
+        self.tell_change(before, {*before} & {*after}, after, topology)
 
-    def tell_change(self, before: Members, after: Members, topology: str, **facts: Any) -> None:
-        """Write a row of who left and joined, with further facts."""
-        left, joined = sorted({*before} - {*after}), sorted({*after} - {*before})
+    def tell_change(
+        self, before: Members, staying: Collection[int], after: Members, topology: str, **facts: Any
+    ) -> None:
+        """Write a row of who left and joined, with further facts; who was replaced has done both."""
+        left, joined = sorted({*before} - {*staying}), sorted({*after} - {*staying})
         self._write(self._row("membership") | {"members": list(after), "left": left, "joined": joined} | facts)
         if self._folder is not None:
             who = [f"{verb} {', '.join(map(str, m))}" for verb, m in (("left:", left), ("joined:", joined)) if m]
