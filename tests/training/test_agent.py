@@ -23,8 +23,7 @@ from tests.distributed.processes import PRELOAD
 pytestmark = pytest.mark.timeout(120)
 TIMEOUT_S = 60.0  # longer than any test may take: nothing below may wait for it
 
-# {membership: what a worker does in it}; a list for the starts of a worker
-Deeds = Mapping[int, str]
+Deeds = Mapping[int, str]  # {membership: what a worker does in it}
 
 
 def work(number: int, connection: Connection, deeds: Deeds, log: Path) -> None:
@@ -72,7 +71,10 @@ def work(number: int, connection: Connection, deeds: Deeds, log: Path) -> None:
 def run(
     workers: int, deeds: Mapping[int, list[Deeds]], log: Path, restarts: int = 0, patience_s: float = TIMEOUT_S
 ) -> tuple[int, dict[int, list]]:
-    """Return the exit code, and {number: [members, holders, last]} of every membership that came about."""
+    """Return the exit code, and {number: [members, holders, last]} of every membership that came about.
+
+    deeds: of each worker, for its first start, the next, ...
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     starts = {number: iter(deeds.get(number, [])) for number in range(workers)}
@@ -105,7 +107,7 @@ def test_a_dead_worker_is_replaced(tmp_path: Path) -> None:
     assert list(seen.values()) in ([], [[[0, 2], [0, 2], False]])
 
 
-@pytest.mark.parametrize("workers", [2, 4])
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_minority_saves_and_stops(workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     dead = workers // 2
     code, seen = run(workers, {number: [{0: "dies"}] for number in range(dead)}, tmp_path / "log")
@@ -114,6 +116,7 @@ def test_a_minority_saves_and_stops(workers: int, tmp_path: Path, capfd: pytest.
     assert "too few: they save and stop" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_who_is_silent_is_killed_and_a_broken_link_needs_no_death(tmp_path: Path) -> None:
     deeds = {1: [{0: "loses its links", 1: "stops"}], 2: [{1: "loses its links"}], 0: [{2: "ends"}]}
     code, seen = run(4, deeds, tmp_path / "log", patience_s=2.0)

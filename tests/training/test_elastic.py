@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ import torch
 from common.simulate import simulate
 from common.training.compose import compose_config
 from common.training.config import ConfigError
-from common.training.elastic import config_of, donor_of
+from common.training.elastic import config_of, donor_of, follow
 from common.training.launch import launch
-from common.training.optimization import build_optimizer
+from common.training.optimization import build_optimizer, build_schedule
 from common.training.stream import RandomState, Stream
 from common.training.task import dealt, load_task
 from tests.distributed.comparison import assert_same
@@ -160,6 +161,21 @@ def test_hosts_topology_batch_and_rate_follow_the_members() -> None:
     cube = compose_config("cnn", [*hosts, "topology=hypercube", "elastic.fallback=ring"])
     assert config_of(cube, (0, 1, 2)).topology.name == "ring"
     assert config_of(cube, (0, 1, 2, 3)).topology.name == "hypercube"
+
+
+def test_the_rate_is_that_of_the_members_and_of_the_clock() -> None:
+    """For a worker that missed an update too."""
+    config = compose_config("cnn", [*BASE, "optimizer.lr=0.1", "optimizer.lr_batch=32", "schedule.warmup=10"])
+    module = torch.nn.Linear(2, 2)
+    worker = SimpleNamespace(optimizer=build_optimizer(config.optimizer, config.lr, module))
+    worker.schedule = build_schedule(config.schedule, worker.optimizer, 100, 10)
+    worker.optimizer.step()
+    worker.schedule.step()
+    follow(worker, config_of(config, (0, 1, 3)), 3)
+    rates = [group["lr"] for group in worker.optimizer.param_groups]
+    assert rates == pytest.approx([0.1 * 3 / 4 * 3 / 10] * len(rates))
+    worker.schedule.step()
+    assert worker.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 3 / 4 * 4 / 10)
 
 
 @pytest.mark.parametrize(
