@@ -18,7 +18,7 @@ test: env  ## run the fast tests: every behaviour once, real processes included
 	$(PYTHON_ENV) -m pytest -n 2 -m "not slow"
 
 test-slow: env  ## run the other tests: repetitions, many processes, Slurm, benchmarks' programs
-	$(PYTHON_ENV) -m pytest -n 2 -m slow
+	$(PYTHON_ENV) -m pytest -n 3 -m slow
 
 gpu-check: env  ## check everything on this machine's GPUs; without one, run the tests that emulate it
 	$(PYTHON_ENV) -m scripts.gpu_check
