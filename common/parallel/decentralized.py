@@ -138,7 +138,7 @@ class DecentralizedDataParallel(DataParallel):
         timeout = timedelta(seconds=timeout_s)
         if mesh is not None:
             ranks_per_worker = ranks_per_worker_of(mesh, module, ranks_per_worker)
-        groups = ProcessGroups(ranks_per_worker or 1, patience(timeout, device))
+        groups = ProcessGroups(1 if ranks_per_worker is None else ranks_per_worker, patience(timeout, device))
         super().__init__(module, groups.worker, groups.workers)
         self.topology = resolve_topology(topology, groups.workers, workers_per_host, push_sum)
         check_topology(plan, mixing, self.topology, push_sum)

@@ -37,6 +37,7 @@ def plain(scenario: Scenario) -> dict[str, np.ndarray]:
     return snapshot(model)
 
 
+@pytest.mark.usefixtures("eager_kernel")
 @pytest.mark.parametrize("process_group", [True, False])
 def test_one_worker_is_plain_pytorch(process_group: bool) -> None:
     real = run_processes(in_process, 1, SCENARIOS)[0] if process_group else in_process(0, 1, SCENARIOS)
