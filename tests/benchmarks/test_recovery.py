@@ -1,0 +1,50 @@
+"""Times of recovery are read from notes of steps; a killed worker is outlived, and a run is restarted."""
+
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from scripts.benchmarks import recovery
+
+
+def note(folder: Path, pid: int, *steps: tuple[float, int]) -> None:
+    (folder / "steps").mkdir(exist_ok=True)
+    (folder / "steps" / str(pid)).write_text("".join(f"{begun} {size}\n" for begun, size in steps) + "17")
+
+
+def test_survivors_have_completed_a_step_when_the_last_one_begins_another(tmp_path: Path) -> None:
+    note(tmp_path, 1, (9.0, 3), (10.1, 3), (10.5, 2), (10.6, 2), (10.7, 2))
+    note(tmp_path, 2, (9.0, 3), (10.4, 2))
+    note(tmp_path, 3, (9.0, 3))
+    assert recovery.completed(tmp_path, {1, 2}, 10.0, range(3)) is None
+    note(tmp_path, 2, (9.0, 3), (10.4, 2), (10.9, 2))
+    assert recovery.completed(tmp_path, {1, 2}, 10.0, range(3)) == 10.9
+
+
+def test_everybody_trains_again_when_there_are_as_many_as_before(tmp_path: Path) -> None:
+    killed = time.time() - 1
+    for pid in (1, 2):
+        note(tmp_path, pid, (killed + 0.1, 2), (killed + 0.2, 3), (killed + 0.3, 3))
+    assert recovery.everybody(tmp_path, killed, 3) is None
+    note(tmp_path, 4, (killed + 0.2, 3), (killed + 0.4, 3))
+    assert recovery.everybody(tmp_path, killed, 3) == pytest.approx(killed + 0.4, abs=1e-5)
+    assert recovery.everybody(tmp_path, killed + 0.35, 3) is None
+
+
+def test_the_time_of_a_step(tmp_path: Path) -> None:
+    note(tmp_path, 1, *((0.1 * step, 2) for step in range(30)), (9.0, 2))
+    note(tmp_path, 2, (0.0, 2), (5.0, 2))  # too few
+    assert recovery.calm_step_s(recovery.read_notes(tmp_path)) == pytest.approx(0.1)
+
+
+@pytest.mark.slow
+def test_a_kill_is_outlived_and_restarted_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert recovery.main(["workers=3", "kills=1", "every_s=8", "checkpoint_every=20", f"output={tmp_path}"]) == 0
+    assert "recovery.csv and .md" in capsys.readouterr().out
+    record = pd.read_csv(tmp_path / "recovery.csv").set_index("how")
+    assert list(record.index) == ["elastic", "restart"]
+    assert (record.survivors_s <= record.all_s).all()
+    assert (record.goodput > 0).all()
+    assert (record.step_ms < 1000 * record.survivors_s).all()
