@@ -37,7 +37,7 @@ def test_the_simulator_computes_the_rule(n: int) -> None:
 
 @pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 5, 8))])
 def test_processes_compute_the_rule(n: int) -> None:
-    chosen = cases(n, TOPOLOGIES[n])
+    chosen = cases(n, TOPOLOGIES[n])[:: 3 if n == 8 else 1]  # of eight, each topology with other methods
     results = run_processes(on_rank, n, chosen)
     for index, case in enumerate(chosen):
         assert_replayed(n, case, [result[index] for result in results], "processes")

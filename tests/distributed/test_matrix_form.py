@@ -135,7 +135,7 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize(("n", "methods"), [(5, METHODS[1::3]), pytest.param(8, METHODS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("n", "methods"), [(5, METHODS[1::3]), pytest.param(8, METHODS[::2], marks=pytest.mark.slow)])
 def test_processes_compute_the_matrix_form(n: int, methods: list[tuple[str, str]], tmp_path: Path) -> None:
     cases = [Case(topology, *method) for topology in topologies(n, tmp_path) for method in methods]
     results = run_processes(on_rank, n, cases)

@@ -120,7 +120,7 @@ def reference(references: dict[str, tuple[Path, float]], setting: str) -> tuple[
 
 KILLS = [
     *((setting, 2) for setting in ("aer", "simulated")),
-    *(pytest.param(setting, 6, marks=pytest.mark.slow) for setting in SETTINGS),
+    *(pytest.param(setting, 4, marks=pytest.mark.slow) for setting in SETTINGS),
 ]
 
 
