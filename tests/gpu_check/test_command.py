@@ -143,7 +143,7 @@ def test_checks_live_apart(function: object, outcome: tuple[str, str]) -> None:
 def test_ranks_end_with_their_check(tmp_path: Path) -> None:
     machine = Machine("cpu", log=str(tmp_path / "log"))
     run_check(passing, CPU, 60)
-    assert run_check(hanging_ranks, machine, 20)[0] == "failed"
+    assert run_check(hanging_ranks, machine, 40)[0] == "failed"
     deadline = time.monotonic() + 30
     for rank in range(2):
         pid = int((tmp_path / f"log.{rank}").read_text())
