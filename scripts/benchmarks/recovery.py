@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,8 @@ COLUMNS = {
     "workers": "processes",
     "kills": "one random worker each time",
     "step_ms": "of a step while all train: median over steps, highest over processes",
-    "survivors_s": "from the kill until every survivor has completed a step without the dead one: median over kills",
+    "survivors_s": "from the kill until every survivor has completed a step in the next membership, which may have a "
+    "new worker already: median over kills",
     "survivors_worst_s": "the longest",
     "all_s": "from the kill until as many workers as before have completed a step: median over kills",
     "all_worst_s": "the longest",
@@ -59,10 +60,11 @@ class BenchArguments(Arguments):
 
 
 class Note(NamedTuple):
-    """The beginning of a step."""
+    """The beginning of a step; opened: tells memberships apart."""
 
     time: float
     world_size: int
+    opened: int
 
 
 @main_function
@@ -95,7 +97,7 @@ def elastic(arguments: BenchArguments) -> dict[str, float]:
             sleep_until(begin + (number + draw.uniform(0.2, 0.6)) * arguments.every_s)
             alive = wait_for(calm, folder, n)
             victim, killed = kill_one(alive, draw)
-            survivors_s.append(wait_for(completed, folder, alive - {victim}, killed, range(n)) - killed)
+            survivors_s.append(wait_for(gone_on, folder, alive - {victim}, killed) - killed)
             all_s.append(wait_for(everybody, folder, killed, n) - killed)
         sleep_until(begin + arguments.kills * arguments.every_s)
         elapsed, notes = time.time() - begin, read_notes(folder)
@@ -162,7 +164,7 @@ def read_notes(folder: Path) -> dict[int, list[Note]]:
     notes = {}
     for file in (folder / "steps").iterdir():
         lines = file.read_text().rpartition("\n")[0].splitlines()
-        notes[int(file.name)] = [Note(float(begun), int(size)) for begun, size in (line.split() for line in lines)]
+        notes[int(file.name)] = [Note(float(t), int(size), int(opened)) for t, size, opened in map(str.split, lines)]
     return notes
 
 
@@ -176,20 +178,23 @@ def calm(folder: Path, n: int) -> set[int] | None:
     return recent if len(recent) == n else None
 
 
-def completed(folder: Path, pids: set[int], since: float, sizes: Container[int]) -> float | None:
-    """Return when the last of these processes had completed its first step since then among so many ranks."""
-    ends = []
-    for pid, own in read_notes(folder).items():
-        begun = [note.time for note in own if note.time > since and note.world_size in sizes]
-        if pid in pids and len(begun) > 1:
-            ends.append(begun[1])
-    return max(ends) if len(ends) == len(pids) else None
+def gone_on(folder: Path, pids: set[int], since: float) -> float | None:
+    """Return when the last of these processes had completed the first step of a later membership than at that time."""
+    notes = read_notes(folder)
+    before = {pid: max(note.opened for note in notes[pid] if note.time <= since) for pid in pids}
+    return last_end([[note.time for note in notes[pid] if note.opened > before[pid]] for pid in pids])
 
 
 def everybody(folder: Path, since: float, n: int) -> float | None:
     """Return when the last of n processes had completed its first step since then among n."""
-    recent = {pid for pid, own in read_notes(folder).items() if own and own[-1].time > max(since, time.time() - 2)}
-    return completed(folder, recent, since, [n]) if len(recent) == n else None
+    recent = [own for own in read_notes(folder).values() if own and own[-1].time > max(since, time.time() - 2)]
+    begun = [[note.time for note in own if note.time > since and note.world_size == n] for own in recent]
+    return last_end(begun) if len(recent) == n else None
+
+
+def last_end(begun: Sequence[Sequence[float]]) -> float | None:
+    """Return when the last process had completed its first step, given when each one's steps began; None: not yet."""
+    return max(own[1] for own in begun) if all(len(own) > 1 for own in begun) else None
 
 
 def calm_step_s(notes: Mapping[int, Sequence[Note]]) -> float:

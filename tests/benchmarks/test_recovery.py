@@ -9,33 +9,33 @@ import pytest
 from scripts.benchmarks import recovery
 
 
-def note(folder: Path, pid: int, *steps: tuple[float, int]) -> None:
+def note(folder: Path, pid: int, *steps: tuple[float, int, int]) -> None:
     (folder / "steps").mkdir(exist_ok=True)
-    (folder / "steps" / str(pid)).write_text("".join(f"{begun} {size}\n" for begun, size in steps) + "17")
+    (folder / "steps" / str(pid)).write_text("".join(f"{t} {size} {opened}\n" for t, size, opened in steps) + "17")
 
 
 def test_survivors_have_completed_a_step_when_the_last_one_begins_another(tmp_path: Path) -> None:
-    note(tmp_path, 1, (9.0, 3), (10.1, 3), (10.5, 2), (10.6, 2), (10.7, 2))
-    note(tmp_path, 2, (9.0, 3), (10.4, 2))
-    note(tmp_path, 3, (9.0, 3))
-    assert recovery.completed(tmp_path, {1, 2}, 10.0, range(3)) is None
-    note(tmp_path, 2, (9.0, 3), (10.4, 2), (10.9, 2))
-    assert recovery.completed(tmp_path, {1, 2}, 10.0, range(3)) == 10.9
+    note(tmp_path, 1, (9.0, 3, 1), (10.1, 3, 1), (10.2, 3, 1), (10.5, 3, 2), (10.6, 3, 2), (10.7, 3, 2))
+    note(tmp_path, 2, (9.0, 3, 4), (10.4, 3, 5))
+    note(tmp_path, 3, (9.0, 3, 1))
+    assert recovery.gone_on(tmp_path, {1, 2}, 10.0) is None
+    note(tmp_path, 2, (9.0, 3, 4), (10.4, 3, 5), (10.9, 3, 5))
+    assert recovery.gone_on(tmp_path, {1, 2}, 10.0) == 10.9
 
 
 def test_everybody_trains_again_when_there_are_as_many_as_before(tmp_path: Path) -> None:
     killed = time.time() - 1
     for pid in (1, 2):
-        note(tmp_path, pid, (killed + 0.1, 2), (killed + 0.2, 3), (killed + 0.3, 3))
+        note(tmp_path, pid, (killed + 0.1, 2, 2), (killed + 0.2, 3, 3), (killed + 0.3, 3, 3))
     assert recovery.everybody(tmp_path, killed, 3) is None
-    note(tmp_path, 4, (killed + 0.2, 3), (killed + 0.4, 3))
+    note(tmp_path, 4, (killed + 0.2, 3, 2), (killed + 0.4, 3, 2))
     assert recovery.everybody(tmp_path, killed, 3) == pytest.approx(killed + 0.4, abs=1e-5)
     assert recovery.everybody(tmp_path, killed + 0.35, 3) is None
 
 
 def test_the_time_of_a_step(tmp_path: Path) -> None:
-    note(tmp_path, 1, *((0.1 * step, 2) for step in range(30)), (9.0, 2))
-    note(tmp_path, 2, (0.0, 2), (5.0, 2))  # too few
+    note(tmp_path, 1, *((0.1 * step, 2, 1) for step in range(30)), (9.0, 2, 1))
+    note(tmp_path, 2, (0.0, 2, 1), (5.0, 2, 1))  # too few
     assert recovery.calm_step_s(recovery.read_notes(tmp_path)) == pytest.approx(0.1)
 
 
