@@ -50,7 +50,7 @@ def update_compiled(vectors: Vectors, k: int, hyper: Hyper, own: float = 1.0, we
 def fused_kernel(end_of_window: bool, decay: str, accumulates: bool, merges: bool) -> Callable[..., None]:
     """Return `written_kernel` of the same arguments, compiled."""
     update = written_kernel(end_of_window, decay, accumulates, merges)
-    # A code object of its own: dynamo bounds the variants (here dtypes and devices) of each.
+    # dynamo limits the variants (here dtypes and devices) of one code object, so each kernel gets its own.
     name = f"update_{decay}_{end_of_window}_{accumulates}_{merges}"
     update.__code__ = update.__code__.replace(co_name=name)
     # The compiler leaves threads out where the vector it first meets is short, also from its disk cache; asked for

@@ -3,9 +3,9 @@
 FSDP gathers and frees whole parameters layer by layer and averages gradients inside the worker. Between workers gossip
 mixes shards: rank (worker r, shard s) exchanges its shard with (r', s), 1 / ranks_per_worker of the bytes.
 
-FSDP pads each shard so that all ranks hold equal sizes, and reads it from a buffer of its own; the local part of the
-DTensor in `module.parameters()` is a view of that buffer. A `ShardVector` moves these buffers into one flat vector.
-This uses private names of torch, which `tests/distributed/test_sharded_misuse.py` pins.
+FSDP pads shards to equal sizes on all ranks and keeps each in a private buffer; the local part of the DTensor in
+`module.parameters()` is a view of it. A `ShardVector` moves these buffers into one flat vector. This relies on private
+names of torch, which `tests/distributed/test_sharded_misuse.py` checks.
 """
 
 import math

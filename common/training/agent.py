@@ -1,7 +1,8 @@
-"""The agent of a run whose workers may be lost: it starts them, notices deaths, and names who trains.
+"""The agent of a run that survives the loss of workers: it starts them, notices deaths, and decides who trains.
 
-It is a process of its own and does not train. There is one, so there is never more than one opinion; if it dies, all
-workers save and stop. Deaths are noticed by the operating system at once, silence after `parallel.timeout_s`.
+The agent is the launching process and does not train. A run has a single agent, so workers cannot disagree about who
+the members are; if it dies, all workers save and stop. It notices deaths at once, from the operating system, and
+silence after `parallel.timeout_s`.
 """
 
 import os
@@ -35,10 +36,10 @@ class Child(NamedTuple):
 class Agent:
     """Runs the workers of one run to the end.
 
-    start:     makes the process of a worker from its number and its end of the pipe
-    workers:   how many the run has
-    first:     numbers of those who train first; the others join
-    patience_s: how long members may take to report once one has
+    start:      creates a worker's process, given its number and its end of the pipe
+    workers:    number of workers in the run
+    first:      numbers of the workers that train from the start; all others join later
+    patience_s: seconds that the other members have to report after the first one did
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Agent:
                 self._spawn(number)
 
     def _name_members(self) -> None:
-        """Begin the next membership with those who are alive and those who want to join."""
+        """Start the next membership: the surviving members and the workers waiting to join."""
         reports = {number: self._reports[number] for number in sorted(self._alive)}
         holders = {number: report for number, report in reports.items() if report.members}
         first = self._number < 0  # joiners need a state to copy

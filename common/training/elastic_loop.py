@@ -36,7 +36,7 @@ class Held(NamedTuple):
 
 
 def train_elastically(setup: Setup, member: Member, open_folder: Callable[[], RunFolder]) -> str:
-    """Train as `common.training.loop.train` does, with those who are alive; return "finished" or "interrupted".
+    """Train like `common.training.loop.train` while workers come and go; return "finished" or "interrupted".
 
     open_folder: called where this process becomes rank 0
     """
