@@ -82,12 +82,7 @@ class Allocation:
     def torchrun(self, module: str, arguments: Sequence[str], attempt: str = "0") -> list[str]:
         """Return the command that runs a module under one torchrun on each node, `ranks_per_node` ranks each."""
         return [
-            *self._on_each_node,
-            f"--cpus-per-task={self.cpus_per_node}",
-            *([f"--gpus-per-node={self.gpus_per_node}"] if self.gpus_per_node else []),
-            "--kill-on-bad-exit=1",
-            *shlex.split(os.environ.get("SRUN_OPTIONS", "")),
-            "slurm/node.sh",
+            *self._srun("--kill-on-bad-exit=1"),
             f"--nnodes={self.nodes}",
             f"--nproc-per-node={self.ranks_per_node}",
             "--rdzv-backend=c10d",
@@ -96,6 +91,20 @@ class Allocation:
             "slurm.rank",
             module,
             *arguments,
+        ]
+
+    def agents(self, module: str, arguments: Sequence[str]) -> list[str]:
+        """Return the command that runs a module once on each node, where the other nodes go on when one is lost."""
+        return [*self._srun("--no-kill", "--kill-on-bad-exit=0", "--wait=0"), "--elastic", module, *arguments]
+
+    def _srun(self, *options: str) -> list[str]:
+        return [
+            *self._on_each_node,
+            f"--cpus-per-task={self.cpus_per_node}",
+            *([f"--gpus-per-node={self.gpus_per_node}"] if self.gpus_per_node else []),
+            *options,
+            *shlex.split(os.environ.get("SRUN_OPTIONS", "")),
+            "slurm/node.sh",
         ]
 
     def environment(self) -> dict[str, str]:

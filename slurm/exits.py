@@ -1,6 +1,8 @@
-"""How a job ends. The codes are those of common.training.launch, whose import of torch would take seconds."""
+"""How a job ends."""
 
-FINISHED, FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 75
+from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
+
+__all__ = ["BAD_CONFIGURATION", "FAILED", "FINISHED", "INTERRUPTED", "JobError"]
 
 
 class JobError(RuntimeError):

@@ -16,10 +16,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO
+from typing import IO, Any
+
+import yaml
 
 from slurm import starts
 from slurm.allocation import Allocation, slurmd_timeout_s
@@ -36,11 +38,12 @@ def main(argv: Sequence[str]) -> int:
         if not (Path(task) / "train.py").is_file():
             raise JobError(f"TASK={task!r}: expected cnn, transformer or gpt2, then overrides", BAD_CONFIGURATION)
         allocation = Allocation.read(os.environ)
-        run_dir = run_dir_of(task, overrides)
+        config = compose(task, overrides)
+        run_dir = Path(config["run_dir"])
         log = run_dir / "slurm" / f"{allocation.job}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab", buffering=0) as file:
-            return Attempt(allocation, task, overrides, run_dir, file).run()
+            return Attempt(allocation, task, overrides, config, file).run()
     except JobError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.code
@@ -52,13 +55,19 @@ def cell(file: str) -> list[str]:
     return json.loads(Path(file).read_text().splitlines()[number])
 
 
-def run_dir_of(task: str, overrides: Sequence[str]) -> Path:
-    """Return the folder that the run will write to; JobError if the configuration cannot be composed."""
-    command = [sys.executable, "-m", f"{task}.train", *overrides, "--cfg", "job", "--resolve", "--package", "run_dir"]
+def compose(task: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the run's configuration before it is checked; JobError if it cannot be composed."""
+    command = [sys.executable, "-m", f"{task}.train", *overrides, "--cfg", "job", "--resolve"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise JobError(done.stderr.strip().removeprefix("error: "), BAD_CONFIGURATION)
-    return Path(done.stdout.strip())
+    return yaml.safe_load(done.stdout)
+
+
+def is_elastic(config: Mapping[str, Any]) -> bool:
+    """Return whether the run goes on when workers die."""
+    elastic = config["elastic"]
+    return elastic if isinstance(elastic, bool) else elastic["min_workers"] is not None
 
 
 def read_status(run_dir: Path) -> str | None:
@@ -73,10 +82,16 @@ class Attempt:
     """One start of the job: Slurm starts it again after each requeue."""
 
     def __init__(
-        self, allocation: Allocation, task: str, overrides: Sequence[str], run_dir: Path, log: IO[bytes]
+        self,
+        allocation: Allocation,
+        task: str,
+        overrides: Sequence[str],
+        config: Mapping[str, Any],
+        log: IO[bytes],
     ) -> None:
         self._allocation, self._task, self._overrides = allocation, task, overrides
-        self._run_dir, self._log = run_dir, log
+        self._config, self._run_dir, self._log = config, Path(config["run_dir"]), log
+        self._elastic = is_elastic(config)
         self._restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         self._warned = self._stopped = self._node_failed = False
         self._steps: subprocess.Popen[bytes] | None = None
@@ -95,7 +110,7 @@ class Attempt:
                 return error.code
         self._tell(f"job {job}, start {int(self._restarts) + 1}, at step {newest_step(self._run_dir)}")
         code = self._train()
-        if code and not self._stopped:
+        if code and not self._stopped and not self._elastic:
             self._wait_for_lost_nodes()
         end = self._end(code)
         if start is not None:
@@ -105,8 +120,11 @@ class Attempt:
 
     def _end(self, code: int) -> str:
         """Return how this start ended, in the words of starts.Start."""
-        if code == 0 and read_status(self._run_dir) == "finished":
+        status = read_status(self._run_dir)
+        if status == "finished" and (code == 0 or self._elastic):
             return "finished"
+        if self._elastic and status == "interrupted" and not self._stopped:
+            return "saved"  # too few nodes were left, or as below
         if self._node_failed:
             return "node failure"
         if self._stopped:
@@ -130,11 +148,16 @@ class Attempt:
         return INTERRUPTED
 
     def _train(self) -> int:
-        defaults = {"training.threads": self._allocation.threads, "resume": "true"}
+        allocation = self._allocation
+        defaults = {"training.threads": allocation.threads, "resume": "true"}
+        if self._elastic:
+            per_node, count = allocation.ranks_per_node, self._config["workers"]["count"]
+            defaults |= {"workers.count": count or allocation.nodes * per_node, "workers.per_host": per_node}
         given = {override.partition("=")[0] for override in self._overrides}
         added = [f"{key}={value}" for key, value in defaults.items() if key not in given]
-        command = self._allocation.torchrun(f"{self._task}.train", [*self._overrides, *added], self._restarts)
-        environment = self._allocation.environment()
+        arguments = (f"{self._task}.train", [*self._overrides, *added])
+        command = allocation.agents(*arguments) if self._elastic else allocation.torchrun(*arguments, self._restarts)
+        environment = allocation.environment()
         self._tell(shlex.join(command))
         self._steps = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         copier = threading.Thread(target=self._copy, args=(self._steps.stdout,))

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# srun starts one of these on each node: it starts torchrun there, and passes warnings on to the workers themselves.
+# srun starts one of these on each node: it starts torchrun there, and passes warnings on to the workers themselves. With
+# --elastic it starts in its place the node's agent of workers that go on when others die, and passes warnings on to it.
 # torchrun itself ignores both signals (SIGTERM since PyTorch 2.9): it would die of USR1 and of a second SIGTERM, and
 # kill workers that need more than 30 s to save after the first. It may run in a container: of Slurm's own programs
 # nothing is needed here, and without `ip` the libraries choose the network interface.
@@ -27,14 +28,21 @@ if [ -n "$interface" ] && [ "$peer" != "$SLURMD_NODENAME" ]; then
     export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface} NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$interface}
 fi
 
+mode=torchrun
+if [ "$1" = --elastic ]; then mode=elastic && shift; fi
 (
     trap '' USR1 TERM # inherited: workers that are still starting ignore USR1 too, and are told again
+    if [ "$mode" = elastic ]; then
+        export ELASTIC_AGENT="$first:$RENDEZVOUS_PORT" ELASTIC_LEADS=$hosts
+        exec python -m slurm.rank "$@"
+    fi
     export PET_SIGNALS_TO_HANDLE=SIGINT
     exec python -m torch.distributed.run --rdzv-endpoint="$first:$RENDEZVOUS_PORT" \
         --rdzv-conf="is_host=$hosts,read_timeout=600" --local-addr="$(address_of "$SLURMD_NODENAME")" "$@"
 ) &
 launcher=$!
-warn() { (trap '' USR1 TERM && kill -USR1 $(cat /proc/"$launcher"/task/*/children)) 2>/dev/null; }
+warned() { if [ "$mode" = elastic ]; then echo "$launcher"; else cat /proc/"$launcher"/task/*/children; fi; }
+warn() { (trap '' USR1 TERM && kill -USR1 $(warned)) 2>/dev/null; }
 trap warn USR1 TERM
 while :; do
     wait "$launcher"

@@ -2,6 +2,8 @@
 
     torchrun ... -m slurm.rank MODULE [arguments ...]        MODULE: cnn.train, scripts.benchmarks.scaling, ...
 
+Of a run that goes on when workers die, it is a node's agent, which starts the workers.
+
 torchrun and srun take any other code for a failure: they would kill the ranks that are still writing, and fill the log
 with tracebacks of it.
 """
@@ -21,7 +23,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # slurm/node.sh lets torchrun ignore it, which is inherited
     gpus = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
     if gpus and not torch.cuda.is_available() and "training.device=cpu" not in sys.argv:
-        if os.environ["LOCAL_RANK"] == "0":
+        if os.environ.get("LOCAL_RANK", "0") == "0":
             node, version = os.environ["SLURMD_NODENAME"], torch.__version__
             print(
                 f"error: {node} has {gpus} GPUs for this job, but PyTorch {version} finds none; "

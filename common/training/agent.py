@@ -1,58 +1,62 @@
-"""The agent of a run that survives the loss of workers: it starts them, notices deaths, and decides who trains.
+"""The agent of a run that survives the loss of workers: it has them started, notices deaths, decides who trains.
 
-The agent is the launching process and does not train. A run has a single agent, so workers cannot disagree about who
-the members are; if it dies, all workers save and stop. It notices deaths at once, from the operating system, and
-silence after `parallel.timeout_s`.
+The agent is the launching process of the first host and does not train. A run has a single agent, so workers cannot
+disagree about who the members are; if it dies, all workers save and stop. It notices deaths at once, from the operating
+system of their host; the loss of a host, and silence, after `parallel.timeout_s`.
 """
 
-import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe, wait
-from multiprocessing.process import BaseProcess
+from collections.abc import Iterable
+from multiprocessing.connection import wait
 from types import FrameType
-from typing import NamedTuple
 
 import torch.distributed as dist
 
 from common.training.elastic_config import ElasticConfig, Members
+from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
+from common.training.host import LOCAL, Ended, Hello, Host, LocalHost, RemoteHost, as_connection
 from common.training.interruption import SIGNALS
-from common.training.membership import HOST, Membership, Report, Word
+from common.training.membership import Membership, Report, Word
 
-FINISHED, FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 75
 ATTEMPTS = 3  # memberships in a row that break although nobody died
-
-
-class Child(NamedTuple):
-    """A worker process, and the agent's end of its pipe; None once that is closed."""
-
-    process: BaseProcess
-    connection: Connection | None
 
 
 class Agent:
     """Runs the workers of one run to the end.
 
-    start:      creates a worker's process, given its number and its end of the pipe
-    workers:    number of workers in the run
-    first:      numbers of the workers that train from the start; all others join later
-    patience_s: seconds that the other members have to report after the first one did
+    own:         this host
+    workers:     number of workers in the run
+    per_host:    how many of them each host runs, numbered one after the other; further hosts wait to replace one
+    first:       numbers of the workers that train from the start; all others join later
+    patience_s:  seconds that the other members have to report after the first one did
+    door:        where other hosts ask to be taken; None: there are none
+    address:     of this host, as the others know it
+    fingerprint: of the configuration, which other hosts must share
     """
 
     def __init__(
         self,
-        start: Callable[[int, Connection], BaseProcess],
+        own: LocalHost,
         workers: int,
         first: Members,
         options: ElasticConfig,
         patience_s: float,
+        *,
+        per_host: int | None = None,
+        door: socket.socket | None = None,
+        address: str = LOCAL,
+        fingerprint: str = "",
     ) -> None:
-        self._start, self._workers, self._options, self._patience_s = start, workers, options, patience_s
+        self._own, self._door, self._address, self._fingerprint = own, door, address, fingerprint
+        self._options, self._patience_s = options, patience_s
+        self._per_host = per_host or workers
+        self._hosts: list[Host | None] = [own] + [None] * (-(-workers // self._per_host) - 1)
+        self._guests: list[RemoteHost] = []  # hosts that have not said who they are, or wait to replace one
+        self._to_start = set(range(workers))  # when their host has come
         self._restarts = options.restarts
-        self._children: dict[int, Child] = {}
         self._codes: list[int] = []
         self._number = -1  # of the membership
         self._members = first
@@ -63,52 +67,92 @@ class Agent:
         self._store: dist.TCPStore | None = None
         self._failures = 0
         self._stopping = False  # a signal asked for it
-        self._over = False  # a worker has come to the end
+        self._over = False  # a worker has come to the end, or the run is given up
 
     def run(self) -> int:
         """Start the workers, see them through, and return the exit code of the run."""
         former = {number: signal.signal(number, self._pass_on) for number in SIGNALS}
+        code = FAILED
         try:
-            for number in range(self._workers):
-                self._spawn(number)
-            while self._children:
+            self._fill()
+            if missing := self._hosts.count(None):
+                self._tell(f"waiting for {missing} of {len(self._hosts)} hosts")
+            while any(host.running for host in self._present()) or (self._to_start and not self._over):
                 self._turn()
+            code = next((c for c in (FINISHED, INTERRUPTED, BAD_CONFIGURATION) if c in self._codes), FAILED)
         finally:
-            for child in self._children.values():
-                child.process.kill()
+            self._own.end()
+            for host in self._others():
+                host.finish(code)
+            if self._door is not None:
+                self._door.close()
             for number, handler in former.items():
                 signal.signal(number, handler)
-        for code in (FINISHED, INTERRUPTED, BAD_CONFIGURATION):
-            if code in self._codes:
-                return code
-        return FAILED
+        return code
 
     def _turn(self) -> None:
         """Wait for something to happen, and act on it."""
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        by_handle = {child.connection: number for number, child in self._children.items() if child.connection}
-        ready = wait([*by_handle, *(child.process.sentinel for child in self._children.values())], left)
-        for handle in ready:
-            if handle in by_handle:
-                self._hear(by_handle[handle])
-        for number, child in list(self._children.items()):
-            if child.process.sentinel in ready:
-                self._bury(number, child)
+        door = [] if self._door is None else [self._door]
+        ready = wait(door + [handle for host in self._present() for handle in host.handles()], left)
+        if self._door in ready:
+            self._guests.append(RemoteHost(as_connection(self._door.accept()[0], self._patience_s)))
+        for host in self._present():
+            for number, event in host.events(ready):
+                match event:
+                    case Hello() if isinstance(host, RemoteHost):
+                        self._greet(host, event)
+                    case Report():
+                        self._hear(number, event)
+                    case Ended():
+                        self._bury(number, event.code)
+        self._drop_lost_hosts()
+        self._fill()
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._deadline = None
-            for number in self._alive - self._reports.keys():
+            for number in sorted(self._alive - self._reports.keys()):
                 self._tell(f"worker {number} is silent for {self._patience_s:g} s and is killed")
-                self._children[number].process.kill()
+                self._host_of([number])[0].kill(number)
+                self._bury(number, -signal.SIGKILL)
         if self._changing and not self._over and self._alive <= self._reports.keys():
             self._name_members()
 
-    def _hear(self, number: int) -> None:
-        child = self._children[number]
-        try:
-            report = child.connection.recv()
-        except (EOFError, OSError):  # it is about to end
-            self._children[number] = child._replace(connection=None)
-            return
+    def _others(self) -> list[RemoteHost]:
+        return self._guests + [host for host in self._hosts if isinstance(host, RemoteHost)]
+
+    def _present(self) -> list[Host]:
+        return [*self._guests, *(host for host in self._hosts if host is not None)]
+
+    def _greet(self, host: RemoteHost, hello: Hello) -> None:
+        if hello.fingerprint != self._fingerprint:
+            self._tell(f"host {hello.name} has another configuration and is refused")
+            host.finish(BAD_CONFIGURATION)
+
+    def _drop_lost_hosts(self) -> None:
+        self._guests = [guest for guest in self._guests if not guest.gone]
+        for index, host in enumerate(self._hosts):
+            if isinstance(host, RemoteHost) and host.gone:
+                self._tell(f"host {host.name} is gone")
+                self._hosts[index] = None
+
+    def _fill(self) -> None:
+        """Give places without a host the hosts that wait, and start the workers whose host is there."""
+        for index, host in enumerate(self._hosts):
+            waiting = [guest for guest in self._guests if guest.name is not None]
+            if host is None and waiting:
+                self._guests.remove(waiting[0])
+                self._hosts[index] = waiting[0]
+        for number in sorted(self._to_start):
+            for host in self._host_of([number]):
+                host.start(number)
+                self._to_start.remove(number)
+
+    def _host_of(self, numbers: Iterable[int]) -> list[Host]:
+        """Return the hosts of these workers, as far as they are there."""
+        hosts = (self._hosts[number // self._per_host] for number in numbers)
+        return [host for host in hosts if host is not None]
+
+    def _hear(self, number: int, report: Report) -> None:
         self._reports[number] = report
         if self._over:
             self._say(Word.OVER, {number})
@@ -125,10 +169,9 @@ class Agent:
             self._store = None  # ends the waiting of those that connect
             self._say(Word.LOST, self._alive - self._reports.keys())
 
-    def _bury(self, number: int, child: Child) -> None:
-        child.process.join()
-        code = child.process.exitcode or 0
-        del self._children[number]
+    def _bury(self, number: int, code: int) -> None:
+        if self._stopping and self._number < 0:
+            code = INTERRUPTED  # by the signal, before it could save anything
         self._codes.append(code)
         was_member = number in self._alive
         self._alive.discard(number)
@@ -148,7 +191,7 @@ class Agent:
                 self._begin_change(lost=True)
             if self._restarts and not self._stopping and not self._over:
                 self._restarts -= 1
-                self._spawn(number)
+                self._to_start.add(number)
 
     def _name_members(self) -> None:
         """Start the next membership: the surviving members and the workers waiting to join."""
@@ -170,7 +213,7 @@ class Agent:
         if last:
             self._tell(f"{len(self._alive)} of {len(self._members)} workers are left, too few: they save and stop")
         newest = max(holders.values(), key=lambda report: report.clock, default=Report())
-        self._store = dist.TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
+        self._store = dist.TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
         self._number += 1
         self._members = tuple(sorted(self._alive if last else self._alive | joining))
         membership = Membership(
@@ -183,6 +226,7 @@ class Agent:
             reports={number: (report.clock, report.merged) for number, report in holders.items()},
             lost=lost,
             last=last,
+            address=self._address,
             port=self._store.port,
         )
         self._alive, self._changing, self._deadline = set(self._members), False, None
@@ -192,33 +236,21 @@ class Agent:
         if self._reports and not last:
             self._say(Word.WAITING, self._alive)
 
-    def _spawn(self, number: int) -> None:
-        mine, theirs = Pipe()
-        process = self._start(number, theirs)
-        process.start()
-        theirs.close()
-        self._children[number] = Child(process, mine)
-
-    def _say(self, message: Membership | Word, numbers: set[int]) -> None:
+    def _say(self, message: Membership | Word, numbers: Iterable[int]) -> None:
         for number in numbers:
-            connection = self._children[number].connection
-            with suppress(OSError):  # it died; that comes next
-                if connection is not None:
-                    connection.send(message)
+            for host in self._host_of([number]):
+                host.send(number, message)
 
     def _end_all(self) -> None:
-        for child in self._children.values():
-            child.process.kill()
-        for child in self._children.values():
-            child.process.join()
-        self._children.clear()
+        self._over = True
+        self._to_start.clear()
+        for host in self._present():
+            for number in list(host.running):
+                host.kill(number)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self._stopping = True
-        for child in self._children.values():
-            if child.process.pid is not None and child.process.is_alive():
-                with suppress(ProcessLookupError):
-                    os.kill(child.process.pid, number)
+        self._own.signal(number)  # all workers agree to stop
 
     @staticmethod
     def _tell(sentence: str) -> None:

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from common.spelling import did_you_mean
 from common.training.config import Config, ConfigError
+from common.training.elastic_config import SURVIVING
 from common.training.task import Task, load_task
 
 QUOTE = "'"
@@ -59,7 +60,7 @@ def check(task: type[Task], composed: DictConfig) -> Config:
     """Turn Hydra's composition into the task's typed configuration, with the number of workers filled in."""
     values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     try:
-        resolved = resolve_workers(values)
+        resolved = resolve_workers(resolve_elastic(values))
         config = task.config_class.model_validate(resolved)
     except ValidationError as error:
         raise ConfigError(explain(error, flatten(values))) from error
@@ -71,6 +72,16 @@ def check(task: type[Task], composed: DictConfig) -> Config:
             "training.gradient_accumulation)"
         )
     return config
+
+
+def resolve_elastic(values: dict[str, Any]) -> dict[str, Any]:
+    """Expand elastic=true; fill in elastic.agent from ELASTIC_AGENT, where a launcher of several hosts has set it."""
+    elastic = values.get("elastic", {})
+    if isinstance(elastic, bool):
+        elastic = dict(SURVIVING) if elastic else {}
+    if isinstance(elastic, dict) and elastic.get("min_workers") is not None:
+        elastic = elastic | {"agent": elastic.get("agent") or os.environ.get("ELASTIC_AGENT")}
+    return values | {"elastic": elastic}
 
 
 def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
@@ -89,6 +100,10 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
             )
         count = available
         per_host = per_host or max(1, int(os.environ.get("LOCAL_WORLD_SIZE", launched)) // per_worker)
+    elastic = values.get("elastic")
+    agent = elastic.get("agent") if isinstance(elastic, dict) else None
+    if agent is not None and (count is None or per_host is None):
+        raise ConfigError(f"elastic.agent={agent}: expected workers.count and workers.per_host, too")
     if count is None:
         count = max(1, _gpus()) if workers["kind"] == "processes" else 1
     if isinstance(per_host, int) and isinstance(count, int) and per_host > 0 and count % per_host:

@@ -176,6 +176,11 @@ class Config(Strict):
                     f"elastic.restarts={self.elastic.restarts} with elastic.min_workers=null: expected 0, or a number "
                     "of workers with which the others go on meanwhile"
                 )
+            if self.elastic.agent is not None:
+                raise ValueError(
+                    f"elastic.agent={self.elastic.agent} with elastic.min_workers=null: expected a number of workers, "
+                    "or null; without lost workers torchrun starts several hosts"
+                )
             return
         where = f"elastic.min_workers={least}"
         if self.workers.kind != "processes":

@@ -20,19 +20,25 @@ class Change(Strict):
     join: list[NonNegativeInt] = Field(default_factory=list)
 
 
+SURVIVING = {"min_workers": 2, "restarts": 10}  # what elastic=true means
+
+
 class ElasticConfig(Strict):
-    """Changes of a run's workers.
+    """Changes of a run's workers; on the command line also elastic=true, see SURVIVING, or elastic=false.
 
     script:      of simulated workers: the changes, steps ascending
     min_workers: of real workers: when some die the others go on, if they are at least as many, and the majority; null:
                  the run ends
     restarts:    how many dead workers are replaced
+    agent:       of workers on several hosts, each of which runs the same command: HOST:PORT of the one that leads; it
+                 is the host that has this address. Hosts that are not needed replace one that is lost; null: one host
     fallback:    topology to use when the configured one does not exist for the remaining number of workers
     """
 
     script: list[Change] = Field(default_factory=list)
     min_workers: PositiveInt | None = None
     restarts: NonNegativeInt = 0
+    agent: str | None = Field(default=None, pattern=r"^[^:]+:[0-9]+$")
     fallback: str = "one_peer_exponential"
 
     def members(self, count: int, step: int) -> Members:

@@ -8,6 +8,7 @@ the membership row of metrics.jsonl, from which the run can be replayed bit for 
 
 import gc
 import io
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -103,7 +104,9 @@ def enter(
             recorder.begin(stage.workers, length.steps, stage.setup.config)
             share(stage, member, membership)
             follow(worker, stage.setup.config, membership.clock)
-        gather_objects(None)
+        hosts = gather_objects(socket.gethostname())
+        if folder is not None:
+            folder.record_hosts(hosts)
         if membership.holders:
             recorder.tell_change(
                 membership.before,

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 import uuid
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,11 +24,13 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from common.parallel.collectives import gather_objects
 from common.parallel.devices import gpu_shortage, local_device
 from common.parallel.process_groups import open_process_group
-from common.training.agent import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED, Agent
+from common.training.agent import Agent
 from common.training.checkpoint import CheckpointError, Checkpoints
 from common.training.compose import compose_config
 from common.training.config import Config, ConfigError
 from common.training.elastic_loop import train_elastically
+from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
+from common.training.host import LOCAL, Hello, LocalHost, RefusedError, listen, serve, split
 from common.training.loop import train
 from common.training.membership import Member
 from common.training.numerics import configure_gpu, require_determinism
@@ -60,12 +63,15 @@ def refuse(error: Exception) -> int:
 
 def execute(config: Config, overrides: list[str]) -> int:
     """Run a checked configuration where its workers live; return the exit code."""
+    door = open_door(config)
+    if config.elastic.agent is not None and door is None:
+        return serve_agent(config, overrides)
     if is_finished(config):
         if os.environ.get("RANK", "0") == "0":
             print(f"run_dir={config.run_dir}: this run is finished already", file=sys.stderr)
         return FINISHED
     if config.elastic.min_workers is not None:
-        return run_elastically(config, overrides)
+        return run_elastically(config, overrides, door)
     if config.workers.kind == "simulated" or config.ranks == 1 or "RANK" in os.environ:
         return run_here(config, overrides)
     return run_in_local_processes(config, overrides)
@@ -76,17 +82,53 @@ def preloaded(task: str) -> list[str]:
     return [f"{task}.task", __name__, "torch._dynamo", *load_task(task).late_imports]
 
 
-def run_elastically(config: Config, overrides: list[str]) -> int:
-    """Start workers on this machine that go on when others die, see common.training.agent; return the exit code."""
-    where = f"elastic.min_workers={config.elastic.min_workers}"
-    if "RANK" in os.environ:
-        raise ConfigError(f"{where} under torchrun or srun: expected a plain start: dead workers would end the job")
+def open_door(config: Config) -> socket.socket | None:
+    """Listen for other hosts, if this is the one that leads: ELASTIC_LEADS is not 0 and it has that address."""
+    if config.elastic.agent is None or os.environ.get("ELASTIC_LEADS") == "0":
+        return None
+    return listen(config.elastic.agent)
+
+
+def run_elastically(config: Config, overrides: list[str], door: socket.socket | None) -> int:
+    """Start workers that go on when others die, see common.training.agent; return the exit code of the run.
+
+    door: where other hosts ask to be taken, if there are any
+    """
     if config.n < 2:
+        where = f"elastic.min_workers={config.elastic.min_workers}"
         raise ConfigError(f"{where} with workers.count={config.n}: expected at least 2 workers")
+    first = (make_checkpoints(config).members() if config.resume else None) or tuple(range(config.n))
+    agent = Agent(
+        local_host(config, overrides),
+        config.n,
+        first,
+        config.elastic,
+        config.parallel.timeout_s,
+        per_host=config.workers.per_host if door else None,
+        door=door,
+        address=split(config.elastic.agent)[0] if config.elastic.agent else LOCAL,
+        fingerprint=fingerprint(config),
+    )
+    return agent.run()
+
+
+def serve_agent(config: Config, overrides: list[str]) -> int:
+    """Run workers of this host for the agent of another one; return the exit code of the run."""
+    agent, hello = config.elastic.agent or "", Hello(socket.gethostname(), fingerprint(config))
+    try:
+        return serve(agent, local_host(config, overrides), hello, config.parallel.timeout_s)
+    except RefusedError as error:
+        raise ConfigError(f"elastic.agent={error}") from error
+
+
+def local_host(config: Config, overrides: list[str]) -> LocalHost:
+    """Return this host, whose workers are forked from a server that imports everything once."""
+    if "RANK" in os.environ:
+        where = f"elastic.min_workers={config.elastic.min_workers}"
+        raise ConfigError(f"{where} under torchrun: expected a plain start: dead workers would end the job")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(preloaded(config.task))
-    everybody = tuple(range(config.n))
-    first = make_checkpoints(config).members() if config.resume else None
+    forkserver.ensure_running()  # a host that waits to replace another one is warm
 
     def process(number: int, connection: Connection) -> BaseProcess:
         return context.Process(
@@ -95,7 +137,7 @@ def run_elastically(config: Config, overrides: list[str]) -> int:
             name=f"worker {number}",
         )
 
-    return Agent(process, config.n, first or everybody, config.elastic, config.parallel.timeout_s).run()
+    return LocalHost(process)
 
 
 def run_in_local_processes(config: Config, overrides: list[str]) -> int:
@@ -153,13 +195,9 @@ def run_worker(task: str, values: dict, overrides: list[str]) -> None:
 def run_member(task: str, values: dict, overrides: list[str], number: int, connection: Connection) -> None:
     """Run a local worker process that its agent has started; ends it with the run's exit code."""
     config = load_task(task).config_class.model_validate(values)
-    os.environ |= {"LOCAL_RANK": str(number), "LOCAL_WORLD_SIZE": str(config.n)}
+    per_host = config.workers.per_host or config.n
+    os.environ |= {"LOCAL_RANK": str(number % per_host), "LOCAL_WORLD_SIZE": str(per_host)}
     member, code = Member(number, connection), FAILED
-
-    def open_folder() -> RunFolder:
-        folder = RunFolder(config, overrides)
-        folder.record_hosts([socket.gethostname()])
-        return folder
 
     try:
         device = pick_device(config)
@@ -168,7 +206,7 @@ def run_member(task: str, values: dict, overrides: list[str], number: int, conne
         torch.set_num_threads(config.training.threads or threads_per_process(distributed=True))
         loaded = load_task(task)(config)
         setup = Setup(loaded, config, device, number, None, Recorder(config, loaded, None), make_checkpoints(config))
-        status = train_elastically(setup, member, open_folder)
+        status = train_elastically(setup, member, lambda: RunFolder(config, overrides))
         member.disconnect(lost=False)
         code = FINISHED if status == "finished" else INTERRUPTED
     except (ConfigError, CheckpointError) as error:

@@ -22,8 +22,6 @@ from common.training.elastic_config import Members
 from common.training.interruption import Request
 from common.training.stream import BEGINNING, Dealing
 
-HOST = "127.0.0.1"
-
 
 class Report(NamedTuple):
     """What a worker holds when it leaves a membership.
@@ -52,7 +50,7 @@ class Membership(NamedTuple):
     reports: {worker: (clock, merged)}, what became of the last round of each
     lost:    whether somebody was lost, else all stopped at `clock`
     last:    too few are left: they save and stop
-    port:    of the store in which members find each other
+    address: and port, of the store in which members find each other
     """
 
     number: int
@@ -64,6 +62,7 @@ class Membership(NamedTuple):
     reports: Mapping[int, tuple[int, int | None]]
     lost: bool
     last: bool
+    address: str
     port: int
 
 
@@ -109,7 +108,7 @@ class Member:
     def connect(self, membership: Membership, timeout_s: float) -> int:
         """Open the default process group among the members; return this worker's rank in it."""
         timeout = timedelta(seconds=timeout_s)
-        store = dist.TCPStore(HOST, membership.port, is_master=False, timeout=timeout)
+        store = dist.TCPStore(membership.address, membership.port, is_master=False, timeout=timeout)
         rank = membership.members.index(self.number)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=len(membership.members), timeout=timeout)
         return rank

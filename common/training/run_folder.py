@@ -17,7 +17,7 @@ from common.training.environment import describe_environment, now
 
 # Keys that do not change what is computed: a run may be resumed with other values of them.
 FREE_KEYS = ("run_dir", "resume", "logging.", "profile", "training.threads", "training.checkpoint")
-FREE_KEYS += ("elastic.min_workers", "elastic.restarts")
+FREE_KEYS += ("elastic.min_workers", "elastic.restarts", "elastic.agent")
 
 
 class RunFolder:

@@ -2,7 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
+from slurm.allocation import Allocation
+from slurm.job import Attempt
 from slurm.starts import Start
 
 VARIABLES = {
@@ -15,6 +18,14 @@ VARIABLES = {
     "SLURM_JOB_CPUS_PER_NODE": "64(x3),32",
 }
 START = Start(job="7", step=0, time="2026-01-01T00:00:00+00:00", nodes="node[1-4]")
+
+
+def attempt(
+    task: str, overrides: list[str], run: Path, log: IO[bytes], min_workers: int | None = None, count: int | None = None
+) -> Attempt:
+    """One start of a job on four nodes; min_workers makes its run elastic."""
+    config = {"run_dir": str(run), "elastic": {"min_workers": min_workers}, "workers": {"count": count}}
+    return Attempt(Allocation.read(VARIABLES), task, overrides, config, log)
 
 
 def started(run: Path, job: str, end: str | None = None) -> None:

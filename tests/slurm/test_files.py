@@ -1,5 +1,6 @@
 """What can be said of jobs without a Slurm: files of tables and clusters, allocations, commands."""
 
+import json
 import os
 import re
 import shlex
@@ -16,9 +17,10 @@ from common.report.definitions import ROOT
 from common.report.registry import load_table, table_names
 from slurm.allocation import NOT_FOR_SRUN, Allocation
 from slurm.exits import JobError
-from slurm.job import Attempt, cell, main
+from slurm.job import cell, main
 from slurm.options import CLUSTERS, SbatchOptions
-from tests.slurm.fakes import VARIABLES
+from slurm.starts import read
+from tests.slurm.fakes import VARIABLES, attempt
 
 TABLE_FILES = {file.stem: file for file in sorted((ROOT / "slurm").glob("*.sbatch")) if "reproduce" in file.read_text()}
 BENCHMARK_FILES = ("table1", "figure6")
@@ -182,8 +184,45 @@ def test_a_job_shares_out_cpus_and_resumes(
     monkeypatch.setenv("OMP_NUM_THREADS", omp)
     monkeypatch.setattr("slurm.job.signal.signal", lambda *_: None)
     with (tmp_path / "log").open("ab", buffering=0) as log:
-        Attempt(Allocation.read(VARIABLES), "gpt2", overrides, tmp_path, log).run()
+        attempt("gpt2", overrides, tmp_path, log).run()
     assert shlex.join(["slurm.rank", "gpt2.train", *expected]) + "\n" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(("count", "expected"), [(None, 8), (6, 6)])
+def test_an_elastic_job_runs_an_agent_on_each_node(tmp_path: Path, program, monkeypatch, count, expected) -> None:
+    """Two workers on each of four nodes; nodes that the workers leave over stand by."""
+    program("srun", "")
+    program("scontrol", "", fails=True)
+    monkeypatch.setattr("slurm.job.signal.signal", lambda *_: None)
+    with (tmp_path / "log").open("ab", buffering=0) as log:
+        attempt("gpt2", [], tmp_path, log, min_workers=3, count=count).run()
+    (command,) = re.findall(r"^\[slurm\] (srun .*)$", (tmp_path / "log").read_text(), re.MULTILINE)
+    before, after = command.split(" slurm/node.sh ")
+    assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"} <= set(before.split())
+    threads = "training.threads=16 resume=true"
+    assert after == f"--elastic gpt2.train {threads} workers.count={expected} workers.per_host=2"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "min_workers", "end", "exit_code"),
+    [
+        ("finished", 0, 3, "finished", 0),
+        ("finished", 1, 3, "finished", 0),  # a node crashed, the others finished the run
+        ("finished", 1, None, "failed", 1),
+        ("interrupted", 0, 3, "saved", 75),  # too few nodes were left
+        ("running", 1, 3, "failed", 1),
+    ],
+)
+def test_how_an_elastic_job_ends(tmp_path: Path, program, monkeypatch, status, code, min_workers, end, exit_code):
+    """Lost nodes are no failure as long as the others saved or finished the run."""
+    summary = json.dumps({"status": status})
+    steps = f"echo '{summary}' >{tmp_path}/summary.json; exit {code}"
+    program("srun", f'#!/bin/sh\ncase "$*" in *--overlap*) exit;; esac\n{steps}\n', raw=True)
+    program("scontrol", "", fails=True)
+    monkeypatch.setattr("slurm.job.signal.signal", lambda *_: None)
+    with (tmp_path / "log").open("ab", buffering=0) as log:
+        assert attempt("gpt2", [], tmp_path, log, min_workers).run() == exit_code
+    assert read(tmp_path)[-1].end == end
 
 
 def test_srun_is_told_what_the_job_was_not_asked_for(monkeypatch: pytest.MonkeyPatch, program) -> None:

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from slurm import starts
-from slurm.allocation import Allocation
 from slurm.exits import FAILED, INTERRUPTED, JobError
-from slurm.job import Attempt
 from slurm.starts import begin, last_job, newest_step, read
-from tests.slurm.fakes import VARIABLES, started
+from tests.slurm.fakes import attempt, started
 
 
 def start(run: Path, job: str = "7") -> Path:
@@ -79,23 +77,23 @@ def test_of_jobs_that_begin_together_one_trains(tmp_path: Path, monkeypatch: pyt
 def test_a_job_that_gets_nowhere_stops(tmp_path: Path, program, end: str | None) -> None:
     program("squeue", "")
 
-    def attempt(job: str = "7") -> None:
+    def begin_and_end(job: str = "7") -> None:
         file = start(tmp_path, job)
         if end is not None:
             starts.end(file, end)
 
-    attempt()
-    attempt()
+    begin_and_end()
+    begin_and_end()
     with pytest.raises(JobError, match="job 7 began 2 times at step 0"):
         start(tmp_path)
-    attempt(job="8")  # somebody submits it again: that job may try, too
+    begin_and_end(job="8")  # somebody submits it again: that job may try, too
     checkpoint = tmp_path / "checkpoints" / "step_00000120"
     checkpoint.mkdir(parents=True)
     assert newest_step(tmp_path) == 0  # it has no manifest: not complete
     (checkpoint / "manifest.json").write_text("{}")
     assert newest_step(tmp_path) == 120
-    attempt()  # it got further
-    attempt()
+    begin_and_end()  # it got further
+    begin_and_end()
     with pytest.raises(JobError, match="began 2 times at step 120"):
         start(tmp_path)
     expected = [("7", 0), ("7", 0), ("8", 0), ("7", 120), ("7", 120)]
@@ -145,7 +143,7 @@ def test_a_job_stays_until_slurm_has_noticed_a_lost_node(
     run = tmp_path / "run"
     run.mkdir()
     with (tmp_path / "log").open("ab", buffering=0) as log:
-        assert Attempt(Allocation.read(VARIABLES), "cnn", [], run, log).run() == code
+        assert attempt("cnn", [], run, log).run() == code
     text = (tmp_path / "log").read_text()
     assert "the reason" in text
     assert told in text
@@ -161,6 +159,5 @@ class Full:
 
 
 def test_a_full_disk_does_not_stop_the_reader_of_srun(tmp_path: Path, capfdbinary) -> None:
-    attempt = Attempt(Allocation.read(VARIABLES), "cnn", [], tmp_path, Full())
-    attempt._copy([b"one\n", b"two\n"])
+    attempt("cnn", [], tmp_path, Full())._copy([b"one\n", b"two\n"])
     assert capfdbinary.readouterr().out == b"one\ntwo\n"

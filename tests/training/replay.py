@@ -37,12 +37,13 @@ class Replica:
 
 
 def membership_rows(run: Path) -> list[dict[str, Any]]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    *lines, _ = (run / "metrics.jsonl").read_text().split("\n")  # the last one may be in the making
+    rows = [json.loads(line) for line in lines]
     return [row for row in rows if row["split"] == "membership"]
 
 
-def replay(config: Config, run: Path) -> dict[int, Replica]:
-    """Return the replicas of the last members after the last update."""
+def replay(config: Config, run: Path, steps: int) -> dict[int, Replica]:
+    """Return the replicas of the last members after so many updates."""
     torch.set_num_threads(1)
     task, members = load_task(config.task)(config), tuple(range(config.n))
     replicas = {m: begin(task, config, members, m, BEGINNING) for m in members}
@@ -52,8 +53,7 @@ def replay(config: Config, run: Path) -> dict[int, Replica]:
         run_stage(task, config_of(config, members), replicas, clock, reports)
         clock, members = row["step"], tuple(row["members"])
         replicas = change(task, config, replicas, {*reports}, members, clock)
-    length = config.training.steps or 0
-    run_stage(task, config_of(config, members), replicas, clock, dict.fromkeys(members, (length, None)))
+    run_stage(task, config_of(config, members), replicas, clock, dict.fromkeys(members, (steps, None)))
     return replicas
 
 

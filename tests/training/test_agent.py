@@ -4,9 +4,11 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,15 @@ import torch
 
 from common.parallel.collectives import sum_over_ranks
 from common.parallel.process_groups import abort_groups
-from common.training.agent import FAILED, FINISHED, INTERRUPTED, Agent
+from common.training.agent import Agent
 from common.training.elastic_config import ElasticConfig
+from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
+from common.training.host import Command, Ended, Hello, LocalHost, RefusedError, listen, receive, send, serve
 from common.training.interruption import Request
-from common.training.membership import DismissedError, Member, Report
+from common.training.membership import DismissedError, Member, Membership, Report, Word
+from common.training.stream import Dealing
 from tests.distributed.processes import PRELOAD
+from tests.training.test_resume import wait_for
 
 pytestmark = pytest.mark.timeout(120)
 TIMEOUT_S = 60.0  # longer than any test may take: nothing below may wait for it
@@ -77,20 +83,30 @@ def run(
 
     deeds: of each worker, for its first start, the next, ...
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    starts = {number: iter(deeds.get(number, [])) for number in range(workers)}
-
-    def start(number: int, connection: Connection) -> multiprocessing.process.BaseProcess:
-        return context.Process(target=work, args=(number, connection, next(starts[number], {}), log))
-
     options = ElasticConfig(min_workers=1, restarts=restarts)
-    code = Agent(start, workers, tuple(range(workers)), options, patience_s).run()
+    code = Agent(LocalHost(starting(deeds, log)), workers, tuple(range(workers)), options, patience_s).run()
     assert not multiprocessing.active_children()
+    return code, memberships(log)
+
+
+def memberships(log: Path) -> dict[int, list]:
+    """Return {number: [members, holders, last]} of every membership that came about."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     seen = {number: rest for number, *rest in lines}
     assert all(seen[number] == rest for number, *rest in lines)  # all agree
-    return code, seen
+    return seen
+
+
+def starting(deeds: Mapping[int, list[Deeds]], log: Path) -> Callable[[int, Connection], BaseProcess]:
+    """Return what starts workers; deeds: of each, for its first start here, the next, ..."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    starts = {number: iter(deeds[number]) for number in deeds}
+
+    def start(number: int, connection: Connection) -> BaseProcess:
+        return context.Process(target=work, args=(number, connection, next(starts.get(number, iter(())), {}), log))
+
+    return start
 
 
 def test_deaths_one_after_the_other_and_while_others_connect(tmp_path: Path) -> None:
@@ -107,6 +123,61 @@ def test_a_dead_worker_is_replaced(tmp_path: Path) -> None:
     assert seen.pop(0) == [[0, 1, 2], [], False]
     assert seen.popitem()[1] == [[0, 1, 2], [0, 2], False]
     assert list(seen.values()) in ([], [[[0, 2], [0, 2], False]])
+
+
+def other_host(address: str, identity: str, deeds: Mapping[int, list[Deeds]], log: Path) -> None:
+    """Run workers for the agent at this address."""
+    try:
+        os._exit(serve(address, LocalHost(starting(deeds, log)), Hello("other", identity), TIMEOUT_S))
+    except RefusedError:
+        os._exit(BAD_CONFIGURATION)
+
+
+@pytest.mark.slow
+def test_a_lost_host_is_replaced_by_one_that_waits(tmp_path: Path) -> None:
+    log, door = tmp_path / "log", listen("127.0.0.1:0")
+    assert door is not None
+    address, ending = f"127.0.0.1:{door.getsockname()[1]}", {1: "ends", 2: "ends"}
+    spawn = multiprocessing.get_context("spawn").Process
+    hosts = [spawn(target=other_host, args=(address, "this", {}, log)) for _ in range(2)]
+    hosts.append(spawn(target=other_host, args=(address, "this", {1: [ending], 2: [ending]}, log)))
+    foreign = spawn(target=other_host, args=(address, "another", {}, log))
+
+    def disturb() -> None:
+        wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 3, 60)
+        foreign.start()
+        hosts[2].start()
+        foreign.join()
+        hosts[0].kill()
+
+    for host in hosts[:2]:
+        host.start()
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    own, options = LocalHost(starting({}, log)), ElasticConfig(min_workers=1, restarts=1)
+    code = Agent(own, 3, (0, 1, 2), options, TIMEOUT_S, per_host=1, door=door, fingerprint="this").run()
+    thread.join()
+    for host in hosts:
+        host.join()
+    codes = [code, foreign.exitcode, *(host.exitcode for host in hosts)]
+    assert codes == [FINISHED, BAD_CONFIGURATION, -signal.SIGKILL, FINISHED, FINISHED]
+    seen = memberships(log)
+    assert seen.pop(0) == [[0, 1, 2], [], False]
+    last, holders, _ = seen.popitem()[1]
+    assert last == [0, 1, 2]
+    assert len(holders) == 2
+
+
+def test_messages_between_hosts_are_no_pickles() -> None:
+    ours, theirs = Pipe()
+    report = Report((0, 2), 7, None, Dealing(1, 2, 3, 0.1), lost=True)
+    membership = Membership(3, (0, 2), (0, 1, 2), (0,), 7, Dealing(1, 2, 3, 0.1), {0: (7, 2)}, True, False, "host", 5)
+    for message in (report, membership, Word.LOST, Command.KILL, Ended(-9), Hello("name", "identity")):
+        send(ours, 4, message)
+        assert receive(theirs) == (4, message)
+    ours.send(report)
+    with pytest.raises(ValueError, match="decode"):
+        receive(theirs)
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
