@@ -128,7 +128,11 @@ def local_host(config: Config, overrides: list[str]) -> LocalHost:
         raise ConfigError(f"{where} under torchrun: expected a plain start: dead workers would end the job")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(preloaded(config.task))
-    forkserver.ensure_running()  # a host that waits to replace another one is warm
+    # A host that waits to replace another one is warm. Slurm sends SIGTERM to all processes: without the server the
+    # workers, which save, would seem to be dead.
+    former = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    forkserver.ensure_running()
+    signal.signal(signal.SIGTERM, former)
 
     def process(number: int, connection: Connection) -> BaseProcess:
         return context.Process(
@@ -194,6 +198,7 @@ def run_worker(task: str, values: dict, overrides: list[str]) -> None:
 
 def run_member(task: str, values: dict, overrides: list[str], number: int, connection: Connection) -> None:
     """Run a local worker process that its agent has started; ends it with the run's exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the server that it was forked from ignores
     config = load_task(task).config_class.model_validate(values)
     per_host = config.workers.per_host or config.n
     os.environ |= {"LOCAL_RANK": str(number % per_host), "LOCAL_WORLD_SIZE": str(per_host)}

@@ -1,0 +1,53 @@
+"""A job on a real Slurm that loses nodes and goes on."""
+
+from pathlib import Path
+
+import pytest
+
+from slurm import starts
+from tests.slurm.conftest import Slurm
+from tests.slurm.runs import status
+from tests.training.replay import membership_rows
+from tests.training.test_elastic_processes import RUN, assert_equals_replay, joined, trained
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # on a real Slurm
+
+ELASTIC = [*RUN, "elastic.restarts=2", "training.batch_size=96", "training.steps=100000", "workers.count=3"]
+
+
+def test_a_job_that_loses_nodes_goes_on_and_equals_a_replay(slurm: Slurm, tmp_path: Path) -> None:
+    """The second of four nodes crashes and the spare one takes its place; then the third one is set down."""
+    run = tmp_path / "run"
+    options = ["--no-kill", "--nodes=4", "--ntasks-per-node=1"]
+    job = slurm.sbatch(*options, "slurm/train.sbatch", "cnn", *ELASTIC, f"run_dir={run}")
+    slurm.until(trained(run, 8), job)
+    slurm.crash("node2")
+    slurm.until(joined(run, 1), job)
+    down = ["scontrol", "update", "nodename=node3"]
+    slurm.call(*down, "state=down", "reason=test")
+    slurm.until(lambda: len(membership_rows(run)) == 3, job)
+    slurm.until(trained(run, membership_rows(run)[-1]["step"] + 8), job)
+    slurm.call("scancel", job)
+    assert slurm.wait(job) == "CANCELLED"
+    slurm.until(lambda: status(run) == "interrupted", job)
+    slurm.boot("node2")
+    slurm.call(*down, "state=resume", check=False)  # it may have come back by itself
+    assert [len(row["members"]) for row in membership_rows(run)] == [2, 3, 2]
+    assert [start.job for start in starts.read(run)] == [job]
+    assert_equals_replay(run, *ELASTIC)
+
+
+def test_a_job_with_too_few_nodes_saves_and_says_so(slurm: Slurm, tmp_path: Path) -> None:
+    """Of two nodes one is set down: the job goes back to the queue, where it waits for nodes."""
+    run = tmp_path / "run"
+    options = ["--no-kill", "--nodes=2", "--ntasks-per-node=1", "--nodelist=node3,node4"]
+    job = slurm.sbatch(*options, "slurm/train.sbatch", "cnn", *ELASTIC, "workers.count=2", f"run_dir={run}")
+    slurm.until(trained(run, 8), job)
+    down = ["scontrol", "update", "nodename=node4"]
+    slurm.call(*down, "state=down", "reason=test")
+    slurm.until(lambda: "1 of 2 workers are left, too few: they save and stop" in slurm.log(job), job)
+    slurm.until(lambda: "back to the queue" in slurm.log(job), job)
+    slurm.call("scancel", job)
+    slurm.call(*down, "state=resume", check=False)  # it may have come back by itself
+    assert [start.end for start in starts.read(run)] == ["saved"]
+    assert list((run / "checkpoints").glob("step_*/manifest.json"))
