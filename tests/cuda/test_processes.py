@@ -15,6 +15,7 @@ from common.topology import build
 from tests.cuda.device import queued_everywhere
 from tests.distributed.comparison import assert_equal_to_simulator
 from tests.distributed.scenarios import Scenario, in_process
+from tests.distributed.sharded import in_sharded_process
 
 LOCAL = {"local_steps": 3, "merge_after": 2, "outer": Outer(lr=0.4, momentum=0.9)}
 AER = Scenario(optimizer="fused_accumadamw", topology="aer", workers_per_host=2, steps=8)
@@ -43,6 +44,12 @@ def on_streams(rank: int, n: int, scenarios: Sequence[Scenario]) -> list[dict[st
     """Return the results of the scenarios on this rank, by the branch for GPUs."""
     with streams_without_a_device():
         return in_process(rank, n, scenarios)
+
+
+def sharded_on_streams(rank: int, n: int, scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:
+    """Return the results of the scenarios with shards on this rank, by the branch for GPUs."""
+    with streams_without_a_device():
+        return in_sharded_process(rank, n, scenarios)
 
 
 SCENARIOS = {
@@ -87,3 +94,25 @@ def test_larger_hosts(hosts: tuple[int, int]) -> None:
     sizes = [{"bucket_mb": size} for size in (0.0001, 0.0007, 2.0)]
     scenarios = [replace(AER, topology=topology, workers_per_host=workers_per_host, options=size) for size in sizes]
     assert_equal_to_simulator(n, scenarios, run=on_streams)
+
+
+# With an option, so that bytes are not compared: the simulator has no shards.
+SHARDED = Scenario(topology="one_peer_exponential", ranks_per_worker=2, steps=8, options={"timeout_s": 30})
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "fused_accumadamw"])
+def test_shards_are_those_of_the_simulator(optimizer: str) -> None:
+    assert_equal_to_simulator(4, [replace(SHARDED, optimizer=optimizer)], run=sharded_on_streams)
+
+
+@pytest.mark.slow
+def test_shards_are_those_of_the_simulator_in_every_scenario() -> None:
+    scenarios = [
+        replace(SHARDED, optimizer="accumadamw", accumulate=2),
+        replace(SHARDED, optimizer="momentum", clip=0.1),
+        replace(SHARDED, optimizer="momentum", local=LOCAL),  # fragments of shards end at other elements
+        replace(SHARDED, optimizer="dmsgd", order="atc"),
+    ]
+    assert_equal_to_simulator(4, scenarios, run=sharded_on_streams)
+    between_hosts = replace(SHARDED, optimizer="adamw", topology="aer", workers_per_host=2)
+    assert_equal_to_simulator(8, [between_hosts], run=sharded_on_streams)
