@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+from common.report.changes import changes, mark_changes
 from common.report.collect import Collection
 from common.report.drawing import (
     COLOURS,
@@ -47,9 +48,10 @@ def write_figures(collection: Collection, folder: Path) -> list[Path]:
 def draw(collection: Collection) -> Figure:
     """Draw training loss and validation metric (rows) against steps, bytes sent and time (columns): 2 x 3 panels.
 
-    A line is the mean over seeds, its band goes from the lowest to the highest seed.
+    A line is the mean over seeds, its band goes from the lowest to the highest seed. Marks are where workers left or
+    joined in any of them.
     """
-    table = collection.table
+    table, found = collection.table, changes(collection)
     panels = [(curves(collection, metric), label_of(metric)) for metric in ("train_loss", table.metric)]
     xs = {"step": "step", "sent_mb": "sent per worker (MB)", "time_s": time_label(collection.all_runs, "s")}
     figure = Figure(figsize=(9.6, 5.6), layout="constrained")
@@ -57,8 +59,11 @@ def draw(collection: Collection) -> Figure:
     for (data, label), row in zip(panels, axes, strict=True):
         for x, ax in zip(xs, row, strict=True):
             draw_panel(ax, table, data, x)
+            mark_changes(ax, data, found, x)
             ax.set(xlabel=xs[x], ylabel=label)
             ax.label_outer()
+    if not found.empty:
+        axes[0, 0].legend()
     _scale_loss(axes[0, 0], panels[0][0]["value"])
     figure.align_ylabels(axes)
     seeds = seeds_of(pd.concat([data for data, _ in panels]).groupby(["method", "topology"])["run"].nunique())

@@ -1,4 +1,5 @@
 import importlib.util
+import json
 import shutil
 from pathlib import Path
 
@@ -71,6 +72,21 @@ def test_six_panels_with_a_line_for_each_row(filled):
     assert len(colours) == len(styles) == 2
     legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert legends == ["AllReduce", "AccumAdam", "complete", "aer"]
+
+
+def test_changes_of_workers_are_marks_on_the_curves(filled):
+    """One of three seeds loses a worker between the evaluations, and gets it back."""
+    cell = next(cell for cell in filled.cells(RUNS) if cell.row.method == "AccumAdam")
+    with (cell.run_dir / "metrics.jsonl").open("a") as file:
+        for step, left, joined in ((18, [2], []), (24, [], [2])):
+            file.write(json.dumps({"step": step, "split": "membership", "left": left, "joined": joined}) + "\n")
+    figure = draw(collect(filled, RUNS))
+    mean = curves(collect(filled, RUNS), "accuracy").query("method == 'AccumAdam'").groupby("step")["value"].mean()
+    accuracy = figure.axes[3]
+    marks = {line.get_marker(): line for line in accuracy.get_lines() if len(line.get_xdata()) == 1}
+    assert {marker: line.get_xdata().tolist() for marker, line in marks.items()} == {"x": [18], "+": [24]}
+    assert marks["x"].get_ydata() == pytest.approx([mean[15] + (mean[30] - mean[15]) * 3 / 15])
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["workers left", "workers joined"]
 
 
 def test_rows_without_runs_are_left_out_but_keep_their_colours(registered):
