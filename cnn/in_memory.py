@@ -32,7 +32,7 @@ class InMemoryTrainData:
         augment: Callable[[Tensor], Tensor],
     ) -> None:
         self._images, self._labels = images
-        self._worker, self._workers, self._batch_size = worker, workers, batch_size
+        self._worker, self._workers, self.batch_size = worker, workers, batch_size
         self._seed, self._augment = seed, augment
         self.batches_per_epoch = len(self._labels) // batch_size
         self.steps_per_epoch = self.batches_per_epoch // workers
@@ -44,8 +44,8 @@ class InMemoryTrainData:
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
         order = to_device(torch.randperm(len(self._labels), generator=generator), self._labels.device)
         for number in dealt(self.batches_per_epoch, self._worker, self._workers, start, offset):
-            first = number * self._batch_size
-            chosen = order[first : first + self._batch_size]
+            first = number * self.batch_size
+            chosen = order[first : first + self.batch_size]
             yield self._augment(self._images[chosen]), self._labels[chosen]
 
 

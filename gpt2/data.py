@@ -38,7 +38,7 @@ class Windows:
         device: torch.device,
     ) -> None:
         self._tokens, self._context, self._vocabulary = tokens, context, vocabulary
-        self._batch_size, self._device = batch_size, device
+        self.batch_size, self._device = batch_size, device
         shared = shard == "global"
         self._key = seed if shared else seed + ((rank + 1) << 64)  # Philox keys have 128 bits
         self._rank, self._ranks, self._shared = rank, ranks, shared
@@ -53,12 +53,12 @@ class Windows:
 
     def _batch(self, number: int) -> Tensor:
         """Return batch `number` of all ranks' in the run, on the CPU; DataError for tokens outside the vocabulary."""
-        sample = (number if self._shared else number // self._ranks) * self._batch_size
+        sample = (number if self._shared else number // self._ranks) * self.batch_size
         return cut(self._tokens, self.starts(sample), self._context, self._vocabulary)
 
     def starts(self, sample: int) -> NDArray[np.int64]:
         """Return where the windows of samples `sample`, `sample` + 1, ... begin, [batch_size]."""
-        return _random_starts(self._key, sample, self._batch_size, len(self._tokens) - self._context)
+        return _random_starts(self._key, sample, self.batch_size, len(self._tokens) - self._context)
 
 
 def _random_starts(key: int, counter: int, count: int, below: int) -> NDArray[np.int64]:

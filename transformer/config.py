@@ -121,6 +121,15 @@ class TransformerConfig(Config):
     token_limit: TokenLimit
     loss_divisor: Literal["mean_tokens", "own_tokens"]
 
+    @model_validator(mode="after")
+    def _batches_stay(self) -> "TransformerConfig":
+        if self.elastic.keep == "global_batch":
+            raise ValueError(
+                "elastic.keep=global_batch: expected local_batch: batches hold tokens of whole sentences, and batches "
+                "of another size would repeat some and skip others"
+            )
+        return self
+
 
 class TrainedConfig(Strict):
     """The part of a run's config.yaml that its models need; everything about training is ignored."""

@@ -117,7 +117,7 @@ class TokenBatches:
         device: torch.device,
         limit: TokenLimit = "each_side",
     ) -> None:
-        self._text, self._budget, self._seed, self._device, self._limit = text, budget, seed, device, limit
+        self._text, self.batch_size, self._seed, self._device, self._limit = text, budget, seed, device, limit
         self._rank, self._ranks = rank, ranks
         if text.longest > budget:
             raise ConfigError(
@@ -143,7 +143,7 @@ class TokenBatches:
 
     def _batches(self, generator: np.random.Generator | None = None) -> Batches:
         lengths = (self._text.source_lengths, self._text.target_lengths)
-        return batch_by_tokens(*lengths, self._budget, generator, self._limit)
+        return batch_by_tokens(*lengths, self.batch_size, generator, self._limit)
 
 
 def evaluation_batches(

@@ -33,12 +33,12 @@ class FileTrainData:
     """One rank's training images; nothing is opened before the first batch is drawn."""
 
     def __init__(self, reader: Reader, order: EpochOrder, batch_size: int, device: torch.device) -> None:
-        self._reader, self._order, self._batch_size, self._device = reader, order, batch_size, device
+        self._reader, self._order, self.batch_size, self._device = reader, order, batch_size, device
         self.steps_per_epoch, self.batches_per_epoch = order.steps, order.batches
 
     def epoch(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Batch]:
         """Yield batches from number `start` on; each is valid until the next one is drawn."""
-        return self._reader.batches(self._order.tickets(epoch, start, offset), self._batch_size, self._device)
+        return self._reader.batches(self._order.tickets(epoch, start, offset), self.batch_size, self._device)
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 Workers keep their numbers: members are those that train. At a change, after a committed update, members go on with
 their parameters, optimizer state, buffers and clock, on the topology for as many workers; a worker that joins begins
-with those of the member before it, as a copy. What was in flight is launched again among the members. Local batches and
-the learning rate's schedule stay: the global batch has as many local ones as there are members, and where the learning
-rate is scaled to the batch (`optimizer.lr_batch`), it follows. The rest of the epoch's batches is dealt to the members.
+with those of the member before it, as a copy. What was in flight is launched again among the members. The learning
+rate's schedule stays, and so does either each worker's batch (`elastic.keep=local_batch`) or, rounded down to equal
+shares, the global batch (`elastic.keep=global_batch`). Where the learning rate is scaled to the global batch
+(`optimizer.lr_batch`), it follows. The rest of the epoch is dealt to the members.
 """
 
 from bisect import bisect_left
@@ -25,7 +26,7 @@ def config_of(config: Config, members: Members) -> Config:
     on_host = [sum(member // per_host == host for member in members) for host in {m // per_host for m in members}]
     per_host = on_host[0] if len(set(on_host)) == 1 else 1  # else no topology could tell the hosts apart
     workers = config.workers.model_copy(update={"count": n, "per_host": per_host})
-    training = config.training.model_copy(update={"batch_size": config.training.batch_size // config.n * n})
+    training = config.training.model_copy(update={"batch_size": batch_of(config, n)})
     changed = config.model_copy(update={"workers": workers, "training": training})
     try:
         changed.build_topology()
@@ -33,6 +34,14 @@ def config_of(config: Config, members: Members) -> Config:
         changed = changed.model_copy(update={"topology": TopologyConfig(name=config.elastic.fallback)})
         changed.build_topology()
     return changed
+
+
+def batch_of(config: Config, n: int) -> int:
+    """Return the global batch of n of the run's workers; at least one sample in each of their passes."""
+    batch, passes = config.training.batch_size, config.ranks_per_worker * config.training.gradient_accumulation
+    if config.elastic.keep == "local_batch":
+        return batch // config.n * n
+    return max(1, batch // (n * passes)) * n * passes
 
 
 def donor_of(member: int, former: Members) -> int:

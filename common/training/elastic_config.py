@@ -1,6 +1,7 @@
 """The configuration of `elastic`: workers that leave and join while a run trains."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -32,6 +33,8 @@ class ElasticConfig(Strict):
     restarts:    how many dead workers are replaced
     agent:       of workers on several hosts, each of which runs the same command: HOST:PORT of the one that leads; it
                  is the host that has this address. Hosts that are not needed replace one that is lost; null: one host
+    keep:        what stays as it is when workers leave or join: each one's batch, or that of all together, as far as it
+                 can be divided
     fallback:    topology to use when the configured one does not exist for the remaining number of workers
     """
 
@@ -39,6 +42,7 @@ class ElasticConfig(Strict):
     min_workers: PositiveInt | None = None
     restarts: NonNegativeInt = 0
     agent: str | None = Field(default=None, pattern=r"^[^:]+:[0-9]+$")
+    keep: Literal["local_batch", "global_batch"] = "local_batch"
     fallback: str = "one_peer_exponential"
 
     def members(self, count: int, step: int) -> Members:

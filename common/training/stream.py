@@ -50,12 +50,18 @@ class Dealing(NamedTuple):
     offset: batches of this epoch, of all ranks, that were dealt before
     drawn:  batches that each stream had taken then
     epochs: epochs seen until then
+    size:   of a local batch, in which `offset` counts; 0: of any size
     """
 
     epoch: int = 0
     offset: int = 0
     drawn: int = 0
     epochs: float = 0.0
+    size: int = 0
+
+    def in_batches_of(self, size: int) -> "Dealing":
+        """Return the same place in batches of another size, behind what was dealt; exact if the sizes divide it."""
+        return self._replace(offset=-(-self.offset * (self.size or size) // size), size=size)
 
 
 BEGINNING = Dealing()
@@ -81,7 +87,8 @@ class Stream:
         dealing: Dealing = BEGINNING,
         number: int | None = None,
     ) -> None:
-        self.data, self.rank, self._ranks, self._dealing = data, rank, ranks, dealing
+        self.data, self.rank, self._ranks = data, rank, ranks
+        self._dealing = dealing.in_batches_of(data.batch_size)
         # Ranks draw different numbers (dropout, augmentation), alike in processes and in a simulation.
         self.random = RandomState(seed * 1_000_003 + (rank if number is None else number), device)
         self.drawn = dealing.drawn
@@ -102,7 +109,7 @@ class Stream:
     def _position(self) -> tuple[int, int, int]:
         """Return epoch, batches taken of it, and the offset from which these were dealt."""
         began, taken = self._dealing, self.drawn - self._dealing.drawn
-        rest = (self.data.batches_per_epoch - began.offset) // self._ranks if began.offset else 0
+        rest = max(0, self.data.batches_per_epoch - began.offset) // self._ranks if began.offset else 0
         if began.offset and taken < rest:
             return began.epoch, taken, began.offset
         epochs, start = divmod(taken - rest, self.data.steps_per_epoch)
@@ -111,7 +118,7 @@ class Stream:
     def rest(self) -> Dealing:
         """Return where the batches that are left of this epoch are dealt to another number of ranks."""
         epoch, start, offset = self._position()
-        return Dealing(epoch, offset + start * self._ranks, self.drawn, self.epochs)
+        return Dealing(epoch, offset + start * self._ranks, self.drawn, self.epochs, self.data.batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data and the state of the random numbers."""
@@ -119,7 +126,8 @@ class Stream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self.drawn, self.random.state, self._dealing = state["drawn"], state["random"], Dealing(*state["dealing"])
+        self.drawn, self.random.state = state["drawn"], state["random"]
+        self._dealing = Dealing(*state["dealing"]).in_batches_of(self.data.batch_size)
         epoch, start, offset = self._position()
         self._batches = self.data.epoch(epoch, start, offset) if start else iter(())
 

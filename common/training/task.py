@@ -20,6 +20,10 @@ class TrainData(Protocol):
     """
 
     @property
+    def batch_size(self) -> int:
+        """Samples in a local batch, or what else the task counts."""
+
+    @property
     def batches_per_epoch(self) -> int:
         """Local batches in an epoch, of all workers together."""
 

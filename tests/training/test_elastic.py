@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from cnn.in_memory import InMemoryTrainData
 from common.simulate import simulate
 from common.training.compose import compose_config
 from common.training.config import ConfigError
@@ -120,7 +121,7 @@ def test_streams_go_on_with_the_sequence_of_batches() -> None:
 
     class Numbers:
         def __init__(self, rank: int, ranks: int) -> None:
-            self.rank, self.ranks = rank, ranks
+            self.rank, self.ranks, self.batch_size = rank, ranks, 1
             self.batches_per_epoch, self.steps_per_epoch = 23, 23 // ranks
 
         def epoch(self, epoch: int, start: int = 0, offset: int = 0):
@@ -146,6 +147,45 @@ def test_streams_go_on_with_the_sequence_of_batches() -> None:
     assert draw(copies, 3) == rest
     assert five[0].epochs == pytest.approx(3 / 5 + 2 / 7 + 3 / 4)
     assert draw(five, 2)[:5] == [(1, n) for n in range(10, 15)]
+
+
+def test_shares_of_another_size_take_every_sample_once() -> None:
+    """Four streams take batches of 6, then three batches of 8; five begin with the first whole batch of 7 that is left.
+
+    Images are their own numbers, in the order of the epoch.
+    """
+    images = torch.arange(100.0)
+
+    def streams(count: int, size: int, *dealing: Any) -> list[Stream]:
+        data = [InMemoryTrainData((images, images), i, count, size, 0, lambda image: image) for i in range(count)]
+        return [Stream(one, 0, i, CPU, count, *dealing) for i, one in enumerate(data)]
+
+    def draw(group: list[Stream], steps: int) -> list[float]:
+        return [value for _ in range(steps) for stream in group for value in next(stream)[1].tolist()]
+
+    four = streams(4, 6)
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0)).tolist()
+    assert draw(four, 1) == order[:24]
+    three = streams(3, 8, four[0].rest())
+    resumed = streams(3, 8)
+    for one, other in zip(three, resumed, strict=True):
+        other.load_state_dict(one.state_dict())
+    assert draw(three, 1) == draw(resumed, 1) == order[24:48]
+    five = streams(5, 7, three[0].rest())
+    assert draw(five, 1) == order[49 : 49 + 35]
+    following = draw(streams(2, 50, five[0].rest()), 1)  # nothing is left for a batch
+    assert following != order
+    assert sorted(following) == sorted(order)
+
+
+def test_the_global_batch_can_stay() -> None:
+    overrides = ["workers=simulated", "workers.count=8", "elastic.keep=global_batch", "training.batch_size=64"]
+    config = compose_config("cnn", [*overrides, "training.gradient_accumulation=2", "optimizer.lr_batch=64"])
+    assert config_of(config, (0, 1, 2, 5)).training.batch_size == 64
+    assert config_of(config, (0, 1, 2, 5, 6)).training.batch_size == 60
+    assert config_of(config, (0, 1, 2, 5, 6)).lr == pytest.approx(config.lr * 60 / 64)
+    with pytest.raises(ConfigError, match=r"elastic\.keep=global_batch: expected local_batch: batches hold tokens"):
+        compose_config("transformer", ["elastic.keep=global_batch"])
 
 
 def test_hosts_topology_batch_and_rate_follow_the_members() -> None:

@@ -87,8 +87,9 @@ def arrays(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
 
 
 def test_survivors_go_on_as_in_a_replay(tmp_path: Path) -> None:
-    """The first worker, which writes the records, dies."""
+    """The first worker, which writes the records, dies; the others share its part of the global batch."""
     folder, arguments = tmp_path / "run", ["workers.count=3", "training.batch_size=48", "training.steps=16"]
+    arguments.append("elastic.keep=global_batch")
 
     def disturb() -> None:
         wait_for(trained(folder, 4), 120)
