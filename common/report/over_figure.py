@@ -24,8 +24,9 @@ LABELS = {
 def draw_over_setting(collection: Collection) -> Figure:
     """Draw the final metric against the table's setting, a line for each method and topology.
 
-    A tuned table has a second panel with the learning rates that its sweep chose. A line is the mean over seeds, its
-    bars go from the lowest to the highest seed. Lines are shifted sideways, so that their bars do not hide one another.
+    A line is the mean over seeds, its bars go from the lowest to the highest seed. A tuned table has a second panel
+    with the learning rates that its sweep chose, the same for all seeds. Lines are shifted sideways, so that their bars
+    do not hide one another.
     """
     table = collection.table
     names = [table.metric, *(["learning_rate"] if table.sweep else [])]
@@ -66,7 +67,7 @@ def _draw_lines(ax: Axes, data: pd.DataFrame, name: str, lines: list[str]) -> No
         markers=dict(zip(lines, (marker for _, marker in STYLES), strict=False)),
         markersize=5,
         markeredgewidth=0.5,
-        errorbar=("pi", 100),
+        errorbar=None if name == "learning_rate" else ("pi", 100),
         err_style="bars",
         err_kws={"elinewidth": 0.8, "capsize": 2},
         ax=ax,

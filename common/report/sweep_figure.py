@@ -12,19 +12,24 @@ from common.report.trials import Method
 
 
 def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
-    """Draw two panels for each variant; a line is the mean over tuning seeds, crosses below are rates that diverged."""
-    variants = list(table.variants) or [None]
-    figure = Figure(figsize=(8.4, 0.6 + 2.9 * len(variants)), layout="constrained")
-    axes = figure.subplots(len(variants), 2, squeeze=False)
-    for variant, (over_rates, over_trials) in zip(variants, axes, strict=True):
-        of_variant = [method for method in methods if method.variant == variant]
-        for number, method in enumerate(of_variant):
+    """Draw two panels for each variant and number of workers.
+
+    A line is the mean over tuning seeds, crosses below are rates that diverged.
+    """
+    panels: dict[str, list[Method]] = {}
+    for method in methods:
+        workers = f"{method.row.workers} workers" if table.setting == "workers.count" else None
+        panels.setdefault(", ".join(filter(None, [method.variant, workers])), []).append(method)
+    figure = Figure(figsize=(8.4, 0.6 + 2.9 * len(panels)), layout="constrained")
+    axes = figure.subplots(len(panels), 2, squeeze=False)
+    for (panel, shown), (over_rates, over_trials) in zip(panels.items(), axes, strict=True):
+        for number, (method, name) in enumerate(zip(shown, _names(shown), strict=True)):
             look = {"color": COLOURS[number % len(COLOURS)], "markersize": 4.5}
             look["marker"] = STYLES[number % len(STYLES)][1]
-            _draw_rates(over_rates, method, look)
+            _draw_rates(over_rates, method, look | {"label": name})
             _draw_best_so_far(over_trials, method, look)
         label = label_of(table.sweep.quantity)
-        over_rates.set(xlabel="learning rate", ylabel=f"{variant}: {label}" if variant else label)
+        over_rates.set(xlabel="learning rate", ylabel=f"{panel}: {label}" if panel else label)
         over_rates.set_xscale("log")
         over_rates.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         over_rates.xaxis.set_minor_locator(NullLocator())
@@ -35,8 +40,19 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
             ax.spines[["top", "right"]].set_visible(False)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    figure.suptitle(f"Tuning of {table.name} (mean of {len(table.sweep.seeds)} seeds; bars: all of them)", fontsize=9)
+    count = len(table.sweep.seeds)
+    seeds = f"mean of {count} seeds; bars: all of them" if count > 1 else "one seed"
+    figure.suptitle(f"Tuning of {table.name} ({seeds})", fontsize=9)
     return figure
+
+
+def _names(methods: Sequence[Method]) -> list[str]:
+    """Return methods and topologies; with the rows' labels where these leave lines alike."""
+    names = [f"{method.row.method}, {method.row.topology.replace('_', ' ')}" for method in methods]
+    if len(set(names)) == len(names):
+        return names
+    labels = [[f"{key} = {value}" for key, value in method.row.labels.items()] for method in methods]
+    return [", ".join([name, *texts]) for name, texts in zip(names, labels, strict=True)]
 
 
 def _draw_rates(ax: Axes, method: Method, look: dict[str, object]) -> None:
@@ -47,8 +63,7 @@ def _draw_rates(ax: Axes, method: Method, look: dict[str, object]) -> None:
     means = method.by_rate
     below = [means[rate] - min(best[rate]) for rate in means]
     above = [max(best[rate]) - means[rate] for rate in means]
-    label = f"{method.row.method}, {method.row.topology.replace('_', ' ')}"
-    ax.errorbar(list(means), list(means.values()), yerr=[below, above], label=label, elinewidth=0.8, capsize=2, **look)
+    ax.errorbar(list(means), list(means.values()), yerr=[below, above], elinewidth=0.8, capsize=2, **look)
     diverged = sorted({result.rate for result in method.results} - means.keys())
     ax.plot(diverged, [0.02] * len(diverged), "x", color=look["color"], transform=ax.get_xaxis_transform())
 

@@ -84,6 +84,8 @@ def _row(table: Table, method: Method) -> dict[str, str]:
     return {
         "method": method.row.method,
         "topology": method.row.topology,
+        **method.row.labels,
+        **({"workers": str(method.row.workers)} if table.setting == "workers.count" else {}),
         **({"variant": str(method.variant)} if table.variants else {}),
         **_chosen(table, tuned),
         "near": f"{low:g} to {high:g}",

@@ -319,6 +319,23 @@ def test_rows_with_several_numbers_of_workers_are_tuned_one_by_one():
     ]  # fmt: skip
 
 
+def test_a_sweep_over_workers_has_panels_for_each_number_and_tells_rows_apart_by_their_labels(launched, monkeypatch):
+    figures = []
+    monkeypatch.setattr("common.report.sweep_files.save", lambda draw, *_: figures.append(draw()) or [])
+    rows = [CONTENT["rows"][0] | {"name": f"s{s}", "labels": {"s": str(s)}} for s in (1, 4)]
+    overrides = [text for text in SMALL if not text.startswith("workers.count")]
+    define(
+        sweep={"extensions": 0}, workers=[2, 4], overrides=overrides, rows=rows, labels={"s": "steps"}, baseline=None
+    )
+    launched.accuracy = lambda settings: 90
+    assert sweep(["table=small"]) == 0
+    (figure,) = figures
+    assert [ax.get_ylabel().partition(":")[0] for ax in figure.axes[::2]] == ["2 workers", "4 workers"]
+    assert [text.get_text()[-5:] for text in figure.legends[0].get_texts()] == ["s = 1", "s = 4"]
+    (header,) = [line for line in (SWEEPS / "small.md").read_text().splitlines() if line.startswith("| method")]
+    assert [name.strip() for name in header.split("|")[1:5]] == ["method", "topology", "s", "workers"]
+
+
 def test_a_row_that_has_all_values_itself_is_not_tuned(undrawn, launched) -> None:
     define(rows=[*CONTENT["rows"], FIXED])
     assert sweep(["table=small"]) == 0
