@@ -190,7 +190,6 @@ class Config(Strict):
         refused = {
             "parallel.push_sum=true": parallel.push_sum,
             f"parallel.ranks_per_worker={parallel.ranks_per_worker}": parallel.ranks_per_worker > 1,
-            f"parallel.local_steps={parallel.local_steps} or an outer optimizer": not parallel.plan().every_update,
             "optimizer.momentum_mixing=true": self.optimizer.name == "dmsgd" and self.optimizer.momentum_mixing,
             "optimizer=qg_dmsgd": self.optimizer.name == "qg_dmsgd",
             "evaluation.keep_average=true": self.evaluation.keep_average,

@@ -23,6 +23,7 @@ class Request(IntEnum):
     NOTHING = 0
     CHANGE = 1  # other workers go on
     STOP = 2  # save and end
+    LEAVE = 3  # a peer is gone, there is nobody to agree with
 
 
 class Interruption:
@@ -60,9 +61,14 @@ class Interruption:
             self._agreed()
 
     def requested(self, step: int) -> Request:
-        """Return the largest request that any process had some steps ago. Collective, after every step."""
+        """Return the largest request that any process had some steps ago. Collective, after every step.
+
+        Raises PeerError where this process wishes to leave.
+        """
         if not is_distributed():
             return self._asked
+        if self._wish() is Request.LEAVE:
+            raise PeerError("a peer was lost")
         if step % self._every:
             return Request.NOTHING
         agreed = self._agreed()

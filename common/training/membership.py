@@ -93,7 +93,7 @@ class Member:
         threading.Thread(target=self._listen, name="membership", daemon=True).start()
 
     def wish(self) -> Request:
-        """Return what the agent wants: nothing, a change of members, or, if it is gone, that all save and stop."""
+        """Return what the agent wants: nothing, a change of members, also at once, or, if it is gone, an end."""
         return self._wish
 
     def next(self, report: Report) -> Membership:
@@ -138,6 +138,7 @@ class Member:
                 case Word.WAITING:
                     self._wish = Request.CHANGE
                 case Word.LOST:
+                    self._wish = Request.LEAVE
                     with self._groups:
                         abort_groups()
                 case Word.OVER:

@@ -2,18 +2,20 @@
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from common.flat import FlatVector, flatten
-from common.parallel.gossip.buckets import plan_buckets
+from common.parallel.anchors import Anchors
+from common.parallel.gossip.buckets import ScheduledBucket, fragments_of, plan_buckets
 from common.parallel.gossip.exchange import mix_
 from common.training.config import Config
 from common.training.elastic import config_of, donor_of, follow
@@ -31,6 +33,7 @@ class Replica:
 
     module: nn.Module
     vector: FlatVector
+    anchors: Anchors
     optimizer: Optimizer
     schedule: LRScheduler
     stream: Stream
@@ -66,35 +69,92 @@ def begin(task: Task, config: Config, members: Members, member: int, dealing: De
     data = task.train_data(rank, n, staged.training.batch_size // n, CPU)
     optimizer = build_optimizer(config.optimizer, staged.lr, module)
     schedule = build_schedule(config.schedule, optimizer, config.training.steps or 0, 1)
-    return Replica(module, vector, optimizer, schedule, Stream(data, config.seed, rank, CPU, n, dealing, member))
+    plan = config.parallel.plan()
+    anchors = Anchors(plan, [vector.data])
+    anchors.fragments = fragments_of(buckets_of(staged, vector), plan.fragments)
+    return Replica(
+        module, vector, anchors, optimizer, schedule, Stream(data, config.seed, rank, CPU, n, dealing, member)
+    )
+
+
+def buckets_of(config: Config, vector: FlatVector) -> list[ScheduledBucket]:
+    """Return the buckets that these members exchange."""
+    parallel, topology = config.parallel, config.build_topology()
+    return plan_buckets([vector.data], topology, parallel.bucket_mb, parallel.phases, parallel.fragments)
 
 
 def run_stage(
     task: Task, config: Config, replicas: dict[int, Replica], clock: int, reports: Mapping[int, tuple[int, int | None]]
 ) -> None:
     """Let every replica do what its worker reported: (updates, buckets merged in the last round); the dead do all."""
-    members, topology = sorted(replicas), config.build_topology()
-    buckets = plan_buckets(
-        [replicas[members[0]].vector.data], topology, config.parallel.bucket_mb, config.parallel.phases
-    )
+    members, plan = sorted(replicas), config.parallel.plan()
+    buckets = buckets_of(config, replicas[members[0]].vector)
     last = max(updates for updates, _ in reports.values())
     for step in range(clock, last):
-        sent = [replicas[member].vector.data.clone() for member in members]
+        for replica in replicas.values():
+            replica.anchors.prepare(step)
+        sent = [mixed(replicas[member]).clone() for member in members]
+        trained, mixes = [], []
         for index, member in enumerate(members):
             updates, merged = reports.get(member, (last, None))
-            if step >= updates:
-                continue
-            replica = replicas[member]
+            if step < updates:
+                arrived = buckets[:merged] if step == updates - 1 else buckets
+                trained.append(replicas[member])
+                mixes.append(partial(mix_by_hand, index, arrived, partial(plan.merged, step), mixed(replicas[member])))
+        for replica, mix in zip(trained, mixes, strict=True):
             with replica.stream.random.active():
                 replica.module.train()
                 task.loss(replica.module, next(replica.stream)).backward()
-            for bucket in buckets if step < updates - 1 else buckets[:merged]:
-                round_ = bucket.topology.round(step)
-                received = [(sent[j][bucket.span], weight) for j, weight in round_.in_peers(index).items()]
-                mix_(replica.vector.data[bucket.span], round_.self_weight(index), received)
+            replica.anchors.merge(step, partial(mix, sent))
             replica.optimizer.step()
+            replica.anchors.end(step, lambda *_: None)
+        if plan.merge_after == 0:
+            adapt_then_combine(replicas, trained, mixes, plan.ending(step))
+        for replica in trained:
             replica.optimizer.zero_grad()
             replica.schedule.step()
+
+
+def adapt_then_combine(
+    replicas: Mapping[int, Replica], trained: Sequence[Replica], mixes: Sequence[partial], fragments: Sequence[int]
+) -> None:
+    """Mix what all have after their updates, which become the parameters."""
+    sent = [mixed(replicas[member]).clone() for member in sorted(replicas)]
+    for replica, mix in zip(trained, mixes, strict=True):
+        for fragment in fragments:
+            mix(sent, fragment, [])
+            for part in replica.anchors.fragments[fragment]:
+                replica.vector.data[part.span] = mixed(replica)[part.span]
+
+
+def mix_by_hand(
+    index: int,
+    buckets: Sequence[ScheduledBucket],
+    number_of: Callable[[int], int],
+    own: Tensor,
+    sent: Sequence[Tensor],
+    fragment: int,
+    following: Sequence[Tensor],
+) -> None:
+    """Mix a fragment of worker `index` with what all have sent; arguments from `fragment` on as of `Mixer.merge`.
+
+    buckets:   those that arrived, of all fragments
+    number_of: the round of a fragment
+    """
+    for bucket in buckets:
+        if bucket.fragment != fragment:
+            continue
+        round_ = bucket.topology.round(number_of(fragment))
+        received = [(sent[j][bucket.span], weight) for j, weight in round_.in_peers(index).items()]
+        before = own[bucket.span].clone()
+        mix_(own[bucket.span], round_.self_weight(index), received)
+        for vector in following:
+            vector[bucket.span] += own[bucket.span] - before
+
+
+def mixed(replica: Replica) -> Tensor:
+    """Return what of a replica is mixed."""
+    return replica.anchors.anchors[0] if replica.anchors.anchors else replica.vector.data
 
 
 def change(
@@ -109,6 +169,8 @@ def change(
         source = former[member if member in holders else donor_of(member, tuple(sorted(holders)))]
         replica = replicas[member] = begin(task, config, members, member, dealing)
         replica.module.load_state_dict(source.module.state_dict())
+        for tensor, other in zip(replica.anchors.state, source.anchors.state, strict=True):
+            tensor.copy_(other)
         replica.optimizer.load_state_dict(copy.deepcopy(source.optimizer.state_dict()))
         replica.schedule.load_state_dict(source.schedule.state_dict())
         follow(replica, config_of(config, members), clock)

@@ -76,6 +76,9 @@ def assert_equals_replay(folder: Path, *arguments: str) -> None:
         ):
             got = worker[what] if what == "model" else flat(worker[what]["state"])
             assert_same(arrays(got), arrays(expected), f"worker {member} {what}")
+        anchors = replicas[member].anchors.state
+        for got, expected in zip(worker["communication"], anchors, strict=True):
+            assert torch.equal(got, expected)
 
 
 def flat(state: dict) -> dict:
@@ -99,6 +102,30 @@ def test_survivors_go_on_as_in_a_replay(tmp_path: Path) -> None:
     (row,) = membership_rows(folder)
     assert (row["members"], row["left"], row["membership"]) == ([1, 2], [0], 1)
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+    assert_equals_replay(folder, *arguments)
+
+
+LOCAL = ["parallel.local_steps=6", "parallel.merge_after=3", "parallel.outer.lr=0.5", "parallel.outer.momentum=0.9"]
+
+
+OTHERS = [
+    [*LOCAL, "parallel.fragments=2", "optimizer=sgd"],
+    [*LOCAL, "topology=complete", "parallel.order=atc", "parallel.merge_after=0"],
+    ["parallel.order=atc", "optimizer=adamw"],
+]
+
+
+@pytest.mark.parametrize("local", [LOCAL, *(pytest.param(other, marks=pytest.mark.slow) for other in OTHERS)])
+def test_local_steps_go_on_as_in_a_replay(local: list[str], tmp_path: Path) -> None:
+    """A worker dies and is replaced: it gets anchors and outer momentum, too."""
+    folder, arguments = tmp_path / "run", ["workers.count=4", "training.batch_size=64", "training.steps=300", *local]
+
+    def disturb() -> None:
+        wait_for(trained(folder, 8), 120)
+        kill(2)
+
+    assert train(folder, disturb, "elastic.restarts=1", *arguments) == 0
+    assert [len(row["members"]) for row in membership_rows(folder)] == [3, 4]
     assert_equals_replay(folder, *arguments)
 
 
@@ -155,7 +182,6 @@ def test_a_minority_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None
             "elastic.min_workers=2 with parallel=allreduce: expected a method that gossips",
         ),
         (["parallel=sgp"], "elastic.min_workers=2 with parallel.push_sum=true"),
-        (["parallel=gossip_diloco"], "elastic.min_workers=2 with parallel.local_steps=30"),
         (["parallel.ranks_per_worker=2"], "elastic.min_workers=2 with parallel.ranks_per_worker=2"),
         (["elastic.min_workers=5"], "elastic.min_workers=5: expected at most the number of workers, 4"),
         (["elastic.min_workers=null", "elastic.restarts=1"], "elastic.restarts=1 with elastic.min_workers=null"),
