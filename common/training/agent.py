@@ -107,13 +107,13 @@ class Agent:
                     case Ended():
                         self._bury(number, event.code)
         self._drop_lost_hosts()
-        self._fill()
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._deadline = None
             for number in sorted(self._alive - self._reports.keys()):
                 self._tell(f"worker {number} is silent for {self._patience_s:g} s and is killed")
                 self._host_of([number])[0].kill(number)
                 self._bury(number, -signal.SIGKILL)
+        self._fill()
         if self._changing and not self._over and self._alive <= self._reports.keys():
             self._name_members()
 

@@ -44,12 +44,6 @@ def kill(number: int) -> None:
     os.kill(process.pid or 0, signal.SIGKILL)
 
 
-def resources(number: int) -> tuple[int, int]:
-    """Return the numbers of threads and open files of a worker."""
-    (process,) = [child for child in multiprocessing.active_children() if child.name == f"worker {number}"]
-    return tuple(len(os.listdir(f"/proc/{process.pid}/{what}")) for what in ("task", "fd"))
-
-
 def trained(folder: Path, step: int) -> Callable[[], bool]:
     """Return a function that says whether the run has recorded that step."""
     return lambda: (folder / "metrics.jsonl").exists() and any(row["step"] >= step for row in rows(folder))
@@ -126,30 +120,6 @@ def test_local_steps_go_on_as_in_a_replay(local: list[str], tmp_path: Path) -> N
 
     assert train(folder, disturb, "elastic.restarts=1", *arguments) == 0
     assert [len(row["members"]) for row in membership_rows(folder)] == [3, 4]
-    assert_equals_replay(folder, *arguments)
-
-
-@pytest.mark.slow
-def test_dead_workers_come_back_again_and_again(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    arguments = ["workers.count=4", "training.batch_size=64", "training.steps=400", "optimizer=adamw"]
-
-    used: list[tuple[int, int]] = []
-
-    def disturb() -> None:
-        wait_for(trained(folder, 8), 120)
-        used.append(resources(1))
-        for times, number in enumerate((2, 0, 3), start=1):
-            kill(number)
-            wait_for(joined(folder, times), 60)
-        wait_for(trained(folder, membership_rows(folder)[-1]["step"] + 5), 60)
-        used.append(resources(1))
-
-    assert train(folder, disturb, "elastic.restarts=3", *arguments) == 0
-    (threads, files), (threads_after, files_after) = used
-    assert threads_after <= threads
-    assert files_after <= files + 1  # that of the metrics
-    assert membership_rows(folder)[-1]["members"] == [0, 1, 2, 3]
     assert_equals_replay(folder, *arguments)
 
 
