@@ -190,11 +190,12 @@ def test_a_minority_saves_and_stops(workers: int, tmp_path: Path, capfd: pytest.
 
 
 @pytest.mark.slow
-def test_who_is_silent_is_killed_and_a_broken_link_needs_no_death(tmp_path: Path) -> None:
-    deeds = {1: [{0: "loses its links", 1: "stops"}], 2: [{1: "loses its links"}], 0: [{2: "ends"}]}
-    code, seen = run(4, deeds, tmp_path / "log", patience_s=2.0)
+def test_who_is_silent_is_killed_and_replaced_and_a_broken_link_needs_no_death(tmp_path: Path) -> None:
+    deeds = {1: [{0: "loses its links", 1: "stops"}], 2: [{1: "loses its links"}], 0: [{3: "ends"}]}
+    code, seen = run(4, deeds, tmp_path / "log", patience_s=2.0, restarts=1)
     assert code == FINISHED
-    assert [seen[number][0] for number in seen] == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3]]
+    everybody = [0, 1, 2, 3]
+    assert [seen[number][0] for number in seen] == [everybody, everybody, [0, 2, 3], everybody]
 
 
 def test_a_worker_that_dies_before_training_ends_the_run(tmp_path: Path) -> None:
