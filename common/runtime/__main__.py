@@ -120,7 +120,8 @@ def render(cluster: Cluster, planned: Plan) -> str:
     """Return the table as Markdown, the topologies that do not exist here and the recommendation."""
     table = planned.frame.to_markdown(index=False, floatfmt=["", "", "", ".2f", ".2f", ".2f", ".3g", ".4g", ".3g"])
     each = f" of {cluster.shards} GPUs" if cluster.shards > 1 else ""
-    lines = [f"Predicted for {cluster.hosts} hosts of {cluster.workers_per_host} workers{each}:", "", table, ""]
+    workers = "1 worker" if cluster.workers_per_host == 1 else f"{cluster.workers_per_host} workers"
+    lines = [f"Predicted for {cluster.hosts} hosts of {workers}{each}:", "", table, ""]
     lines += ["sent_mb: of a GPU in a round; memory_gb: of a GPU, without activations and what FSDP gathers", ""]
     lines += [f"{name}: not possible here: {reason}" for name, reason in planned.skipped.items()]
     return "\n".join([*lines, planned.recommendation])

@@ -79,7 +79,7 @@ def test_shards_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = ["hosts=4", "payload_mb=800", "steps=60", "topology=one_peer_exponential"]
     assert main(["plan", *numbers, "shards=8", "optimizer=accumadamw"]) == 0
     answer = capsys.readouterr().out
-    assert "Predicted for 4 hosts of 1 workers of 8 GPUs:" in answer
+    assert "Predicted for 4 hosts of 1 worker of 8 GPUs:" in answer
     (row,) = (line for line in answer.splitlines() if line.startswith("| gossip"))
     assert [float(value) for value in row.split("|")[-3:-1]] == [100, 0.6]  # of 100 MB: 1 + 1 + 3 + 1
     assert main(["plan", *numbers, "shards=0"]) == 2
