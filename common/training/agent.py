@@ -127,6 +127,8 @@ class Agent:
         if hello.fingerprint != self._fingerprint:
             self._tell(f"host {hello.name} has another configuration and is refused")
             host.finish(BAD_CONFIGURATION)
+        else:
+            host.welcome()
 
     def _drop_lost_hosts(self) -> None:
         self._guests = [guest for guest in self._guests if not guest.gone]

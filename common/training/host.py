@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
-from common.training.exits import BAD_CONFIGURATION, INTERRUPTED
+from common.training.exits import INTERRUPTED
 from common.training.interruption import SIGNALS
 from common.training.membership import Membership, Report, Word
 
@@ -46,10 +46,11 @@ class Hello(NamedTuple):
 
 
 class Command(Enum):
-    """What a host does to a worker."""
+    """What a host does to a worker; WELCOME: it is taken, and waits until it is needed."""
 
     START = auto()
     KILL = auto()
+    WELCOME = auto()
 
 
 class Ended(NamedTuple):
@@ -191,6 +192,10 @@ class RemoteHost:
         """Send to a worker."""
         self._send(number, message)
 
+    def welcome(self) -> None:
+        """Take the host."""
+        self._send(-1, Command.WELCOME)
+
     def finish(self, code: int) -> None:
         """Tell the host how the run has ended, and let it go."""
         self._send(-1, Ended(code))
@@ -236,15 +241,12 @@ def serve(address: str, own: LocalHost, hello: Hello, lease_s: float) -> int:
     """
     former = {number: signal.signal(number, pass_on(own)) for number in SIGNALS}
     try:
-        connection = connect(address, lease_s)
-        send(connection, -1, hello)
+        connection = enter(address, hello, lease_s)
         while True:
             ready = wait([connection, *own.handles()])
             if connection in ready:
                 number, message = receive(connection)
                 if isinstance(message, Ended):
-                    if message.code == BAD_CONFIGURATION and not own.running:
-                        raise RefusedError(f"{address}: the agent runs another configuration")
                     return message.code
                 if message is Command.START:
                     own.start(number)
@@ -267,6 +269,22 @@ def serve(address: str, own: LocalHost, hello: Hello, lease_s: float) -> int:
         own.end()
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+def enter(address: str, hello: Hello, patience_s: float) -> Connection:
+    """Connect to the agent and be taken. Raises RefusedError if it does not take this host, or nobody does in time."""
+    try:
+        connection = connect(address, patience_s)
+        send(connection, -1, hello)
+        if not connection.poll(patience_s):
+            raise TimeoutError("no answer")
+        _, answer = receive(connection)
+    except (EOFError, OSError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise RefusedError(f"{address}: expected the host that leads, tried for {patience_s:g} s: {reason}") from error
+    if answer is not Command.WELCOME:
+        raise RefusedError(f"{address}: the agent runs another configuration")
+    return connection
 
 
 def pass_on(own: LocalHost) -> Callable[[int, FrameType | None], None]:

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from common.parallel.process_groups import abort_groups
 from common.training.agent import Agent
 from common.training.elastic_config import ElasticConfig
 from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
-from common.training.host import Command, Ended, Hello, LocalHost, RefusedError, listen, receive, send, serve
+from common.training.host import LOCAL, Command, Ended, Hello, LocalHost, RefusedError, listen, receive, send, serve
 from common.training.interruption import Request
 from common.training.membership import DismissedError, Member, Membership, Report, Word
 from common.training.stream import Dealing
@@ -166,6 +167,29 @@ def test_a_lost_host_is_replaced_by_one_that_waits(tmp_path: Path) -> None:
     last, holders, _ = seen.popitem()[1]
     assert last == [0, 1, 2]
     assert len(holders) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(None, "refused"), (b"", "no answer"), (b"SSH-2.0-OpenSSH\r\n", "OSError|ValueError")]
+)
+def test_where_no_agent_answers_a_host_says_so(answer: bytes | None, reason: str) -> None:
+    """Nobody listens, somebody says nothing, or something else is said."""
+    accepted = []
+
+    def reply(server: socket.socket) -> None:
+        accepted.append(server.accept()[0])
+        accepted[0].sendall(answer or b"")
+
+    with socket.create_server((LOCAL, 0)) as server:
+        address = f"{LOCAL}:{server.getsockname()[1]}"
+        if answer is None:
+            server.close()
+        else:
+            threading.Thread(target=reply, args=(server,)).start()
+        with pytest.raises(RefusedError, match=rf"{address}: expected the host that leads.*({reason})"):
+            serve(address, LocalHost(lambda *_: None), Hello("other", "this"), 0.3)
+    for channel in accepted:
+        channel.close()
 
 
 def test_messages_between_hosts_are_no_pickles() -> None:
