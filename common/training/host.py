@@ -33,6 +33,7 @@ from common.training.membership import Membership, Report, Word
 LOCAL = "127.0.0.1"
 LONGEST = 1 << 20  # bytes of a message
 RETRY_S = 0.5
+ENTRY_S = 120.0  # how long to look for the agent at least: it answers when it has imported everything
 
 
 class Hello(NamedTuple):
@@ -235,13 +236,13 @@ class RemoteHost:
 def serve(address: str, own: LocalHost, hello: Hello, lease_s: float) -> int:
     """Run workers for the agent at this address until the run ends; return its exit code.
 
-    lease_s: how long to look for the agent, and after which silence of the network it counts as gone
+    lease_s: after which silence of the network the agent counts as gone
 
     Raises RefusedError if the agent does not take this host.
     """
     former = {number: signal.signal(number, pass_on(own)) for number in SIGNALS}
     try:
-        connection = enter(address, hello, lease_s)
+        connection = enter(address, hello, max(lease_s, ENTRY_S), lease_s)
         while True:
             ready = wait([connection, *own.handles()])
             if connection in ready:
@@ -271,10 +272,10 @@ def serve(address: str, own: LocalHost, hello: Hello, lease_s: float) -> int:
             signal.signal(number, handler)
 
 
-def enter(address: str, hello: Hello, patience_s: float) -> Connection:
+def enter(address: str, hello: Hello, patience_s: float, lease_s: float) -> Connection:
     """Connect to the agent and be taken. Raises RefusedError if it does not take this host, or nobody does in time."""
     try:
-        connection = connect(address, patience_s)
+        connection = connect(address, patience_s, lease_s)
         send(connection, -1, hello)
         if not connection.poll(patience_s):
             raise TimeoutError("no answer")
@@ -301,7 +302,7 @@ def listen(address: str) -> socket.socket | None:
         return None
 
 
-def connect(address: str, patience_s: float) -> Connection:
+def connect(address: str, patience_s: float, lease_s: float) -> Connection:
     """Connect to the agent, which may not listen yet. Raises OSError if it does not in time."""
     give_up = time.monotonic() + patience_s
     while True:
@@ -312,7 +313,7 @@ def connect(address: str, patience_s: float) -> Connection:
                 raise
             time.sleep(RETRY_S)
             continue
-        return as_connection(channel, patience_s)
+        return as_connection(channel, lease_s)
 
 
 def as_connection(channel: socket.socket, lease_s: float) -> Connection:

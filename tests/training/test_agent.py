@@ -20,7 +20,19 @@ from common.parallel.process_groups import abort_groups
 from common.training.agent import Agent
 from common.training.elastic_config import ElasticConfig
 from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
-from common.training.host import LOCAL, Command, Ended, Hello, LocalHost, RefusedError, listen, receive, send, serve
+from common.training.host import (
+    LOCAL,
+    Command,
+    Ended,
+    Hello,
+    LocalHost,
+    RefusedError,
+    enter,
+    listen,
+    receive,
+    send,
+    serve,
+)
 from common.training.interruption import Request
 from common.training.membership import DismissedError, Member, Membership, Report, Word
 from common.training.stream import Dealing
@@ -187,7 +199,7 @@ def test_where_no_agent_answers_a_host_says_so(answer: bytes | None, reason: str
         else:
             threading.Thread(target=reply, args=(server,)).start()
         with pytest.raises(RefusedError, match=rf"{address}: expected the host that leads.*({reason})"):
-            serve(address, LocalHost(lambda *_: None), Hello("other", "this"), 0.3)
+            enter(address, Hello("other", "this"), 0.3, TIMEOUT_S)
     for channel in accepted:
         channel.close()
 
