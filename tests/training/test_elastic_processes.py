@@ -103,8 +103,14 @@ LOCAL = ["parallel.local_steps=6", "parallel.merge_after=3", "parallel.outer.lr=
 
 
 OTHERS = [
-    [*LOCAL, "parallel.fragments=2", "optimizer=sgd"],
-    [*LOCAL, "topology=complete", "parallel.order=atc", "parallel.merge_after=0"],
+    [
+        *LOCAL,
+        "parallel.fragments=2",
+        "optimizer=sgd",
+        "topology=complete",
+        "parallel.order=atc",
+        "parallel.merge_after=0",
+    ],
     ["parallel.order=atc", "optimizer=adamw"],
 ]
 
