@@ -46,7 +46,7 @@ def membership_rows(run: Path) -> list[dict[str, Any]]:
 
 
 def replay(config: Config, run: Path, steps: int) -> dict[int, Replica]:
-    """Return the replicas of the last members after so many updates."""
+    """Return the replicas of the last members after `steps` updates."""
     torch.set_num_threads(1)
     task, members = load_task(config.task)(config), tuple(range(config.n))
     replicas = {m: begin(task, config, members, m, BEGINNING) for m in members}

@@ -51,7 +51,7 @@ def held() -> Resources:
 
 
 def replaced(folder: Path, times: int) -> Callable[[], bool]:
-    """Return a function that says whether so many workers have joined."""
+    """Return a function that tells whether workers have joined that many times."""
     return lambda: sum(len(row["joined"]) for row in membership_rows(folder)) == times
 
 
