@@ -12,15 +12,16 @@ from gpt2.model import Shape
 class TokenData(Strict):
     """Keys that all data shares: a folder of token files.
 
-    shard:              "independent": each rank draws its own windows; "global": the windows of an update are the same
-                        for any number of ranks
+    shard:              "independent": each rank draws its own windows; "contiguous": it draws them from its own part of
+                        the tokens, so that the ranks' data differ; "global": the windows of an update are the same for
+                        any number of ranks
     evaluation_batches: batches of evaluation.batch_size windows of each split, over all ranks; null for all
     evaluation_windows: "spread": evenly over the split, the same in every evaluation; "drawn": at random, anew in every
                         evaluation
     """
 
     folder: str
-    shard: Literal["independent", "global"]
+    shard: Literal["independent", "contiguous", "global"]
     evaluation_batches: PositiveInt | None
     evaluation_windows: Literal["spread", "drawn"] = "spread"
 

@@ -19,8 +19,9 @@ class Windows:
 
     Sample s of a stream of random numbers decides where window s begins. With shard="global" there is one stream, keyed
     by the seed, and consecutive samples are dealt to the ranks in local batches: the windows of an update are the same
-    for any number of ranks and micro-batches. With "independent" each rank has its own stream, keyed by (seed, rank).
-    Either way a batch is a function of (seed, rank, batch number), so a resumed run needs nothing but that number.
+    for any number of ranks and micro-batches. With "independent" each rank has its own stream, keyed by (seed, rank);
+    with "contiguous" it draws from its own part of the tokens, too, one of `ranks` equal ones side by side. A batch is
+    always a function of (seed, rank, ranks, batch number), so a resumed run needs nothing but that number.
 
     An epoch has as many windows as fit side by side into the file, although random windows do not cover it.
     """
@@ -42,6 +43,9 @@ class Windows:
         shared = shard == "global"
         self._key = seed if shared else seed + ((rank + 1) << 64)  # Philox keys have 128 bits
         self._rank, self._ranks, self._shared = rank, ranks, shared
+        part, parts = (rank, ranks) if shard == "contiguous" else (0, 1)
+        self._first = part * (len(tokens) // parts)
+        self._places = len(tokens) // parts - context  # where a window of this rank may begin, from the first on
         self.steps_per_epoch = max(1, len(tokens) // (context * batch_size * ranks))
         self.batches_per_epoch = self.steps_per_epoch * ranks  # epochs follow on each other without a gap
 
@@ -58,7 +62,7 @@ class Windows:
 
     def starts(self, sample: int) -> NDArray[np.int64]:
         """Return where the windows of samples `sample`, `sample` + 1, ... begin, [batch_size]."""
-        return _random_starts(self._key, sample, self.batch_size, len(self._tokens) - self._context)
+        return self._first + _random_starts(self._key, sample, self.batch_size, self._places)
 
 
 def _random_starts(key: int, counter: int, count: int, below: int) -> NDArray[np.int64]:

@@ -41,7 +41,8 @@ class LanguageModelling(Task):
             self._tokens = {}
             for split in ("train", "val"):
                 self._tokens[split] = open_tokens(folder, self._header, split)
-                check_fits(folder, self._header, split, self._shape.context, self._shape.vocabulary)
+                parts = config.ranks if (split, config.data.shard) == ("train", "contiguous") else 1
+                check_fits(folder, self._header, split, self._shape.context, self._shape.vocabulary, parts)
         except DataError as error:
             raise ConfigError(f"data.folder={folder}: {error}") from error
         self._flops_per_token = flops_per_token(self._shape)

@@ -88,11 +88,12 @@ def open_tokens(folder: Path, header: Header, split: str) -> NDArray[np.uint16]:
     return np.memmap(file, DTYPE, "r")
 
 
-def check_fits(folder: Path, header: Header, split: str, context: int, vocabulary: int) -> None:
-    """Raise DataError unless the split has context + 1 tokens and every token is within the vocabulary."""
-    if header.tokens[split] < context + 1:
+def check_fits(folder: Path, header: Header, split: str, context: int, vocabulary: int, parts: int = 1) -> None:
+    """Raise DataError unless each of the split's `parts` has context + 1 tokens, all of them within the vocabulary."""
+    if header.tokens[split] // parts < context + 1:
+        of_each = f" for each of {parts} ranks" if parts > 1 else ""
         raise DataError(
-            f"{folder / split}.bin: {header.tokens[split]} tokens, expected at least {context + 1} "
+            f"{folder / split}.bin: {header.tokens[split]} tokens, expected at least {context + 1}{of_each} "
             f"(model.context={context} and the token after it)"
         )
     largest = max(header.largest_token, header.vocabulary_size - 1)

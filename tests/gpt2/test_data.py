@@ -38,13 +38,22 @@ def test_every_start_is_as_likely_and_none_is_outside(length):
     assert (abs(counts - expected) < 6 * expected**0.5 + 1).all()
 
 
-@pytest.mark.parametrize("shard", ["independent", "global"])
+@pytest.mark.parametrize("shard", ["independent", "contiguous", "global"])
 def test_batches_depend_on_seed_rank_and_step_alone(shard):
     first = firsts(windows(1, 2, shard=shard), 60)
     assert first == firsts(windows(1, 2, shard=shard), 60)
     for other in (windows(0, 2, shard=shard), windows(1, 2, shard=shard, seed=1)):
         assert not any(a == b for a, b in zip(first, firsts(other, 60), strict=True))
     assert len({tuple(batch) for batch in first}) == 60
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 8])
+def test_contiguous_parts_are_side_by_side_and_each_is_drawn_from_as_a_file_of_its_own(ranks):
+    part = 1000 // ranks
+    for rank in range(ranks):
+        drawn = windows(rank, ranks, 500, shard="contiguous").starts(0)
+        alone = windows(rank, ranks, 500, tokens=TOKENS[:part]).starts(0)
+        assert (drawn == rank * part + alone).all()
 
 
 def test_resuming_needs_only_the_step():

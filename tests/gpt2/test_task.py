@@ -130,6 +130,13 @@ def test_utilisation_of_the_papers_own_log():
 
 REFUSED = {
     "model.context=411: .*|val.bin: 411 tokens, expected at least 412": ["model.context=411"],
+    "train.bin: 3000 tokens, expected at least 401 for each of 8 ranks": [
+        "workers=simulated",
+        "workers.count=8",
+        "training.batch_size=8",
+        "model.context=400",
+        "data.shard=contiguous",
+    ],
     "model.vocabulary=31": ["model.vocabulary=31"],
     "header.json is missing": ["data.folder=nowhere"],
     "heads=3: expected a divisor of model.width=16": ["model.heads=3"],
