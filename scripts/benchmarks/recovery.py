@@ -1,11 +1,14 @@
 """Measure how long training stands still when a worker is killed, and how much of the time is lost in all.
 
-python -m scripts.benchmarks.recovery [workers=4] [kills=10] [every_s=60]
+python -m scripts.benchmarks.recovery [workers=4] [kills=10] [every_s=60] [--torchft]
 
 elastic: gossip that goes on without the dead worker, which is replaced (elastic.min_workers, elastic.restarts)
-restart: what one does without it: the run ends, and the same command continues from its last checkpoint
+torchft: gradients averaged by torchft, whose workers agree in every step on who takes part; with its own timeouts, and
+         with shorter ones
+restart: what one does without either: the run ends, and the same command continues from its last checkpoint
 """
 
+import importlib.util
 import json
 import os
 import random
@@ -19,18 +22,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from common.cli import Arguments, Text, command_of, main_function, parse
+from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
 from common.report.benchmark import Benchmark
+from scripts.benchmarks.timed.notes import Note, read_notes
 
 MODULE = "scripts.benchmarks.recovery"
 COLUMNS = {
-    "how": "elastic: the others go on, a new worker joins; restart: the run is started again, from its checkpoint",
+    "how": "elastic: the others go on, a new worker joins; torchft: so do its, with its timeouts or those given; "
+    "restart: the run is started again, from its checkpoint",
     "workers": "processes",
-    "kills": "one random worker each time",
+    "kills": "a random worker each time",
     "step_ms": "of a step while all train: median over steps, highest over processes",
     "survivors_s": "from the kill until every survivor has completed a step in the next membership, which may have a "
     "new worker already: median over kills",
@@ -40,9 +45,12 @@ COLUMNS = {
     "goodput": "steps of workers that counted, times step_ms, over workers and the time that passed",
 }
 FORMATS = {"step_ms": ".1f", "survivors_s": ".3f", "survivors_worst_s": ".3f", "goodput": ".3f"}
-RUN = ["task=scripts.benchmarks.timed", "model.width=4", "training.threads=1", "training.steps=1000000"]
-RUN += ["schedule=constant", "evaluation.every=1000000", "logging.every=10", "logging.progress=false"]
+MODEL = ["model.width=4", "training.threads=1", "schedule=constant"]
+TRAIN = ["-m", "cnn.train", "task=scripts.benchmarks.timed", "training.steps=1000000", "evaluation.every=1000000"]
+TRAIN += ["logging.every=10", "logging.progress=false", "run_dir=run", *MODEL]
 ELASTIC = ["elastic.min_workers=1", "training.checkpoint_every=null"]
+TORCHFT = ["-m", "scripts.benchmarks.torchft_run"]
+PATIENCE_MS = 300  # of torchft's lighthouse, in a second row; its workers tell it every 100 ms that they live
 PATIENCE_S, CALM_STEPS = 120.0, 20
 Found = TypeVar("Found")
 
@@ -55,42 +63,48 @@ class BenchArguments(Arguments):
     every_s: PositiveFloat = Field(60, description="seconds from one kill to the next")
     checkpoint_every: PositiveInt = Field(100, description="steps between the checkpoints to restart from")
     topology: Text = Field("ring", description="of the workers")
+    torchft: bool = Field(False, description="measure it, too: on Linux on x86-64 `make env` installs it")
     seed: int = Field(0, description="of who is killed, and when")
     output: Text = Field("results/benchmarks", description="where the table is written, as .csv and .md")
 
 
-class Note(NamedTuple):
-    """The beginning of a step; opened: tells memberships apart."""
-
-    time: float
-    world_size: int
-    opened: int
-
-
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Kill workers both ways, write the table."""
+    """Kill workers in each way to recover, write the table."""
     arguments = parse(BenchArguments, argv, MODULE, "Measure recovery from the death of workers.")
+    if arguments.torchft and importlib.util.find_spec("torchft") is None:
+        raise UsageError("--torchft: it is not installed; `make env` does that on Linux on x86-64")
+    n = arguments.workers
+    training = [*TRAIN, f"workers.count={n}", f"training.batch_size={32 * n}", f"topology={arguments.topology}"]
+    peer = [*TORCHFT, f"workers={n}", f"overrides=[{','.join([*MODEL, f'training.batch_size={32 * n}'])}]"]
+    ways: dict[str, Callable[[], dict[str, float]]] = {
+        "elastic": lambda: outlive(arguments, [*training, *ELASTIC, f"elastic.restarts={arguments.kills}"]),
+        "restart": lambda: restart(arguments, training),
+    }
+    if arguments.torchft:
+        ways["torchft"] = lambda: outlive(arguments, peer)
+        ways[f"torchft, {PATIENCE_MS} ms"] = lambda: outlive(arguments, [*peer, f"patience_ms={PATIENCE_MS}"])
     benchmark = Benchmark("recovery", "Recovery from the death of a worker", COLUMNS, FORMATS)
     rows = []
-    for how, measure in (("elastic", elastic), ("restart", restart)):
-        rows.append({"how": how, "workers": arguments.workers, "kills": arguments.kills} | measure(arguments))
+    for how, measure in ways.items():
+        rows.append({"how": how, "workers": n, "kills": arguments.kills} | measure())
         benchmark.save(rows, arguments.output)
     conclude = [
-        f"Gossip on the topology `{arguments.topology}` trains a small ResNet on digits; a random worker gets SIGKILL "
-        f"every {arguments.every_s:g} s. Restarted runs save every {arguments.checkpoint_every} steps. All processes "
-        "share the cores of one machine, on which imports, and so a restart, take longer than on one host for each.",
+        f"Gossip on the topology `{arguments.topology}` trains a small ResNet on digits; torchft averages gradients "
+        "of the same network. A random worker gets SIGKILL every "
+        f"{arguments.every_s:g} s. Restarted runs save every {arguments.checkpoint_every} steps. Processes share the "
+        "cores of one machine, on which imports, and so a restart, take longer than on one host for each.",
     ]
-    benchmark.write(rows, conclude, arguments.output, command_of(MODULE, arguments), "all used")
+    packages = ["torchft"] if arguments.torchft else []
+    benchmark.write(rows, conclude, arguments.output, command_of(MODULE, arguments), "all used", packages)
     return 0
 
 
-def elastic(arguments: BenchArguments) -> dict[str, float]:
+def outlive(arguments: BenchArguments, program: Sequence[str]) -> dict[str, float]:
     """Return what one run that outlives its workers loses."""
     n, draw = arguments.workers, random.Random(arguments.seed)
     survivors_s, all_s = [], []
-    overrides = [*ELASTIC, f"elastic.restarts={arguments.kills}"]
-    with tempfile.TemporaryDirectory() as name, started(folder := Path(name), arguments, overrides):
+    with tempfile.TemporaryDirectory() as name, started(folder := Path(name), program):
         wait_for(calm, folder, n)
         begin = time.time()
         for number in range(arguments.kills):
@@ -100,21 +114,21 @@ def elastic(arguments: BenchArguments) -> dict[str, float]:
             survivors_s.append(wait_for(gone_on, folder, alive - {victim}, killed) - killed)
             all_s.append(wait_for(everybody, folder, killed, n) - killed)
         sleep_until(begin + arguments.kills * arguments.every_s)
-        elapsed, notes = time.time() - begin, read_notes(folder)
+        elapsed, notes = time.time() - begin, read_notes(folder / "steps")
     step_s = calm_step_s(notes)
     counted = sum(sum(note.time > begin for note in own) for own in notes.values())
     return summary(survivors_s, all_s, step_s, counted * step_s / (n * elapsed))
 
 
-def restart(arguments: BenchArguments) -> dict[str, float]:
+def restart(arguments: BenchArguments, program: Sequence[str]) -> dict[str, float]:
     """Return what a run loses that ends with each death and is started again at once."""
     n, draw = arguments.workers, random.Random(arguments.seed)
-    overrides = [f"training.checkpoint_every={arguments.checkpoint_every}", "resume=true"]
+    program = [*program, f"training.checkpoint_every={arguments.checkpoint_every}", "resume=true"]
     all_s: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         folder, begin, first, killed = Path(name), 0.0, 0, 0.0
         for number in range(arguments.kills + 1):
-            with started(folder, arguments, overrides) as process:
+            with started(folder, program) as process:
                 if number == 0:
                     wait_for(calm, folder, n)
                     begin, first = time.time(), last_step(folder)
@@ -127,7 +141,7 @@ def restart(arguments: BenchArguments) -> dict[str, float]:
                 _, killed = kill_one(wait_for(calm, folder, n), draw)
                 process.wait(PATIENCE_S)
         elapsed, steps = time.time() - begin, last_step(folder) - first
-        step_s = calm_step_s(read_notes(folder))
+        step_s = calm_step_s(read_notes(folder / "steps"))
     return summary(all_s, all_s, step_s, steps * step_s / elapsed)
 
 
@@ -139,15 +153,14 @@ def kill_one(pids: set[int], draw: random.Random) -> tuple[int, float]:
 
 
 @contextmanager
-def started(folder: Path, arguments: BenchArguments, overrides: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a run, or continue it; end it afterwards."""
+def started(folder: Path, program: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a Python program in this folder, or start it again; end it and its workers afterwards."""
     (folder / "steps").mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "cnn.train", *RUN, f"workers.count={arguments.workers}", *overrides]
-    command += [f"training.batch_size={32 * arguments.workers}", f"topology={arguments.topology}"]
-    command += [f"run_dir={folder}/run"]
     environment = os.environ | {"STEPS_FOLDER": f"{folder}/steps"}
     with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, *program], cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         yield process
     except TimeoutError as error:
@@ -159,20 +172,11 @@ def started(folder: Path, arguments: BenchArguments, overrides: Sequence[str]) -
         process.wait()
 
 
-def read_notes(folder: Path) -> dict[int, list[Note]]:
-    """Return the complete notes of each process, by its number."""
-    notes = {}
-    for file in (folder / "steps").iterdir():
-        lines = file.read_text().rpartition("\n")[0].splitlines()
-        notes[int(file.name)] = [Note(float(t), int(size), int(opened)) for t, size, opened in map(str.split, lines)]
-    return notes
-
-
 def calm(folder: Path, n: int) -> set[int] | None:
     """Return the processes that train, once there are n that have trained together for some steps."""
     recent = {
         pid
-        for pid, own in read_notes(folder).items()
+        for pid, own in read_notes(folder / "steps").items()
         if len(own) > CALM_STEPS and own[-1].time > time.time() - 2 and own[-CALM_STEPS].world_size == n
     }
     return recent if len(recent) == n else None
@@ -180,14 +184,16 @@ def calm(folder: Path, n: int) -> set[int] | None:
 
 def gone_on(folder: Path, pids: set[int], since: float) -> float | None:
     """Return when the last of these processes had completed the first step of a later membership than at that time."""
-    notes = read_notes(folder)
-    before = {pid: max(note.opened for note in notes[pid] if note.time <= since) for pid in pids}
-    return last_end([[note.time for note in notes[pid] if note.opened > before[pid]] for pid in pids])
+    notes = read_notes(folder / "steps")
+    before = {pid: max(note.membership for note in notes[pid] if note.time <= since) for pid in pids}
+    return last_end([[note.time for note in notes[pid] if note.membership > before[pid]] for pid in pids])
 
 
 def everybody(folder: Path, since: float, n: int) -> float | None:
     """Return when the last of n processes had completed its first step since then among n."""
-    recent = [own for own in read_notes(folder).values() if own and own[-1].time > max(since, time.time() - 2)]
+    recent = [
+        own for own in read_notes(folder / "steps").values() if own and own[-1].time > max(since, time.time() - 2)
+    ]
     begun = [[note.time for note in own if note.time > since and note.world_size == n] for own in recent]
     return last_end(begun) if len(recent) == n else None
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from scripts.benchmarks import recovery
+from scripts.benchmarks.timed.notes import read_notes
 
 
 def note(folder: Path, pid: int, *steps: tuple[float, int, int]) -> None:
@@ -36,15 +37,16 @@ def test_everybody_trains_again_when_there_are_as_many_as_before(tmp_path: Path)
 def test_the_time_of_a_step(tmp_path: Path) -> None:
     note(tmp_path, 1, *((0.1 * step, 2, 1) for step in range(30)), (9.0, 2, 1))
     note(tmp_path, 2, (0.0, 2, 1), (5.0, 2, 1))  # too few
-    assert recovery.calm_step_s(recovery.read_notes(tmp_path)) == pytest.approx(0.1)
+    assert recovery.calm_step_s(read_notes(tmp_path / "steps")) == pytest.approx(0.1)
 
 
 @pytest.mark.slow
 def test_a_kill_is_outlived_and_restarted_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert recovery.main(["workers=3", "kills=1", "every_s=8", "checkpoint_every=20", f"output={tmp_path}"]) == 0
+    command = ["workers=3", "kills=1", "every_s=8", "checkpoint_every=20", "--torchft", f"output={tmp_path}"]
+    assert recovery.main(command) == 0
     assert "recovery.csv and .md" in capsys.readouterr().out
     record = pd.read_csv(tmp_path / "recovery.csv").set_index("how")
-    assert list(record.index) == ["elastic", "restart"]
+    assert list(record.index) == ["elastic", "restart", "torchft", "torchft, 300 ms"]
     assert (record.survivors_s <= record.all_s).all()
     assert (record.goodput > 0).all()
     assert (record.step_ms < 1000 * record.survivors_s).all()

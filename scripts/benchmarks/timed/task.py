@@ -1,12 +1,9 @@
 """The cnn task, but every process notes when each of its steps begins and among how many ranks.
 
-The notes of a process are lines "<seconds since the epoch> <world size> <data sets opened>" in the file <pid> of the
-folder STEPS_FOLDER. Data sets are opened anew by each membership.
+A membership is known by how often this process has opened the data: each one opens them anew.
 """
 
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,6 +12,7 @@ from cnn.data import Images
 from cnn.task import ImageClassification
 from common.parallel.collectives import world_size
 from common.training.config import Config
+from scripts.benchmarks.timed.notes import Note, Notes
 
 
 class Timed(ImageClassification):
@@ -32,9 +30,8 @@ class Timed(ImageClassification):
     def loss(self, model: nn.Module, batch: Images) -> Tensor:
         """Note the time, return the loss; called once in a step."""
         if model.training:
-            if self._notes is None:
-                self._notes = (Path(os.environ["STEPS_FOLDER"]) / str(os.getpid())).open("a", buffering=1)
-            self._notes.write(f"{time.time():.6f} {world_size()} {self._opened}\n")
+            self._notes = self._notes or Notes()
+            self._notes.write(Note(time.time(), world_size(), self._opened))
         return super().loss(model, batch)
 
 
