@@ -286,7 +286,7 @@ class DecentralizedDataParallel(DataParallel):
 
     @property
     def merged_of_broken(self) -> int | None:
-        """Buckets merged in the round that failed; None while none has."""
+        """Exchanges of buckets merged in the update that failed, of momentum before parameters; None while none has."""
         return self.mixer.broken
 
     def check_peers(self) -> None:

@@ -164,8 +164,6 @@ class Config(Strict):
             return
         if self.workers.kind != "simulated":
             raise ValueError(f"elastic.script with workers={self.workers.kind}: expected workers=simulated")
-        if self.parallel.method == "decentralized" and self.parallel.push_sum:
-            raise ValueError("elastic.script with parallel.push_sum=true: expected false: weights depend on all rounds")
         self.elastic.members(self.n, self.elastic.script[-1].step)
 
     def _check_survivors(self) -> None:
@@ -188,10 +186,7 @@ class Config(Strict):
         if parallel.method != "decentralized":
             raise ValueError(f"{where} with parallel=allreduce: expected a method that gossips")
         refused = {
-            "parallel.push_sum=true": parallel.push_sum,
             f"parallel.ranks_per_worker={parallel.ranks_per_worker}": parallel.ranks_per_worker > 1,
-            "optimizer.momentum_mixing=true": self.optimizer.name == "dmsgd" and self.optimizer.momentum_mixing,
-            "optimizer=qg_dmsgd": self.optimizer.name == "qg_dmsgd",
             "evaluation.keep_average=true": self.evaluation.keep_average,
             "training.precision=fp16": self.training.precision == "fp16",
         }

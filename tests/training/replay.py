@@ -14,9 +14,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from common.flat import FlatVector, flatten
+from common.optim import DmSGD, QGDmSGD
 from common.parallel.anchors import Anchors
+from common.parallel.checks import resolve_topology
+from common.parallel.debiasing import Debiasing
 from common.parallel.gossip.buckets import ScheduledBucket, fragments_of, plan_buckets
 from common.parallel.gossip.exchange import mix_
+from common.parallel.optimizers import MomentumVectors
+from common.topology import Topology
 from common.training.config import Config
 from common.training.elastic import config_of, donor_of, follow
 from common.training.elastic_config import Members
@@ -29,11 +34,13 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Replica:
-    """A worker without a network."""
+    """A worker without a network. momentum: the optimizer's, where that is mixed"""
 
     module: nn.Module
     vector: FlatVector
     anchors: Anchors
+    debiasing: Debiasing
+    momentum: MomentumVectors | None
     optimizer: Optimizer
     schedule: LRScheduler
     stream: Stream
@@ -52,7 +59,8 @@ def replay(config: Config, run: Path, steps: int) -> dict[int, Replica]:
     replicas = {m: begin(task, config, members, m, BEGINNING) for m in members}
     clock = 0
     for row in membership_rows(run):
-        reports = {int(member): tuple(report) for member, report in row["reports"].items()}
+        stayed = {member: (row["step"], None) for member in members if member not in row["left"]}  # of a script
+        reports = {int(m): tuple(report) for m, report in row.get("reports", stayed).items()}
         run_stage(task, config_of(config, members), replicas, clock, reports)
         clock, members = row["step"], tuple(row["members"])
         replicas = change(task, config, replicas, {*reports}, members, clock)
@@ -72,14 +80,22 @@ def begin(task: Task, config: Config, members: Members, member: int, dealing: De
     plan = config.parallel.plan()
     anchors = Anchors(plan, [vector.data])
     anchors.fragments = fragments_of(buckets_of(staged, vector), plan.fragments)
-    return Replica(
-        module, vector, anchors, optimizer, schedule, Stream(data, config.seed, rank, CPU, n, dealing, member)
-    )
+    stream = Stream(data, config.seed, rank, CPU, n, dealing, member)
+    debiasing = Debiasing(topology_of(staged), rank, [vector.data])
+    mixes = isinstance(optimizer, DmSGD) and optimizer.momentum_mixing and n > 1
+    momentum = MomentumVectors(optimizer, [vector]) if mixes else None
+    if isinstance(optimizer, QGDmSGD):
+        optimizer.deferred = True
+    return Replica(module, vector, anchors, debiasing, momentum, optimizer, schedule, stream)
+
+
+def topology_of(config: Config) -> Topology:
+    return resolve_topology(config.build_topology(), config.n, with_push_sum=config.parallel.push_sum)
 
 
 def buckets_of(config: Config, vector: FlatVector) -> list[ScheduledBucket]:
     """Return the buckets that these members exchange."""
-    parallel, topology = config.parallel, config.build_topology()
+    parallel, topology = config.parallel, topology_of(config)
     return plan_buckets([vector.data], topology, parallel.bucket_mb, parallel.phases, parallel.fragments)
 
 
@@ -94,25 +110,44 @@ def run_stage(
         for replica in replicas.values():
             replica.anchors.prepare(step)
         sent = [mixed(replicas[member]).clone() for member in members]
-        trained, mixes = [], []
+        trained, mixes, momentum_mixes = [], [], []
         for index, member in enumerate(members):
             updates, merged = reports.get(member, (last, None))
             if step < updates:
-                arrived = buckets[:merged] if step == updates - 1 else buckets
-                trained.append(replicas[member])
-                mixes.append(partial(mix_by_hand, index, arrived, partial(plan.merged, step), mixed(replicas[member])))
+                replica = replicas[member]
+                limit = merged if step == updates - 1 else None
+                trained.append(replica)
+                if replica.momentum is not None:  # it travels before the parameters
+                    momentum_mixes.append(partial(mix_by_hand, index, buckets[:limit], partial(plan.merged, step)))
+                    limit = None if limit is None else max(0, limit - len(buckets))
+                mixes.append(partial(mix_by_hand, index, buckets[:limit], partial(plan.merged, step), mixed(replica)))
         for replica, mix in zip(trained, mixes, strict=True):
             with replica.stream.random.active():
                 replica.module.train()
                 task.loss(replica.module, next(replica.stream)).backward()
             replica.anchors.merge(step, partial(mix, sent))
+            replica.debiasing.remember()
             replica.optimizer.step()
+            replica.debiasing.scale(step + (plan.order == "awc"))
             replica.anchors.end(step, lambda *_: None)
+        if momentum_mixes:
+            mix_momentum([replicas[member] for member in members], trained, momentum_mixes)
         if plan.merge_after == 0:
             adapt_then_combine(replicas, trained, mixes, plan.ending(step))
         for replica in trained:
+            if isinstance(replica.optimizer, QGDmSGD):
+                replica.optimizer.track()
             replica.optimizer.zero_grad()
             replica.schedule.step()
+
+
+def mix_momentum(everybody: Sequence[Replica], trained: Sequence[Replica], mixes: Sequence[partial]) -> None:
+    """Mix the momentum that all have after their gradients, and descend."""
+    sent = [replica.momentum.flat()[0].clone() for replica in everybody if replica.momentum is not None]
+    for replica, mix in zip(trained, mixes, strict=True):
+        assert replica.momentum is not None
+        mix(replica.momentum.flat()[0], sent, 0, [])
+        replica.momentum.descend()
 
 
 def adapt_then_combine(

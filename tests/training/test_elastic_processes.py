@@ -102,23 +102,28 @@ def test_survivors_go_on_as_in_a_replay(tmp_path: Path) -> None:
 LOCAL = ["parallel.local_steps=6", "parallel.merge_after=3", "parallel.outer.lr=0.3", "parallel.outer.momentum=0.9"]
 
 
-OTHERS = [
-    [
-        *LOCAL,
-        "parallel.fragments=2",
-        "optimizer=sgd",
-        "topology=complete",
-        "parallel.order=atc",
-        "parallel.merge_after=0",
-    ],
-    ["parallel.order=atc", "optimizer=adamw"],
-]
+LOCAL_TOGETHER = [*LOCAL, "parallel.fragments=2", "optimizer=sgd", "topology=complete"]
+LOCAL_TOGETHER += ["parallel.order=atc", "parallel.merge_after=0"]
+GOSSIP = {
+    "local steps": LOCAL,
+    "local steps, complete": LOCAL_TOGETHER,
+    "adapt then combine": ["parallel.order=atc", "optimizer=adamw"],
+    "mixed momentum": ["parallel.order=atc", "optimizer=dmsgd", "optimizer.lr=0.05"],
+    "quasi-global momentum": ["parallel.order=atc", "optimizer=qg_dmsgd", "optimizer.lr=0.05"],
+    "push-sum": ["parallel=sgp", "topology=file", "+topology.directed=true", "+topology.weights=push_sum"],
+}
+FAST = ("local steps", "mixed momentum")
 
 
-@pytest.mark.parametrize("local", [LOCAL, *(pytest.param(other, marks=pytest.mark.slow) for other in OTHERS)])
-def test_local_steps_go_on_as_in_a_replay(local: list[str], tmp_path: Path) -> None:
-    """A worker dies and is replaced: it gets anchors and outer momentum, too."""
-    folder, arguments = tmp_path / "run", ["workers.count=4", "training.batch_size=64", "training.steps=300", *local]
+@pytest.mark.parametrize(
+    "method", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in GOSSIP]
+)
+def test_a_method_goes_on_as_in_a_replay(method: str, tmp_path: Path) -> None:
+    """A worker dies and is replaced: it gets anchors and momenta, too."""
+    (tmp_path / "edges").write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
+    graph = [f"topology.path={tmp_path / 'edges'}"] if method == "push-sum" else []
+    folder = tmp_path / "run"
+    arguments = ["workers.count=4", "training.batch_size=64", "training.steps=300", *GOSSIP[method], *graph]
 
     def disturb() -> None:
         wait_for(trained(folder, 8), 120)
@@ -158,7 +163,7 @@ def test_a_minority_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None
             ["parallel=allreduce", "topology=complete"],
             "elastic.min_workers=2 with parallel=allreduce: expected a method that gossips",
         ),
-        (["parallel=sgp"], "elastic.min_workers=2 with parallel.push_sum=true"),
+        (["training.precision=fp16"], "elastic.min_workers=2 with training.precision=fp16"),
         (["parallel.ranks_per_worker=2"], "elastic.min_workers=2 with parallel.ranks_per_worker=2"),
         (["elastic.min_workers=5"], "elastic.min_workers=5: expected at most the number of workers, 4"),
         (["elastic.min_workers=null", "elastic.restarts=1"], "elastic.restarts=1 with elastic.min_workers=null"),

@@ -80,7 +80,10 @@ class Mixer:
         # What closes all connections after the first failed exchange, so that the update can be finished without
         # peers; None: a failure is raised.
         self.abort: Callable[[], None] | None = None
-        self.broken: int | None = None  # buckets merged in the round that failed: the others mix with W = I
+        # Exchanges of buckets that were merged in the update that failed, those of `mix_now` first: the others mix
+        # with W = I.
+        self.broken: int | None = None
+        self._mixed_now = 0  # exchanges in this update
         self.counters = CommunicationCounters()
         self._groups = groups
         schedules = in_phases(topology, phases)
@@ -144,8 +147,10 @@ class Mixer:
         with region("gossip::merge"):
             indices = self._fragments[fragment]
             self._check(f"gossip merge of {self._unit} {self.clock}")
-            self._finish(self._in_flight[fragment], following, first=indices.start)
-            self._forget(fragment)
+            if fragment in self._in_flight:  # unless it was not launched after a failure
+                self._finish(self._in_flight[fragment], following, first=indices.start)
+                self._forget(fragment)
+        self._mixed_now = 0
         self.counters.rounds += 1
         for index in indices:
             self.buckets[index].clock += 1
@@ -186,11 +191,17 @@ class Mixer:
                 self._protect(0)
 
     def mix_now(self, vectors: Sequence[Tensor]) -> None:
-        """Mix further vectors of the same layout with the matrices of the coming round, blocking; no clock ticks."""
+        """Mix further vectors of the same layout with the matrices of the coming round, blocking; no clock ticks.
+
+        After a failure that `abort` has contained it does nothing.
+        """
+        if self.broken is not None:
+            return
         begin = time.perf_counter()
         exchanges = [self._exchange(bucket, vectors) for bucket in self.buckets]
         self._post(exchanges)
         self._finish(exchanges)
+        self._mixed_now += len(exchanges)
         self.counters.launch_to_merge_s += time.perf_counter() - begin
 
     def wait(self) -> None:
@@ -302,7 +313,7 @@ class Mixer:
             if self.abort is None:
                 raise
             self.abort()
-            self.broken = index
+            self.broken = self._mixed_now + index
             return False
         return True
 
