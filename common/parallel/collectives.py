@@ -56,6 +56,18 @@ def explained(what: str) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def explained_if_lost(what: str) -> Iterator[None]:
+    """Like `explained`, around what may raise other errors too: those of process groups become a PeerError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        with explained(what):
+            raise
+
+
 @explained("a sum over all ranks")
 def sum_over_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Sum `values` over all ranks, in place; equal on all ranks afterwards. Collective."""

@@ -1,5 +1,7 @@
 """The agent of a run that survives the loss of workers: it has them started, notices deaths, decides who trains.
 
+Its members are processes, the ranks of workers. A worker that loses a rank is lost as a whole.
+
 The agent is the launching process of the first host and does not train. A run has a single agent, so workers cannot
 disagree about who the members are; if it dies, all workers save and stop. It notices deaths at once, from the operating
 system of their host; the loss of a host, and silence, after `parallel.timeout_s`.
@@ -28,9 +30,10 @@ class Agent:
     """Runs the workers of one run to the end.
 
     own:         this host
-    workers:     number of workers in the run
-    per_host:    how many of them each host runs, numbered one after the other; further hosts wait to replace one
-    first:       numbers of the workers that train from the start; all others join later
+    ranks:       number of ranks in the run
+    first:       numbers of those that train from the start; all others join later
+    per_worker:  how many ranks, numbered one after the other, are a worker
+    per_host:    how many each host runs, numbered one after the other; further hosts wait to replace one
     patience_s:  seconds that the other members have to report after the first one did
     door:        where other hosts ask to be taken; None: there are none
     address:     of this host, as the others know it
@@ -40,11 +43,12 @@ class Agent:
     def __init__(
         self,
         own: LocalHost,
-        workers: int,
+        ranks: int,
         first: Members,
         options: ElasticConfig,
         patience_s: float,
         *,
+        per_worker: int = 1,
         per_host: int | None = None,
         door: socket.socket | None = None,
         address: str = LOCAL,
@@ -52,10 +56,10 @@ class Agent:
     ) -> None:
         self._own, self._door, self._address, self._fingerprint = own, door, address, fingerprint
         self._options, self._patience_s = options, patience_s
-        self._per_host = per_host or workers
-        self._hosts: list[Host | None] = [own] + [None] * (-(-workers // self._per_host) - 1)
+        self._per_worker, self._per_host = per_worker, per_host or ranks
+        self._hosts: list[Host | None] = [own] + [None] * (-(-ranks // self._per_host) - 1)
         self._guests: list[RemoteHost] = []  # hosts that have not said who they are, or wait to replace one
-        self._to_start = set(range(workers))  # when their host has come
+        self._to_start = set(range(ranks))  # when their host has come
         self._restarts = options.restarts
         self._codes: list[int] = []
         self._number = -1  # of the membership
@@ -110,9 +114,10 @@ class Agent:
         if self._deadline is not None and time.monotonic() > self._deadline:
             self._deadline = None
             for number in sorted(self._alive - self._reports.keys()):
-                self._tell(f"worker {number} is silent for {self._patience_s:g} s and is killed")
-                self._host_of([number])[0].kill(number)
-                self._bury(number, -signal.SIGKILL)
+                if number in self._alive:  # and not buried with another rank of its worker
+                    self._tell(f"{self._name(number)} is silent for {self._patience_s:g} s and is killed")
+                    self._host_of([number])[0].kill(number)
+                    self._bury(number, -signal.SIGKILL)
         self._fill()
         if self._changing and not self._over and self._alive <= self._reports.keys():
             self._name_members()
@@ -160,7 +165,7 @@ class Agent:
             self._say(Word.OVER, {number})
         elif number in self._alive:
             self._begin_change(report.lost)
-        elif not self._changing:
+        elif not self._changing and self._joining():
             self._say(Word.WAITING, self._alive)
 
     def _begin_change(self, lost: bool) -> None:
@@ -185,22 +190,44 @@ class Agent:
         if code == BAD_CONFIGURATION and self._number <= 0:  # it has said what is wrong
             self._end_all()
             return
-        self._tell(f"worker {number} died ({describe(code)})")
+        self._tell(f"{self._name(number)} died ({describe(code)})")
         if self._number < 0:
             self._end_all()
-        else:
-            if was_member:
-                self._begin_change(lost=True)
-            if self._restarts and not self._stopping and not self._over:
-                self._restarts -= 1
-                self._to_start.add(number)
+            return
+        ranks = self._ranks_beside(number)
+        for other in ranks - {number}:
+            for host in self._host_of([other]):
+                if other in host.running:
+                    host.kill(other)
+        self._alive -= ranks
+        for rank in ranks:
+            self._reports.pop(rank, None)
+        if was_member:
+            self._begin_change(lost=True)
+        if self._restarts and not self._stopping and not self._over:
+            self._restarts -= 1
+            self._to_start |= ranks
+
+    def _ranks_beside(self, number: int) -> set[int]:
+        """Return the ranks of the worker to which this one belongs."""
+        first = number // self._per_worker * self._per_worker
+        return set(range(first, first + self._per_worker))
+
+    def _joining(self) -> set[int]:
+        """Return the ranks that wait to join, of workers of which all do."""
+        waiting = self._reports.keys() - self._alive
+        return {number for number in waiting if self._ranks_beside(number) <= waiting}
+
+    def _name(self, number: int) -> str:
+        worker, index = divmod(number, self._per_worker)
+        return f"worker {worker}" + (f" (its rank {index})" if self._per_worker > 1 else "")
 
     def _name_members(self) -> None:
         """Start the next membership: the surviving members and the workers waiting to join."""
         reports = {number: self._reports[number] for number in sorted(self._alive)}
         holders = {number: report for number, report in reports.items() if report.members}
         first = self._number < 0  # joiners need a state to copy
-        joining = set() if first else self._reports.keys() - self._alive
+        joining = set() if first else self._joining()
         lost = any(report.lost for report in reports.values())
         deaths = len(self._members) - len(self._alive)
         self._failures = self._failures + 1 if lost and not deaths else 0
@@ -209,12 +236,14 @@ class Agent:
             self._end_all()
             return
         few = 2 * len(self._alive) <= len(self._members) or len(self._alive | joining) < (
-            self._options.min_workers or 1
+            (self._options.min_workers or 1) * self._per_worker
         )
         last = few and not first
         if last:
-            self._tell(f"{len(self._alive)} of {len(self._members)} workers are left, too few: they save and stop")
-        newest = max(holders.values(), key=lambda report: report.clock, default=Report())
+            left, before = (len(ranks) // self._per_worker for ranks in (self._alive, self._members))
+            self._tell(f"{left} of {before} workers are left, too few: they save and stop")
+        speakers = {number: report for number, report in holders.items() if number % self._per_worker == 0}
+        newest = max(speakers.values(), key=lambda report: report.clock, default=Report())
         self._store = dist.TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
         self._number += 1
         self._members = tuple(sorted(self._alive if last else self._alive | joining))
@@ -225,7 +254,7 @@ class Agent:
             holders=tuple(holders),
             clock=newest.clock,
             dealing=newest.dealing,
-            reports={number: (report.clock, report.merged) for number, report in holders.items()},
+            reports={number: (report.clock, report.merged) for number, report in speakers.items()},
             lost=lost,
             last=last,
             address=self._address,
@@ -235,7 +264,7 @@ class Agent:
         for number in self._members:
             del self._reports[number]
         self._say(membership, self._alive)
-        if self._reports and not last:
+        if self._joining() and not last:
             self._say(Word.WAITING, self._alive)
 
     def _say(self, message: Membership | Word, numbers: Iterable[int]) -> None:

@@ -186,7 +186,7 @@ class Config(Strict):
         if parallel.method != "decentralized":
             raise ValueError(f"{where} with parallel=allreduce: expected a method that gossips")
         refused = {
-            f"parallel.ranks_per_worker={parallel.ranks_per_worker}": parallel.ranks_per_worker > 1,
+            "parallel.shard=true": self.sharded,
             "evaluation.keep_average=true": self.evaluation.keep_average,
             "training.precision=fp16": self.training.precision == "fp16",
         }

@@ -10,6 +10,16 @@ from common.training.records import Strict
 Members = tuple[int, ...]  # numbers of the workers that train, ascending; their positions are workers of the topology
 
 
+def ranks_of(workers: Members, per_worker: int) -> Members:
+    """Return the numbers of the ranks of these workers, ascending: those of worker w begin with `per_worker` w."""
+    return tuple(worker * per_worker + index for worker in workers for index in range(per_worker))
+
+
+def workers_of(ranks: Members, per_worker: int) -> Members:
+    """Undo `ranks_of`."""
+    return tuple(rank // per_worker for rank in ranks[::per_worker])
+
+
 class Change(Strict):
     """Who leaves, and who joins, after an update.
 

@@ -4,6 +4,9 @@ A membership (`common.training.membership`) is a stage of the training loop with
 own, built around the state that the worker has in memory. After a loss all go on from the largest number of committed
 updates: who is behind skips what it missed, its batches too. What every worker has merged in the round that broke is in
 the membership row of metrics.jsonl, from which the run can be replayed bit for bit.
+
+The ranks of a worker may have come to different points: they go on with what the first of them has. One whose average
+of gradients broke gives the update up.
 """
 
 import gc
@@ -21,12 +24,15 @@ from common.parallel.collectives import PeerError, explained, gather_objects
 from common.parallel.process_groups import abort_groups
 from common.training.checkpoint import CheckpointError
 from common.training.elastic import copied, donor_of, follow, kept
+from common.training.elastic_config import ranks_of, workers_of
 from common.training.interruption import Interruption
 from common.training.loop import Length, Stage, begin_stage, lengths, step_named, train_stage
 from common.training.membership import DismissedError, Member, Membership, Report
 from common.training.profiling import Trace
 from common.training.run_folder import RunFolder
 from common.training.session import Setup
+
+REPLICATED = ("model", "communication", "optimizer", "schedule", "scaler")  # of a worker's state, alike on its ranks
 
 
 class Held(NamedTuple):
@@ -53,7 +59,7 @@ def train_elastically(setup: Setup, member: Member, open_folder: Callable[[], Ru
             try:
                 membership = member.next(held.report)
             except DismissedError as dismissal:
-                print(f"worker {member.number}: {dismissal}", file=sys.stderr, flush=True)
+                print(f"rank {member.number}: {dismissal}", file=sys.stderr, flush=True)
                 return "finished" if held.report.clock == length.steps else "interrupted"
             stage, lost = None, False
             try:
@@ -90,9 +96,11 @@ def enter(
         folder = (recorder.folder or open_folder()) if rank == 0 else None
         if folder is not recorder.folder:
             recorder.take_over(folder)
-        stage = begin_stage(
-            replace(setup, rank=rank, folder=folder), membership.members, length, dealing=membership.dealing
+        per_worker = setup.config.ranks_per_worker
+        before, holders, members = (
+            workers_of(ranks, per_worker) for ranks in (membership.before, membership.holders, membership.members)
         )
+        stage = begin_stage(replace(setup, rank=rank, folder=folder), members, length, dealing=membership.dealing)
         (worker,) = stage.workers
         worker.model.survive(abort_groups)
         if not membership.holders:
@@ -102,6 +110,7 @@ def enter(
             if held.state is not None:
                 stage.session.load([kept(held.state, membership.clock, membership.dealing)])
             recorder.begin(stage.workers, length.steps, stage.setup.config)
+            agree(stage, membership)
             share(stage, member, membership)
             follow(worker, stage.setup.config, membership.clock)
         hosts = gather_objects(socket.gethostname())
@@ -109,29 +118,51 @@ def enter(
             folder.record_hosts(hosts)
         if membership.holders:
             recorder.tell_change(
-                membership.before,
-                membership.holders,
-                membership.members,
+                before,
+                holders,
+                members,
                 stage.setup.config.topology.name,
                 membership=membership.number,
-                reports=membership.reports,
+                reports={number // per_worker: report for number, report in membership.reports.items()},
             )
     except CheckpointError:
         raise
     except RuntimeError as error:
-        print(f"worker {member.number}: membership {membership.number} failed: {error}", file=sys.stderr, flush=True)
+        print(f"rank {member.number}: membership {membership.number} failed: {error}", file=sys.stderr, flush=True)
         abort_groups()
         raise PeerError(str(error)) from error
     return stage
 
 
+def agree(stage: Stage, membership: Membership) -> None:
+    """After a loss, give the ranks of a worker what the first of them has, but for their buffers.
+
+    Their random numbers begin anew: one may have drawn those of an update that another gave up.
+    """
+    (worker,), rank, per_worker = stage.workers, stage.setup.rank, stage.setup.config.ranks_per_worker
+    first = rank // per_worker * per_worker
+    if per_worker == 1 or not membership.lost or membership.members[rank] not in membership.holders:
+        return
+    worker.streams[0].draw_anew()
+    own = worker.state_dict()
+    if rank == first:
+        for other in range(first + 1, first + per_worker):
+            send_object({key: own[key] for key in REPLICATED}, other)
+        return
+    state = receive_object(first)
+    state["model"] |= {name: own["model"][name] for name, _ in worker.model.named_buffers() if name in own["model"]}
+    stage.session.load([own | state])
+
+
 def share(stage: Stage, member: Member, membership: Membership) -> None:
     """Give the members without a state a copy of a neighbour's."""
     (worker,), recorder = stage.workers, stage.setup.recorder
+    per_worker = stage.setup.config.ranks_per_worker
+    holders = workers_of(membership.holders, per_worker)
     for joining in membership.members:
         if joining in membership.holders:
             continue
-        donor = donor_of(joining, membership.holders)
+        donor = donor_of(joining // per_worker, holders) * per_worker + joining % per_worker
         if member.number == donor:
             states = {"worker": worker.state_dict(), "recorder": recorder.state_dict()}
             send_object(states, membership.members.index(joining))
@@ -172,7 +203,8 @@ def leave(stage: Stage, lost: bool) -> Held:
     merged = worker.model.merged_of_broken
     if lost:
         worker.model.abandon()
-    report = Report(stage.members, worker.model.clock, merged, worker.streams[0].rest(), lost)
+    members = ranks_of(stage.members, stage.setup.config.ranks_per_worker)
+    report = Report(members, worker.model.clock, merged, worker.streams[0].rest(), lost)
     return Held(report, worker.state_dict())
 
 

@@ -28,6 +28,7 @@ from common.training.agent import Agent
 from common.training.checkpoint import CheckpointError, Checkpoints
 from common.training.compose import compose_config
 from common.training.config import Config, ConfigError
+from common.training.elastic_config import ranks_of
 from common.training.elastic_loop import train_elastically
 from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
 from common.training.host import LOCAL, Hello, LocalHost, RefusedError, listen, serve, split
@@ -100,11 +101,12 @@ def run_elastically(config: Config, overrides: list[str], door: socket.socket | 
     first = (make_checkpoints(config).members() if config.resume else None) or tuple(range(config.n))
     agent = Agent(
         local_host(config, overrides),
-        config.n,
-        first,
+        config.ranks,
+        ranks_of(first, config.ranks_per_worker),
         config.elastic,
         config.parallel.timeout_s,
-        per_host=config.workers.per_host if door else None,
+        per_worker=config.ranks_per_worker,
+        per_host=(config.workers.per_host or config.n) * config.ranks_per_worker if door else None,
         door=door,
         address=split(config.elastic.agent)[0] if config.elastic.agent else LOCAL,
         fingerprint=fingerprint(config),
@@ -138,7 +140,7 @@ def local_host(config: Config, overrides: list[str]) -> LocalHost:
         return context.Process(
             target=run_member,
             args=(config.task, config.model_dump(), overrides, number, connection),
-            name=f"worker {number}",
+            name=f"rank {number}",
         )
 
     return LocalHost(process)
@@ -197,10 +199,10 @@ def run_worker(task: str, values: dict, overrides: list[str]) -> None:
 
 
 def run_member(task: str, values: dict, overrides: list[str], number: int, connection: Connection) -> None:
-    """Run a local worker process that its agent has started; ends it with the run's exit code."""
+    """Run a local process that its agent has started; ends it with the run's exit code. number: of its rank."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the server that it was forked from ignores
     config = load_task(task).config_class.model_validate(values)
-    per_host = config.workers.per_host or config.n
+    per_host = (config.workers.per_host or config.n) * config.ranks_per_worker
     os.environ |= {"LOCAL_RANK": str(number % per_host), "LOCAL_WORLD_SIZE": str(per_host)}
     member, code = Member(number, connection), FAILED
 
@@ -216,10 +218,10 @@ def run_member(task: str, values: dict, overrides: list[str], number: int, conne
         code = FINISHED if status == "finished" else INTERRUPTED
     except (ConfigError, CheckpointError) as error:
         if number > 0:
-            time.sleep(1)  # worker 0 tells what is wrong; the agent ends all others when the first one ends
+            time.sleep(1)  # rank 0 tells what is wrong; the agent ends all others when the first one ends
         code = refuse(error)
     except Exception:
-        print(f"worker {number} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        print(f"rank {number} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of broken connections may never end

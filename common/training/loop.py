@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from common.dtensors import whole
+from common.parallel.collectives import explained_if_lost
 from common.parallel.regions import region
 from common.training.config import Config
 from common.training.elastic import config_of, follow, hand_over
@@ -183,7 +184,7 @@ def backward(task: Task, worker: Worker, config: Config, device: torch.device) -
                 batch = next(stream)
             with region("forward"), autocast(config.training.precision, device):
                 loss = task.loss(worker.model, batch)
-            with region("backward"):
+            with region("backward"), explained_if_lost("averaging gradients"):
                 worker.scaler.scale(loss / len(passes) if len(passes) > 1 else loss).backward()
         losses.append(loss.detach())
     return torch.stack(losses).mean() if len(losses) > 1 else losses[0]

@@ -1,7 +1,8 @@
 """What the workers of a run and their agent tell each other, so that all agree who trains.
 
-A *membership* is who trains from one change to the next; the agent numbers them. A worker reports when it is ready,
-when it has lost a peer, or when all have stopped so that somebody can join. When everybody who is alive has reported,
+A *membership* is who trains from one change to the next; the agent numbers them. Members are the processes, that is,
+the ranks of the workers. They report when they are ready, when they have lost a peer, or when all have stopped so that
+somebody can join. When everybody who is alive has reported,
 the agent names the next members, and these connect anew.
 """
 
@@ -45,9 +46,9 @@ class Membership(NamedTuple):
 
     before:  who trained until now; empty at the beginning
     holders: members that have a state; the others get a copy of one. Empty: all begin with the run or its checkpoint
-    clock:   updates from which all go on, the most that any has committed
+    clock:   updates from which all go on, the most that any worker's first rank has committed
     dealing: where the data go on
-    reports: {worker: (clock, merged)}, what became of the last round of each
+    reports: {rank: (clock, merged)}, what became of the last round of each worker's first rank
     lost:    whether somebody was lost, else all stopped at `clock`
     last:    too few are left: they save and stop
     address: and port, of the store in which members find each other
@@ -79,9 +80,9 @@ class DismissedError(RuntimeError):
 
 
 class Member:
-    """A worker's side of the protocol. A thread listens to the agent all the time.
+    """A process's side of the protocol. A thread listens to the agent all the time.
 
-    number: of the worker
+    number: of the rank when the run began
     """
 
     def __init__(self, number: int, connection: Connection) -> None:

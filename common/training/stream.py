@@ -90,7 +90,8 @@ class Stream:
         self.data, self.rank, self._ranks = data, rank, ranks
         self._dealing = dealing.in_batches_of(data.batch_size)
         # Ranks draw different numbers (dropout, augmentation), alike in processes and in a simulation.
-        self.random = RandomState(seed * 1_000_003 + (rank if number is None else number), device)
+        self._seed, self._device = seed * 1_000_003 + (rank if number is None else number), device
+        self.random = RandomState(self._seed, device)
         self.drawn = dealing.drawn
         self._batches: Iterator[Batch] = iter(())
 
@@ -119,6 +120,10 @@ class Stream:
         """Return where the batches that are left of this epoch are dealt to another number of ranks."""
         epoch, start, offset = self._position()
         return Dealing(epoch, offset + start * self._ranks, self.drawn, self.epochs, self.data.batch_size)
+
+    def draw_anew(self) -> None:
+        """Begin the random numbers anew."""
+        self.random = RandomState(self._seed, self._device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the data and the state of the random numbers."""

@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class Replica:
-    """A worker without a network. momentum: the optimizer's, where that is mixed"""
+    """A worker without a network. momentum: the optimizer's, where that is mixed; streams: of its ranks"""
 
     module: nn.Module
     vector: FlatVector
@@ -43,7 +43,7 @@ class Replica:
     momentum: MomentumVectors | None
     optimizer: Optimizer
     schedule: LRScheduler
-    stream: Stream
+    streams: list[Stream]
 
 
 def membership_rows(run: Path) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ def replay(config: Config, run: Path, steps: int) -> dict[int, Replica]:
         reports = {int(m): tuple(report) for m, report in row.get("reports", stayed).items()}
         run_stage(task, config_of(config, members), replicas, clock, reports)
         clock, members = row["step"], tuple(row["members"])
-        replicas = change(task, config, replicas, {*reports}, members, clock)
+        replicas = change(task, config, replicas, {*reports}, members, clock, lost=bool(row["left"]))
     run_stage(task, config_of(config, members), replicas, clock, dict.fromkeys(members, (steps, None)))
     return replicas
 
@@ -73,20 +73,24 @@ def begin(task: Task, config: Config, members: Members, member: int, dealing: De
     torch.manual_seed(config.seed)
     module = task.build_model()
     (vector,) = flatten(module)
-    rank, n = members.index(member), len(members)
-    data = task.train_data(rank, n, staged.training.batch_size // n, CPU)
+    rank, n, per_worker = members.index(member), len(members), config.ranks_per_worker
     optimizer = build_optimizer(config.optimizer, staged.lr, module)
     schedule = build_schedule(config.schedule, optimizer, config.training.steps or 0, 1)
     plan = config.parallel.plan()
     anchors = Anchors(plan, [vector.data])
     anchors.fragments = fragments_of(buckets_of(staged, vector), plan.fragments)
-    stream = Stream(data, config.seed, rank, CPU, n, dealing, member)
+    streams = []
+    for index in range(per_worker):
+        place = rank * per_worker + index
+        data = task.train_data(place, staged.ranks, staged.training.batch_size // staged.ranks, CPU)
+        number = member * per_worker + index
+        streams.append(Stream(data, config.seed, place, CPU, staged.ranks, dealing, number))
     debiasing = Debiasing(topology_of(staged), rank, [vector.data])
     mixes = isinstance(optimizer, DmSGD) and optimizer.momentum_mixing and n > 1
     momentum = MomentumVectors(optimizer, [vector]) if mixes else None
     if isinstance(optimizer, QGDmSGD):
         optimizer.deferred = True
-    return Replica(module, vector, anchors, debiasing, momentum, optimizer, schedule, stream)
+    return Replica(module, vector, anchors, debiasing, momentum, optimizer, schedule, streams)
 
 
 def topology_of(config: Config) -> Topology:
@@ -122,9 +126,10 @@ def run_stage(
                     limit = None if limit is None else max(0, limit - len(buckets))
                 mixes.append(partial(mix_by_hand, index, buckets[:limit], partial(plan.merged, step), mixed(replica)))
         for replica, mix in zip(trained, mixes, strict=True):
-            with replica.stream.random.active():
-                replica.module.train()
-                task.loss(replica.module, next(replica.stream)).backward()
+            replica.module.train()
+            for stream in replica.streams:
+                with stream.random.active():
+                    (task.loss(replica.module, next(stream)) / len(replica.streams)).backward()
             replica.anchors.merge(step, partial(mix, sent))
             replica.debiasing.remember()
             replica.optimizer.step()
@@ -193,10 +198,16 @@ def mixed(replica: Replica) -> Tensor:
 
 
 def change(
-    task: Task, config: Config, former: dict[int, Replica], holders: set[int], members: Members, clock: int
+    task: Task,
+    config: Config,
+    former: dict[int, Replica],
+    holders: set[int],
+    members: Members,
+    clock: int,
+    lost: bool,
 ) -> dict[int, Replica]:
     """Return the replicas of the next members; holders: those of the former ones that are alive."""
-    some = former[min(holders)].stream
+    some = former[min(holders)].streams[0]
     some.drawn = clock * config.training.gradient_accumulation
     dealing = some.rest()
     replicas = {}
@@ -209,6 +220,7 @@ def change(
         replica.optimizer.load_state_dict(copy.deepcopy(source.optimizer.state_dict()))
         replica.schedule.load_state_dict(source.schedule.state_dict())
         follow(replica, config_of(config, members), clock)
-        if member in holders:
-            replica.stream.random.state = source.stream.random.state
+        if member in holders and not (lost and config.ranks_per_worker > 1):
+            for stream, other in zip(replica.streams, source.streams, strict=True):
+                stream.random.state = other.random.state
     return replicas

@@ -14,6 +14,7 @@ import torch
 
 from common.training.compose import compose_config
 from common.training.config import ConfigError
+from common.training.elastic_config import ranks_of
 from common.training.launch import launch
 from tests.distributed.comparison import assert_same
 from tests.distributed.processes import PRELOAD
@@ -39,8 +40,8 @@ def train(folder: Path, disturb: Callable[[], None], *arguments: str) -> int:
 
 
 def kill(number: int) -> None:
-    """Kill the worker of that number."""
-    (process,) = [child for child in multiprocessing.active_children() if child.name == f"worker {number}"]
+    """Kill the process of that rank."""
+    (process,) = [child for child in multiprocessing.active_children() if child.name == f"rank {number}"]
     os.kill(process.pid or 0, signal.SIGKILL)
 
 
@@ -59,7 +60,8 @@ def assert_equals_replay(folder: Path, *arguments: str) -> None:
     (saved,) = (folder / "checkpoints").glob("step_*")
     steps = int(saved.name.removeprefix("step_"))
     replicas = replay(config, folder, steps)
-    for rank, member in enumerate(sorted(replicas)):
+    for rank, member in enumerate(ranks_of(tuple(sorted(replicas)), config.ranks_per_worker)):
+        member //= config.ranks_per_worker
         state = torch.load(saved / f"rank_{rank}.pt", weights_only=True)
         assert state["members"] == sorted(replicas)
         (worker,) = state["workers"]
@@ -96,6 +98,22 @@ def test_survivors_go_on_as_in_a_replay(tmp_path: Path) -> None:
     (row,) = membership_rows(folder)
     assert (row["members"], row["left"], row["membership"]) == ([1, 2], [0], 1)
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+    assert_equals_replay(folder, *arguments)
+
+
+@pytest.mark.parametrize("rank", [3, pytest.param(0, marks=pytest.mark.slow)])
+def test_a_worker_that_loses_a_rank_is_lost_as_a_whole(rank: int, tmp_path: Path) -> None:
+    """Three workers of two ranks. The ranks of those that are left go on alike."""
+    folder, arguments = tmp_path / "run", ["workers.count=3", "training.batch_size=48", "training.steps=400"]
+    arguments += ["parallel.ranks_per_worker=2", "model.norm=group"]
+
+    def disturb() -> None:
+        wait_for(trained(folder, 8), 120)
+        kill(rank)
+
+    assert train(folder, disturb, "elastic.restarts=1", *arguments) == 0
+    assert joined(folder, 1)()
+    assert [row["left"] for row in membership_rows(folder) if row["left"]] == [[rank // 2]]
     assert_equals_replay(folder, *arguments)
 
 
@@ -164,7 +182,7 @@ def test_a_minority_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None
             "elastic.min_workers=2 with parallel=allreduce: expected a method that gossips",
         ),
         (["training.precision=fp16"], "elastic.min_workers=2 with training.precision=fp16"),
-        (["parallel.ranks_per_worker=2"], "elastic.min_workers=2 with parallel.ranks_per_worker=2"),
+        (["parallel.ranks_per_worker=2", "parallel.shard=true"], "elastic.min_workers=2 with parallel.shard=true"),
         (["elastic.min_workers=5"], "elastic.min_workers=5: expected at most the number of workers, 4"),
         (["elastic.min_workers=null", "elastic.restarts=1"], "elastic.restarts=1 with elastic.min_workers=null"),
     ],

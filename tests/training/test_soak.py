@@ -38,7 +38,7 @@ class Resources(NamedTuple):
 
 def worker(number: int) -> int:
     """Return the process of a worker."""
-    (process,) = [child for child in multiprocessing.active_children() if child.name == f"worker {number}"]
+    (process,) = [child for child in multiprocessing.active_children() if child.name == f"rank {number}"]
     return process.pid or 0
 
 
