@@ -73,6 +73,7 @@ class PlanArguments(Arguments):
     merge_after: int | None = Field(
         None, ge=0, description="a round is merged before this update of it; null: a third of the round; 0: at its end"
     )
+    fragments: int = Field(1, ge=1, description="parts of the parameters that take turns within a round")
     steps: int | None = Field(None, ge=50, description=f"steps to simulate; null: {MOST_STEPS}, fewer for many workers")
     uneven: bool = Field(
         False, description="add, for uneven computing of several kinds, how much longer a step takes than with even"
@@ -83,7 +84,7 @@ class PlanArguments(Arguments):
         """Return the given fields of Cluster."""
         renamed = {"slow_host": "slow_hosts", "slow_link": "slow_links"}
         others = {"command", "measure", "tflop", "topology", "optimizer"}
-        others |= {"local_steps", "merge_after", "steps", "uneven", "plot"}
+        others |= {"local_steps", "merge_after", "fragments", "steps", "uneven", "plot"}
         return {renamed.get(name, name): getattr(self, name) for name in self.model_fields_set - others}
 
 
@@ -99,17 +100,15 @@ def main(argv: Sequence[str]) -> int:
         if numbers.get("hosts") is None:
             raise ValueError("hosts=...: missing; expected the number of machines, or --measure")
         cluster = Cluster(**numbers)
-        local = resolve_local_steps(None, arguments.local_steps, merge_after=arguments.merge_after)
+        rounds = {"merge_after": arguments.merge_after, "fragments": arguments.fragments}
+        local = resolve_local_steps(None, arguments.local_steps, **rounds)
+        steps = arguments.steps or max(60, min(MOST_STEPS, 2**15 // cluster.workers))
+        local_steps = None if local.every_update and local.merge_after > 0 else local  # None: bucket by bucket
+        planned = plan(cluster, arguments.topology, local_steps, optimizer=arguments.optimizer, steps=steps)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    steps = arguments.steps or max(60, min(MOST_STEPS, 2**15 // cluster.workers))
-    every_step = local.every_update and local.merge_after > 0  # then bucket by bucket
-    planned = plan(
-        cluster, arguments.topology, None if every_step else local, optimizer=arguments.optimizer, steps=steps
-    )
     print(render(cluster, planned))
     if arguments.uneven:
-        local_steps = None if every_step else local
         print(render_uneven(sensitivity(cluster, arguments.topology, local_steps, steps=steps)))
     if arguments.plot:
         draw(planned, cluster, Path(arguments.plot))

@@ -175,25 +175,37 @@ def simulate_local_steps(
     """Simulate gossip in which round r, of H local steps, takes `even(r)`, for odd buckets `odd(r)` if given.
 
     A worker waits for the round's messages, launched at its begin, before its update number tau; with tau = 0 after the
-    H-th. It launches all buckets after an update; the outer step takes no time here, nor do fragments take turns.
+    H-th. Fragments, each with an equal share of the buckets, take turns. The outer step takes no time here, and
+    `local.start` is not simulated. Raises ValueError for more fragments than buckets.
     """
+    if local.fragments > cluster.gossip_buckets:
+        raise ValueError(f"fragments={local.fragments}: expected at most the {cluster.gossip_buckets} buckets")
+    local = replace(local, start=0)
     n, B = cluster.workers, cluster.gossip_buckets
     steps = DISCARDED + max(FEWEST_ROUNDS, -(-(steps - DISCARDED) // local.steps)) * local.steps  # whole rounds
     compute = cluster.draw_compute_ms(steps, seed)
-    ended, launched, begin = np.zeros(n), np.zeros((B, n)), 0.0
+    sizes = np.bincount(np.arange(B) * local.fragments // B, minlength=local.fragments)  # in buckets
+    ended, begin = np.zeros(n), 0.0
+    launched = np.zeros((local.fragments, n))
     busy = Busy.nothing(n)
+
+    def arrived(fragment: int, at: np.ndarray, t: int) -> np.ndarray:
+        """Return when the round of a fragment that was launched at that time has reached each worker."""
+        round_ = local.merged(t, fragment)
+        buckets = np.tile(at, (sizes[fragment], 1))
+        return _travel(buckets, busy, even(round_), odd and odd(round_)).max(axis=0)
+
     for t in range(steps):
         if t == DISCARDED:
             begin = ended.mean()
-        round_, position = divmod(t, local.steps)
+        launched[local.beginning(t)] = ended
         ended = ended + compute[t]
-        if local.merge_after and position == 0:
-            launched = np.broadcast_to(ended - compute[t], (B, n))
-        if position == local.merge_after - 1:
-            ended = np.maximum(ended, _travel(launched, busy, even(round_), odd and odd(round_)).max(axis=0))
+        for fragment in local.merging(t):
+            ended = np.maximum(ended, arrived(fragment, launched[fragment], t))
         ended = ended + cluster.update_ms
-        if local.merge_after == 0 and position == local.steps - 1:
-            ended = _travel(np.tile(ended, (B, 1)), busy, even(round_), odd and odd(round_)).max(axis=0)
+        if local.merge_after == 0:
+            for fragment in local.ending(t):
+                ended = np.maximum(ended, arrived(fragment, ended, t))
     return _times(ended.mean() - begin, compute, cluster)
 
 

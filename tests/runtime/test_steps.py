@@ -60,6 +60,17 @@ def test_a_round_of_local_steps_waits_before_its_update_number_tau(inter_gbps: f
         assert whole == pytest.approx(round_ms)
 
 
+@pytest.mark.parametrize("tau", [0, 1, 3])
+def test_fragments_take_turns_within_a_round(tau: int) -> None:
+    """Two fragments of 100 ms each on the link, 60 ms to compute: each is waited for once in a round of 6 updates."""
+    c = cluster(inter_gbps=8.0, payload_mb=200.0, compute_ms=60.0, gossip_bucket_mb=1.0)
+    waits = 2 * max(0.0, 100.0 - 60.0 * tau)
+    topology = build("one_peer_exponential", 4)
+    assert simulate_gossip(c, topology, local=LocalSteps(6, tau, fragments=2)).step == pytest.approx(60.0 + waits / 6)
+    with pytest.raises(ValueError, match="fragments=3: expected at most the 2 buckets"):
+        simulate_gossip(cluster(payload_mb=2.0, gossip_bucket_mb=1.0), topology, local=LocalSteps(6, tau, fragments=3))
+
+
 def test_two_hosts_two_buckets_by_hand() -> None:
     """10 ms on the link for a bucket, 5 ms to compute, 2 ms to update a bucket.
 
