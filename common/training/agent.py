@@ -19,9 +19,10 @@ import torch.distributed as dist
 
 from common.training.elastic_config import ElasticConfig, Members
 from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
-from common.training.host import LOCAL, Ended, Hello, Host, LocalHost, RemoteHost, as_connection
+from common.training.host import Host, LocalHost, RemoteHost
 from common.training.interruption import SIGNALS
 from common.training.membership import Membership, Report, Word
+from common.training.wire import LOCAL, Ended, Hello, as_connection
 
 ATTEMPTS = 3  # memberships in a row that break although nobody died
 

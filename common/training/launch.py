@@ -31,7 +31,7 @@ from common.training.config import Config, ConfigError
 from common.training.elastic_config import ranks_of
 from common.training.elastic_loop import train_elastically
 from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
-from common.training.host import LOCAL, Hello, LocalHost, RefusedError, listen, serve, split
+from common.training.host import LocalHost, RefusedError, serve
 from common.training.loop import train
 from common.training.membership import Member
 from common.training.numerics import configure_gpu, require_determinism
@@ -39,6 +39,7 @@ from common.training.recorder import Recorder
 from common.training.run_folder import RunFolder, fingerprint, is_finished, read_status
 from common.training.session import Setup
 from common.training.task import load_task
+from common.training.wire import LOCAL, Hello, listen, split
 
 # Patience with ranks that prepare data or, as rank 0, write models while others wait. A rank that hangs in training is
 # found after parallel.timeout_s, by the groups in which workers exchange messages.

@@ -20,22 +20,11 @@ from common.parallel.process_groups import abort_groups
 from common.training.agent import Agent
 from common.training.elastic_config import ElasticConfig
 from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
-from common.training.host import (
-    LOCAL,
-    Command,
-    Ended,
-    Hello,
-    LocalHost,
-    RefusedError,
-    enter,
-    listen,
-    receive,
-    send,
-    serve,
-)
+from common.training.host import LocalHost, RefusedError, enter, serve
 from common.training.interruption import Request
 from common.training.membership import DismissedError, Member, Membership, Report, Word
 from common.training.stream import Dealing
+from common.training.wire import LOCAL, Command, Ended, Hello, listen, receive, send
 from tests.distributed.processes import PRELOAD
 from tests.training.test_resume import wait_for
 
