@@ -20,7 +20,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,13 +35,13 @@ COLUMNS = {
     "restart: the run is started again, from its checkpoint",
     "workers": "processes",
     "kills": "a random worker each time",
-    "step_ms": "of a step while all train: median over steps, highest over processes",
+    "step_ms": "of a step while all train: mean from a second after a recovery to the next kill",
     "survivors_s": "from the kill until every survivor has completed a step in the next membership, which may have a "
     "new worker already: median over kills",
     "survivors_worst_s": "the longest",
     "all_s": "from the kill until as many workers as before have completed a step: median over kills",
     "all_worst_s": "the longest",
-    "goodput": "steps of workers that counted, times step_ms, over workers and the time that passed",
+    "goodput": "steps of workers that counted, in terms of what all would have made in the time that passed",
 }
 FORMATS = {"step_ms": ".1f", "survivors_s": ".3f", "survivors_worst_s": ".3f", "goodput": ".3f"}
 MODEL = ["model.width=4", "training.threads=1", "schedule=constant"]
@@ -52,6 +51,7 @@ ELASTIC = ["elastic.min_workers=1", "training.checkpoint_every=null"]
 TORCHFT = ["-m", "scripts.benchmarks.torchft_run"]
 PATIENCE_MS = 300  # of torchft's lighthouse, in a second row; its workers tell it every 100 ms that they live
 PATIENCE_S, CALM_STEPS = 120.0, 20
+SETTLED_S = 1.0  # from a recovery until steps take their usual time
 Found = TypeVar("Found")
 
 
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
 def outlive(arguments: BenchArguments, program: Sequence[str]) -> dict[str, float]:
     """Return what one run that outlives its workers loses."""
     n, draw = arguments.workers, random.Random(arguments.seed)
-    survivors_s, all_s = [], []
+    survivors_s, all_s, kills = [], [], []
     with tempfile.TemporaryDirectory() as name, started(folder := Path(name), program):
         wait_for(calm, folder, n)
         begin = time.time()
@@ -111,13 +111,13 @@ def outlive(arguments: BenchArguments, program: Sequence[str]) -> dict[str, floa
             sleep_until(begin + (number + draw.uniform(0.2, 0.6)) * arguments.every_s)
             alive = wait_for(calm, folder, n)
             victim, killed = kill_one(alive, draw)
+            kills.append(killed)
             survivors_s.append(wait_for(gone_on, folder, alive - {victim}, killed) - killed)
             all_s.append(wait_for(everybody, folder, killed, n) - killed)
         sleep_until(begin + arguments.kills * arguments.every_s)
-        elapsed, notes = time.time() - begin, read_notes(folder / "steps")
-    step_s = calm_step_s(notes)
-    counted = sum(sum(note.time > begin for note in own) for own in notes.values())
-    return summary(survivors_s, all_s, step_s, counted * step_s / (n * elapsed))
+        end, notes = time.time(), read_notes(folder / "steps")
+    step_s = calm_step_s(notes, calm_times(begin, kills, all_s, end), n)
+    return summary(survivors_s, all_s, step_s, begun(notes, begin, end) * step_s / (n * (end - begin)))
 
 
 def restart(arguments: BenchArguments, program: Sequence[str]) -> dict[str, float]:
@@ -125,6 +125,7 @@ def restart(arguments: BenchArguments, program: Sequence[str]) -> dict[str, floa
     n, draw = arguments.workers, random.Random(arguments.seed)
     program = [*program, f"training.checkpoint_every={arguments.checkpoint_every}", "resume=true"]
     all_s: list[float] = []
+    kills: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         folder, begin, first, killed = Path(name), 0.0, 0, 0.0
         for number in range(arguments.kills + 1):
@@ -139,10 +140,11 @@ def restart(arguments: BenchArguments, program: Sequence[str]) -> dict[str, floa
                     break
                 sleep_until(begin + (number + draw.uniform(0.2, 0.6)) * arguments.every_s)
                 _, killed = kill_one(wait_for(calm, folder, n), draw)
+                kills.append(killed)
                 process.wait(PATIENCE_S)
-        elapsed, steps = time.time() - begin, last_step(folder) - first
-        step_s = calm_step_s(read_notes(folder / "steps"))
-    return summary(all_s, all_s, step_s, steps * step_s / elapsed)
+        end, steps = time.time(), last_step(folder) - first
+        step_s = calm_step_s(read_notes(folder / "steps"), calm_times(begin, kills, all_s, end), n)
+    return summary(all_s, all_s, step_s, steps * step_s / (end - begin))
 
 
 def kill_one(pids: set[int], draw: random.Random) -> tuple[int, float]:
@@ -194,19 +196,29 @@ def everybody(folder: Path, since: float, n: int) -> float | None:
     recent = [
         own for own in read_notes(folder / "steps").values() if own and own[-1].time > max(since, time.time() - 2)
     ]
-    begun = [[note.time for note in own if note.time > since and note.world_size == n] for own in recent]
-    return last_end(begun) if len(recent) == n else None
+    steps = [[note.time for note in own if note.time > since and note.world_size == n] for own in recent]
+    return last_end(steps) if len(recent) == n else None
 
 
-def last_end(begun: Sequence[Sequence[float]]) -> float | None:
+def last_end(steps: Sequence[Sequence[float]]) -> float | None:
     """Return when the last process had completed its first step, given when each one's steps began; None: not yet."""
-    return max(own[1] for own in begun) if all(len(own) > 1 for own in begun) else None
+    return max(own[1] for own in steps) if all(len(own) > 1 for own in steps) else None
 
 
-def calm_step_s(notes: Mapping[int, Sequence[Note]]) -> float:
-    """Return the median time from the beginning of a step to that of the next, the longest of all processes."""
-    gaps = [[after.time - note.time for note, after in pairwise(own)] for own in notes.values()]
-    return max(statistics.median(own) for own in gaps if len(own) > CALM_STEPS)
+def calm_times(begin: float, kills: Sequence[float], all_s: Sequence[float], end: float) -> list[tuple[float, float]]:
+    """Return the times from the begin, or from when a recovery has settled, to the next kill, or the end."""
+    settled = [killed + seconds + SETTLED_S for killed, seconds in zip(kills, all_s, strict=True)]
+    return [(start, stop) for start, stop in zip([begin, *settled], [*kills, end], strict=True) if start < stop]
+
+
+def begun(notes: Mapping[int, Sequence[Note]], start: float, stop: float) -> int:
+    """Return how many steps, of all processes, began in that time."""
+    return sum(start < note.time <= stop for own in notes.values() for note in own)
+
+
+def calm_step_s(notes: Mapping[int, Sequence[Note]], times: Sequence[tuple[float, float]], n: int) -> float:
+    """Return the mean time of a step of n processes in these times."""
+    return n * sum(stop - start for start, stop in times) / sum(begun(notes, *time) for time in times)
 
 
 def last_step(folder: Path) -> int:

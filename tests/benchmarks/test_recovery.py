@@ -35,9 +35,15 @@ def test_everybody_trains_again_when_there_are_as_many_as_before(tmp_path: Path)
 
 
 def test_the_time_of_a_step(tmp_path: Path) -> None:
-    note(tmp_path, 1, *((0.1 * step, 2, 1) for step in range(30)), (9.0, 2, 1))
-    note(tmp_path, 2, (0.0, 2, 1), (5.0, 2, 1))  # too few
-    assert recovery.calm_step_s(read_notes(tmp_path / "steps")) == pytest.approx(0.1)
+    """0.1 s, but for the recovery from 3 s to 4 s and the second after it."""
+    times = recovery.calm_times(0.0, [3.0, 8.9], [1.0, 0.2], 10.0)
+    assert times == [(0.0, 3.0), (5.0, 8.9)]
+    steps = [0.1 * step + 0.05 for step in range(100)]
+    note(tmp_path, 1, *((begun, 2, 1) for begun in steps))
+    note(tmp_path, 2, *((begun, 2, 1) for begun in steps if not 3.0 < begun < 5.0))
+    notes = read_notes(tmp_path / "steps")
+    assert recovery.begun(notes, 2.0, 6.0) == 40 + 20
+    assert recovery.calm_step_s(notes, times, 2) == pytest.approx(0.1)
 
 
 @pytest.mark.slow
