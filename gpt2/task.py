@@ -30,6 +30,7 @@ class LanguageModelling(Task):
     sums = ("train_loss", "train_tokens", "val_loss", "val_tokens")
     primary_metric = "loss"
     higher_is_better = False
+    fixed_shapes = True
     late_imports = ("tiktoken",)
 
     def __init__(self, config: Gpt2Config) -> None:

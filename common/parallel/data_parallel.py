@@ -203,17 +203,21 @@ class DataParallel(nn.Module, ABC):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
         if self.training and torch.is_grad_enabled():
-            if self._averaged:
-                raise RuntimeError("a training forward inside `with model.averaged()`: call model.eval() or no_grad()")
-            if not self._optimizers:
-                raise RuntimeError("a training forward, but no optimizer is attached: call model.attach(optimizer)")
-            if self._stepping:
-                raise RuntimeError(
-                    "a training forward inside an update: run every forward and backward of a step first, then step "
-                    f"all {len(self._optimizers)} attached optimizers, without closures"
-                )
-            self._before_forward()
+            self.before_forward()
         return (self._ddp or self.module)(*args, **kwargs)
+
+    def before_forward(self) -> None:
+        """Check that a training forward may come now, and prepare it; `forward` does it by itself."""
+        if self._averaged:
+            raise RuntimeError("a training forward inside `with model.averaged()`: call model.eval() or no_grad()")
+        if not self._optimizers:
+            raise RuntimeError("a training forward, but no optimizer is attached: call model.attach(optimizer)")
+        if self._stepping:
+            raise RuntimeError(
+                "a training forward inside an update: run every forward and backward of a step first, then step "
+                f"all {len(self._optimizers)} attached optimizers, without closures"
+            )
+        self._before_forward()
 
     @property
     def bare_module(self) -> nn.Module:

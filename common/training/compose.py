@@ -65,6 +65,8 @@ def check(task: type[Task], composed: DictConfig) -> Config:
     except ValidationError as error:
         raise ConfigError(explain(error, flatten(values))) from error
     config.build_topology()
+    if config.workers.batched and not task.fixed_shapes:
+        raise ConfigError("workers.batched=true: expected false: the shapes of this task's batches differ")
     micro_batches = config.ranks * config.training.gradient_accumulation
     if config.training.batch_size % micro_batches:
         raise ConfigError(

@@ -30,11 +30,16 @@ class ConfigError(ValueError):
 
 
 class WorkersConfig(Strict):
-    """Where the workers live. count: null for the launcher's world size, or else one for each GPU (at least one)."""
+    """Where the workers live.
+
+    count:   null for the launcher's world size, or else one for each GPU (at least one)
+    batched: whether simulated workers run forward and backward as one batch, see `common.simulate.BatchedWorkers`
+    """
 
     kind: Literal["processes", "simulated"]
     count: PositiveInt | None
     per_host: PositiveInt | None
+    batched: bool = False
 
 
 class TopologyConfig(Strict):
@@ -144,6 +149,7 @@ class Config(Strict):
         needs_atc = {"optimizer=qg_dmsgd": self.optimizer.name == "qg_dmsgd"}
         needs_atc["optimizer.momentum_mixing=true"] = mixes_momentum
         check_method(self.parallel, self.topology.name, self.workers.kind, [k for k, v in needs_atc.items() if v])
+        self._check_batched()
         self._check_script()
         self._check_survivors()
         whole = {"workers.kind=simulated": self.workers.kind == "simulated"}
@@ -158,6 +164,17 @@ class Config(Strict):
         if self.schedule.name == "cosine" and length is not None and warmup >= length:
             raise ValueError(f"schedule.warmup={warmup:g}: expected fewer than training.{unit}={length:g}")
         return self
+
+    def _check_batched(self) -> None:
+        refused = {
+            f"workers={self.workers.kind}": self.workers.kind != "simulated",
+            f"parallel.ranks_per_worker={self.parallel.ranks_per_worker}": self.parallel.ranks_per_worker > 1,
+            "training.compile=true": self.training.compile,
+            "training.precision=fp16": self.training.precision == "fp16",
+        }
+        for choice, chosen in refused.items():
+            if chosen and self.workers.batched:
+                raise ValueError(f"workers.batched=true with {choice}: expected workers.batched=false")
 
     def _check_script(self) -> None:
         if not self.elastic.script:

@@ -1,22 +1,19 @@
 """The training loop: the same for every task, every parallel method, real and simulated workers."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
-from common.dtensors import whole
-from common.parallel.collectives import explained_if_lost
 from common.parallel.regions import region
 from common.training.config import Config
 from common.training.elastic import config_of, follow, hand_over
 from common.training.elastic_config import Members
+from common.training.gradients import backward_of, finish_gradients
 from common.training.interruption import Interruption, Request
-from common.training.numerics import autocast
 from common.training.profiling import Trace
 from common.training.recorder import Recorder
 from common.training.session import Session, Setup
@@ -46,13 +43,15 @@ class Length(NamedTuple):
 class Stage(NamedTuple):
     """The part of a run in which the same members train.
 
-    setup: the run's, with the configuration of these members
+    setup:    the run's, with the configuration of these members
+    backward: computes the gradients of all local workers and returns their losses
     """
 
     setup: Setup
     members: Members
     workers: list[Worker]
     session: Session
+    backward: Callable[[], list[Tensor]]
 
 
 def train(setup: Setup) -> str:
@@ -66,7 +65,7 @@ def train(setup: Setup) -> str:
     length = lengths(setup.task, config, device)
     found = setup.checkpoints.load(device, setup.tell)
     stage = begin_stage(setup, tuple(found.state["members"]) if found else tuple(range(config.n)), length)
-    stage.session.resume(found, lambda: [backward(setup.task, w, stage.setup.config, device) for w in stage.workers])
+    stage.session.resume(found, stage.backward)
     if found is None and config.init_from is not None:
         setup.tell(f"began with the model {config.init_from}; optimizer, schedule and data begin anew")
     recorder.begin(stage.workers, length.steps, stage.setup.config)
@@ -95,7 +94,8 @@ def begin_stage(setup: Setup, members: Members, length: Length, dealing: Dealing
     workers = build_workers(
         setup.task, staged.config, setup.device, setup.rank, length.steps, length.epoch, dealing, numbers
     )
-    return Stage(staged, members, workers, Session(staged, workers, members))
+    backward = backward_of(setup.task, workers, staged.config, setup.device)
+    return Stage(staged, members, workers, Session(staged, workers, members), backward)
 
 
 def change_members(setup: Setup, stage: Stage, after: Members, length: Length) -> Stage:
@@ -119,12 +119,12 @@ def train_stage(stage: Stage, length: Length, interruption: Interruption, trace:
     Raises PeerError when a peer is gone; all updates that were begun are finished then.
     """
     setup, workers, session = stage.setup, stage.workers, stage.session
-    task, config, device, recorder = setup.task, setup.config, setup.device, setup.recorder
+    config, recorder = setup.config, setup.recorder
     changes = {change.step for change in config.elastic.script}
     request = Request.NOTHING
     while recorder.clock < length.steps and request is Request.NOTHING:
         before = recorder.clock
-        losses = [backward(task, worker, config, device) for worker in workers]
+        losses = stage.backward()
         norms = [finish_gradients(worker, config.training.clip) for worker in workers]
         with region("optimizer"):
             for worker in workers:
@@ -169,31 +169,3 @@ def lengths(task: Task, config: Config, device: torch.device) -> Length:
     steps = config.training.steps or max(1, round((config.training.epochs or 0) * steps_per_epoch))
     save_every = config.training.checkpoint_every or steps
     return Length(steps, steps_per_epoch, config.evaluation.every or steps_per_epoch, save_every)
-
-
-def backward(task: Task, worker: Worker, config: Config, device: torch.device) -> Tensor:
-    """Compute the (scaled) gradients of one update; return the mean loss over its micro-batches, detached."""
-    passes = list(enumerate(worker.streams)) * config.training.gradient_accumulation
-    if not worker.model.training:  # walking over all modules costs 0.1 ms
-        worker.model.train()
-    losses = []
-    for index, (rank, stream) in enumerate(passes):
-        synchronize = contextlib.nullcontext() if index == len(passes) - 1 else worker.model.no_sync()
-        with stream.random.active(), worker.as_rank(rank), synchronize:
-            with region("data"):
-                batch = next(stream)
-            with region("forward"), autocast(config.training.precision, device):
-                loss = task.loss(worker.model, batch)
-            with region("backward"), explained_if_lost("averaging gradients"):
-                worker.scaler.scale(loss / len(passes) if len(passes) > 1 else loss).backward()
-        losses.append(loss.detach())
-    return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
-
-
-def finish_gradients(worker: Worker, clip: float | None) -> Tensor | None:
-    """Average gradients if the method does that, unscale and clip them; return their exact global norm if clipped."""
-    worker.model.synchronize_gradients()
-    if clip is None:
-        return None
-    worker.scaler.unscale_(worker.optimizer)
-    return whole(clip_grad_norm_(worker.model.parameters(), clip))
