@@ -12,6 +12,8 @@ from torch import Tensor
 
 from common.parallel.streams import is_queued
 
+GLOOS_WORDS = ("gloo/", "pair closure")  # in its errors, which are plain RuntimeErrors
+
 
 class PeerError(RuntimeError):
     """A message or a collective failed: a peer died, runs fewer steps, or is slower than the timeout allows."""
@@ -62,7 +64,7 @@ def explained_if_lost(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+        if not (isinstance(error, dist.DistError) or any(words in str(error) for words in GLOOS_WORDS)):
             raise
         with explained(what):
             raise

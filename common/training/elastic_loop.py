@@ -203,8 +203,9 @@ def leave(stage: Stage, lost: bool) -> Held:
     merged = worker.model.merged_of_broken
     if lost:
         worker.model.abandon()
-    members = ranks_of(stage.members, stage.setup.config.ranks_per_worker)
-    report = Report(members, worker.model.clock, merged, worker.streams[0].rest(), lost)
+    config, clock, (stream,) = stage.setup.config, worker.model.clock, worker.streams
+    stream.drawn = clock * config.training.gradient_accumulation  # without batches of an update that was given up
+    report = Report(ranks_of(stage.members, config.ranks_per_worker), clock, merged, stream.rest(), lost)
     return Held(report, worker.state_dict())
 
 

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from common.optim import AccumAdamW
 from common.parallel import DecentralizedDataParallel
 from common.parallel.collectives import gather_objects
-from common.training.loop import autocast
+from common.training.numerics import autocast
 from gpt2.model import GPT2, Shape
 from scripts.gpu_check.outcome import FailedError, Machine
 from scripts.gpu_check.processes import run_ranks

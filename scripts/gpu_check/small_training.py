@@ -8,7 +8,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from common.optim import AccumAdamW
 from common.parallel import DecentralizedDataParallel, GradScaler
-from common.training.loop import autocast
+from common.training.numerics import autocast
 from gpt2.model import GPT2, Shape
 
 SHAPE = Shape(layers=2, heads=4, width=128, vocabulary=512, context=64)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from common.training.compose import compose_config
-from common.training.loop import autocast
+from common.training.numerics import autocast
 from gpt2.config import Gpt2Config
 from gpt2.model import GPT2
 from scripts.benchmarks.interleaved_steps import run_interleaved
