@@ -14,7 +14,7 @@ from common.optim import AccumAdam, AccumAdamW, accum_adam, flat_state
 from common.parallel.gossip.exchange import ReceiveBuffers
 from common.parallel.gossip.mixer import Mixer
 from common.parallel.gossip.point_to_point import SendRecv
-from common.training import loop
+from common.training import gradients
 from common.training.run_folder import RunFolder
 from scripts.gpu_check import (
     gossip,
@@ -87,7 +87,7 @@ def test_a_host_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_host_sync_of_the_training_loop_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     for task in ("gpt2", "cnn"):
         assert host_syncs.watch_run(CPU, task) == []
-    monkeypatch.setattr(loop, "clip_grad_norm_", reading)
+    monkeypatch.setattr(gradients, "clip_grad_norm_", reading)
     (complaint,) = host_syncs.watch_run(CPU, "gpt2")
     assert complaint.startswith("gpt2.train: aten._local_scalar_dense.default reads a tensor")
 
