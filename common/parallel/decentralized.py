@@ -191,8 +191,8 @@ class DecentralizedDataParallel(DataParallel):
         DmSGD with momentum mixing has its momentum placed in flat vectors too; QGDmSGD finishes its step after the
         exchange. Alone, with order "awc" and without local steps, a fused AccumAdam(W) steps bucket by bucket: merging
         costs it no pass over memory, and messages leave earlier. With accumulation_steps=1 it is Adam(W). Torch's own
-        optimizers update everything in one call, which waits for the last bucket: they have no call for some of their
-        parameters but one in which the gradients of the others are hidden.
+        optimizers update all parameters in one call, after the last bucket has arrived; to update only some of them
+        one would have to hide the gradients of the others.
         """
         mixes = mixes_momentum(optimizer, self.order, self.topology, self._plan)
         tracks = tracks_mixing(optimizer, self.order, self.topology, self._plan)

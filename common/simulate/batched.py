@@ -1,7 +1,4 @@
-"""Forward and backward of all simulated workers as one batch.
-
-One kernel then serves all workers, where each would have launched its own: small models take a fraction of the time.
-"""
+"""Forward and backward of all simulated workers as one batch: one kernel then serves all of them."""
 
 import copy
 from collections.abc import Callable, Sequence

@@ -50,15 +50,16 @@ def backward(task: Task, worker: Worker, config: Config, device: torch.device) -
 def backward_together(
     batched: BatchedWorkers, workers: Sequence[Worker], config: Config, device: torch.device
 ) -> list[Tensor]:
-    """Do what `backward` does for all simulated workers at once. Data are the same, and random numbers drawn with them.
+    """Do what `backward` does, for all simulated workers at once and on the same data.
 
-    What models draw comes from the first worker's random numbers.
+    What the models draw at random, as for dropout, comes from the first worker's random numbers.
     """
     losses = []
     for _ in range(config.training.gradient_accumulation):
         batches = []
         with region("data"):
-            for (stream,) in (worker.streams for worker in workers):
+            for worker in workers:
+                (stream,) = worker.streams
                 with stream.random.active():
                     batches.append(next(stream))
         with workers[0].streams[0].random.active():

@@ -32,18 +32,18 @@ Event = tuple[int, Hello | Report | Ended]
 
 
 class Host(Protocol):
-    """A host that runs workers. running: their numbers."""
+    """A host that runs worker processes, numbered by their ranks when the run began. running: their numbers."""
 
     running: set[int]
 
     def start(self, number: int) -> None:
-        """Start a worker."""
+        """Start a process."""
 
     def kill(self, number: int) -> None:
-        """Kill a worker, about which nothing is told any more."""
+        """Kill a process, about which nothing is told any more."""
 
     def send(self, number: int, message: Membership | Word) -> None:
-        """Send to a worker."""
+        """Send to a process."""
 
     def handles(self) -> list[Any]:
         """Return what to wait for with `multiprocessing.connection.wait`."""
@@ -69,7 +69,7 @@ class LocalHost:
         return set(self._processes)
 
     def start(self, number: int) -> None:
-        """Start a worker."""
+        """Start a process."""
         mine, theirs = Pipe()
         process = self._start(number, theirs)
         process.start()
@@ -77,14 +77,14 @@ class LocalHost:
         self._processes[number], self._connections[number] = process, mine
 
     def kill(self, number: int) -> None:
-        """Kill a worker, about which nothing is told any more."""
+        """Kill a process, about which nothing is told any more."""
         process = self._processes.pop(number)
         process.kill()
         process.join()
         self._connections.pop(number, None)
 
     def send(self, number: int, message: Membership | Word) -> None:
-        """Send to a worker."""
+        """Send to a process."""
         with suppress(OSError, KeyError):  # it died; that comes next
             self._connections[number].send(message)
 
@@ -141,18 +141,18 @@ class RemoteHost:
         self._dying: Counter[int] = Counter()  # killed workers whose end the host has not told
 
     def start(self, number: int) -> None:
-        """Start a worker."""
+        """Start a process."""
         self.running.add(number)
         self._send(number, Command.START)
 
     def kill(self, number: int) -> None:
-        """Kill a worker, about which nothing is told any more: the host may not answer either."""
+        """Kill a process, about which nothing is told any more: the host may not answer either."""
         self.running.discard(number)
         self._dying[number] += 1
         self._send(number, Command.KILL)
 
     def send(self, number: int, message: Membership | Word) -> None:
-        """Send to a worker."""
+        """Send to a process."""
         self._send(number, message)
 
     def welcome(self) -> None:

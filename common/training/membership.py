@@ -2,8 +2,7 @@
 
 A *membership* is who trains from one change to the next; the agent numbers them. Members are the processes, that is,
 the ranks of the workers. They report when they are ready, when they have lost a peer, or when all have stopped so that
-somebody can join. When everybody who is alive has reported,
-the agent names the next members, and these connect anew.
+somebody can join. When everybody who is alive has reported, the agent names the next members, and these connect anew.
 """
 
 import gc

@@ -50,8 +50,8 @@ def main(argv: Sequence[str]) -> int:
     from torchft.coordination import LighthouseServer
 
     arguments = parse(RunArguments, argv, MODULE, "Train with torchft.")
-    patience = {} if arguments.patience_ms is None else {"heartbeat_timeout_ms": arguments.patience_ms}
-    patience |= {"join_timeout_ms": arguments.patience_ms} if patience else {}
+    milliseconds = arguments.patience_ms
+    patience = {} if milliseconds is None else dict.fromkeys(("heartbeat_timeout_ms", "join_timeout_ms"), milliseconds)
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=2, **patience)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torchft", "cnn.task", "sklearn.datasets", "sklearn.model_selection", MODULE])
@@ -116,6 +116,7 @@ def work(lighthouse: str, rank: int, arguments: RunArguments) -> None:
         if manager.should_commit():
             optimizer.step()
             if counts:
+                # What tells quorums apart has no public name.
                 notes.write(Note(begun, manager.num_participants(), manager._quorum_id))
 
 

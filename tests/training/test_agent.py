@@ -79,14 +79,20 @@ def work(number: int, connection: Connection, deeds: Deeds, log: Path) -> None:
 
 
 def run(
-    workers: int, deeds: Mapping[int, list[Deeds]], log: Path, restarts: int = 0, patience_s: float = TIMEOUT_S
+    ranks: int,
+    deeds: Mapping[int, list[Deeds]],
+    log: Path,
+    restarts: int = 0,
+    patience_s: float = TIMEOUT_S,
+    per_worker: int = 1,
 ) -> tuple[int, dict[int, list]]:
     """Return the exit code, and {number: [members, holders, last]} of every membership that came about.
 
-    deeds: of each worker, for its first start, the next, ...
+    deeds: of each rank, for its first start, the next, ...
     """
-    options = ElasticConfig(min_workers=1, restarts=restarts)
-    code = Agent(LocalHost(starting(deeds, log)), workers, tuple(range(workers)), options, patience_s).run()
+    options, first = ElasticConfig(min_workers=1, restarts=restarts), tuple(range(ranks))
+    host = LocalHost(starting(deeds, log))
+    code = Agent(host, ranks, first, options, patience_s, per_worker=per_worker).run()
     assert not multiprocessing.active_children()
     return code, memberships(log)
 
@@ -125,6 +131,16 @@ def test_a_dead_worker_is_replaced(tmp_path: Path) -> None:
     assert seen.pop(0) == [[0, 1, 2], [], False]
     assert seen.popitem()[1] == [[0, 1, 2], [0, 2], False]
     assert list(seen.values()) in ([], [[[0, 2], [0, 2], False]])
+
+
+def test_the_ranks_of_a_worker_are_lost_and_replaced_together(tmp_path: Path) -> None:
+    everybody, left = [0, 1, 2, 3, 4, 5], [0, 1, 4, 5]
+    deeds = {3: [{0: "dies"}, {1: "ends", 2: "ends"}]}
+    code, seen = run(6, deeds, tmp_path / "log", restarts=1, per_worker=2)
+    assert code == FINISHED
+    assert seen.pop(0) == [everybody, [], False]
+    assert seen.popitem()[1] == [everybody, left, False]
+    assert list(seen.values()) in ([], [[left, left, False]])
 
 
 def other_host(address: str, identity: str, deeds: Mapping[int, list[Deeds]], log: Path) -> None:
