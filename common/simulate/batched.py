@@ -1,12 +1,12 @@
 """Forward and backward of all simulated workers as one batch: one kernel then serves all of them."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
 from common.simulate.replica import SimulatedReplica
@@ -20,9 +20,12 @@ class BatchedWorkers:
 
     def __init__(self, replicas: Sequence[SimulatedReplica], loss: Callable[[nn.Module, Any], Tensor]) -> None:
         self._replicas = list(replicas)
-        self._modules = [replica.bare_module for replica in replicas]
-        self._loss = _Loss(copy.deepcopy(self._modules[0]), loss).train()  # whose values are never used
-        self._parameters: dict[str, Tensor] = {}  # of all, between forward and backward
+        modules = [replica.bare_module for replica in replicas]
+        self._loss = _Loss(copy.deepcopy(modules[0]), loss).train()  # whose values are never used
+        # by name, one tensor a worker; looked up once, as walking over the modules takes longer than a small forward
+        self._parameters = _by_name([module.named_parameters() for module in modules])
+        self._buffers = _by_name([module.named_buffers() for module in modules])
+        self._stacked: dict[str, Tensor] = {}  # the parameters of all, between forward and backward
 
     def forward(self, batches: Sequence[Any]) -> Tensor:
         """Return every worker's loss on its batch, [N]; batches have equal structure and shapes.
@@ -33,38 +36,26 @@ class BatchedWorkers:
             if not replica.training:
                 replica.train()
             replica.before_forward()
-        self._parameters, buffers = stack_module_state(self._modules)
+        self._stacked, buffers = _stack(self._parameters), _stack(self._buffers)
         batch = tree_map(lambda *tensors: torch.stack(tensors), *batches)
-        losses = vmap(self._call, randomness="different")(self._parameters, buffers, batch)
-        self._write_buffers(buffers)
+        losses = vmap(self._call, randomness="different")(self._stacked, buffers, batch)
+        with torch.no_grad():
+            for name, of_workers in self._buffers.items():
+                torch._foreach_copy_(of_workers, list(buffers[name].unbind()))
         return losses
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a scalar function of the losses to the parameters' `.grad`."""
-        trained = {name: stacked for name, stacked in self._parameters.items() if stacked.requires_grad}
+        """Add the gradients of a scalar function of the losses to the parameters' `.grad`; no hooks are called."""
+        trained = {name: stacked for name, stacked in self._stacked.items() if stacked.requires_grad}
         gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        self._parameters = {}
-        self._add(dict(zip(trained, gradients, strict=True)))
+        self._stacked = {}
+        for name, gradient in zip(trained, gradients, strict=True):
+            if gradient is not None:
+                _accumulate(self._parameters[name], gradient)
 
     def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> Tensor:
         state = {f"module.{name}": tensor for name, tensor in {**parameters, **buffers}.items()}
         return functional_call(self._loss, state, (batch,))
-
-    def _add(self, gradients: dict[str, Tensor | None]) -> None:
-        """Accumulate as backward would: into `.grad`, with the hooks of the parameters."""
-        leaves, values = [], []
-        for index, module in enumerate(self._modules):
-            for name, parameter in module.named_parameters():
-                if (gradient := gradients.get(name)) is not None:
-                    leaves.append(parameter)
-                    values.append(gradient[index])
-        torch.autograd.backward(leaves, values)
-
-    @torch.no_grad()
-    def _write_buffers(self, buffers: dict[str, Tensor]) -> None:
-        for index, module in enumerate(self._modules):
-            for name, buffer in module.named_buffers():
-                buffer.copy_(buffers[name][index])
 
 
 class _Loss(nn.Module):
@@ -76,3 +67,27 @@ class _Loss(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         return self._loss(self.module, batch)
+
+
+def _by_name(of_workers: Sequence[Iterator[tuple[str, Tensor]]]) -> dict[str, list[Tensor]]:
+    named = [dict(tensors) for tensors in of_workers]
+    return {name: [tensors[name] for tensors in named] for name in named[0]}
+
+
+@torch.no_grad()
+def _stack(tensors: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+    """Return new leaves [N, ...] for each name."""
+    return {
+        name: torch.stack(of_workers).requires_grad_(of_workers[0].requires_grad)
+        for name, of_workers in tensors.items()
+    }
+
+
+@torch.no_grad()
+def _accumulate(parameters: Sequence[Tensor], gradients: Tensor) -> None:
+    """Add row i of the gradients [N, ...] to that of parameter i."""
+    for parameter, gradient in zip(parameters, gradients.unbind(), strict=True):
+        if parameter.grad is None:
+            parameter.grad = gradient.contiguous()
+        else:
+            parameter.grad += gradient
