@@ -105,8 +105,9 @@ def test_hosts_of_two_workers(n: int) -> None:
     complete = replace(BASE, topology="complete", workers_per_host=n // 4 * 2)
     tiny = replace(aer, options={"bucket_mb": 0.00006})  # 16 elements
     between = replace(BASE, topology=build("one_peer_exponential", n, 2, between_hosts=True))
+    plain = replace(BASE, topology="hypercube", workers_per_host=2, phases="staggered")  # messages that take turns
     optimizer = replace(aer, optimizer="accumadamw", model=models.Tied)
-    assert_equal_to_simulator(n, [aer, replace(aer, order="atc"), optimizer, tiny, complete, between])
+    assert_equal_to_simulator(n, [aer, replace(aer, order="atc"), optimizer, tiny, complete, between, plain])
 
 
 @pytest.mark.parametrize("backend", [None, "cpu:gloo"])
@@ -136,7 +137,7 @@ def test_steps_bucket_by_bucket() -> None:
     base = replace(BASE, optimizer="fused_accumadamw")
     variants = [
         replace(base, model=models.Tied),
-        replace(base, topology="ring", model=models.Tied),  # two peers: merged before the update
+        replace(base, topology="ring", workers_per_host=2, model=models.Tied),  # two peers: merged before the update
         replace(base, topology="complete"),
         replace(base, topology="aer", workers_per_host=2, phases="staggered"),
         replace(base, topology="aer"),  # idle rounds

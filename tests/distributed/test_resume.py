@@ -32,7 +32,7 @@ SCENARIOS = [
     replace(BASE, topology="one_peer_exponential", order="atc", optimizer="qg_dmsgd"),
     replace(BASE, topology="random_matching", optimizer="momentum+adam"),
     replace(BASE, topology="aer", workers_per_host=2, phases="staggered", optimizer="fused_accumadamw"),
-    replace(BASE, topology="ring", options={"message_dtype": torch.int8}),
+    replace(BASE, topology="ring", workers_per_host=2, options={"message_dtype": torch.int8}),
     replace(BASE, topology="aer", workers_per_host=2, options={"message_dtype": torch.int8}),
 ]
 # After 10 updates: in flight in the middle of a round, two fragments of three in flight, merged, launched just now.
@@ -48,7 +48,12 @@ LOCAL = [
     ),
     replace(BASE, topology="random_matching", local={"local_steps": 4, "merge_after": 1, "outer": OUTER}),
     replace(BASE, topology="aer", local={"local_steps": 5, "merge_after": 5, "outer": OUTER}),
-    replace(BASE, topology="ring", local={"local_steps": 6, "merge_after": 2, "outer": OUTER, "fragments": 3}),
+    replace(
+        BASE,
+        topology="ring",
+        workers_per_host=2,
+        local={"local_steps": 6, "merge_after": 2, "outer": OUTER, "fragments": 3},
+    ),
     replace(BASE, topology="complete", order="atc", local={"local_steps": 4, "local_steps_from": 3, "outer": OUTER}),
     replace(
         BASE,

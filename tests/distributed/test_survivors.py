@@ -25,7 +25,7 @@ RING = Scenario(topology="ring", options={"bucket_mb": 0.0001, "timeout_s": 20})
 OTHERS = [
     replace(RING, topology="complete", workers_per_host=2),
     replace(RING, topology="complete", options={**RING.options, "transport": "subgroup"}),
-    replace(RING, order="atc"),
+    replace(RING, order="atc", workers_per_host=2),
 ]
 
 

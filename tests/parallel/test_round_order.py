@@ -4,9 +4,14 @@ import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
+import pytest
 import torch
 
+from common.parallel.gossip.exchange import ReceiveBuffers
 from common.parallel.gossip.network import SLACK, Network, RoundOrder
+from common.parallel.gossip.point_to_point import SendRecv
+from common.parallel.gossip.routes import Route
+from common.topology import Transport, build
 
 
 def blocked(turns: RoundOrder, turn: int, passed: threading.Event) -> bool:
@@ -65,3 +70,17 @@ def test_the_network_holds_the_next_round_back() -> None:
     assert last.staged.wait(10)
     assert order[-1] == "next sent"
     network.close()
+
+
+@pytest.mark.parametrize(
+    ("clock", "workers_per_host", "takes_turns"),
+    [(0, 2, False), (1, 2, True), (1, 1, False)],
+    ids=["inside a host", "between hosts", "between hosts of one worker"],
+)
+def test_plain_messages_take_turns_where_workers_share_a_link(
+    clock: int, workers_per_host: int, takes_turns: bool
+) -> None:
+    route = Route(Transport.SEND_RECV, build("hypercube", 4).round(clock), 0, workers_per_host)
+    exchange = SendRecv(torch.zeros(1), route, ReceiveBuffers())
+    assert bool(exchange.between_hosts) == takes_turns
+    assert bool(exchange.stages) == takes_turns

@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import chain
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -62,7 +61,7 @@ class Exchange(ABC):
     strength: g in [0, 1], how strongly it mixes: x_i <- (1 - g) x_i + g sum_j W_ij x_j
     """
 
-    stages: ClassVar[int] = 0
+    stages: int = 0
     between_hosts: range = range(0)
     turn: int = 0
     strength: float = 1.0

@@ -23,7 +23,8 @@ class RoundOrder:
     would get half of it, and the earlier round, for which hosts wait, would end late: with alternating pairs of hosts
     every step then takes half as long again. Earlier rounds depend on no later ones, so nobody waits in a circle.
 
-    Plain messages between two ranks take no turns: while one waits for a late peer, its link can serve the next.
+    A worker that has its host's link to itself takes no turns with plain messages: while one waits for a late peer, the
+    link can serve the next. Where workers share a link, a later round would take part of it from others' earlier ones.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,7 @@
 """Point-to-point messages along the edges of a sparse round."""
 
+from datetime import timedelta
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -8,10 +10,14 @@ from common.optim.flat_state import Incoming
 from common.parallel.gossip.exchange import Exchange, ReceiveBuffers, mix_
 from common.parallel.gossip.messages import Message
 from common.parallel.gossip.routes import Route
+from common.parallel.streams import is_queued
 
 
 class SendRecv(Exchange):
     """A bucket that this rank sends to some peers and receives from others.
+
+    Where several workers share their host's link and the host does not run ahead, sends are a stage, so that they can
+    wait for earlier rounds.
 
     message_dtype: dtype on the wire, None for the chunk's own; see `messages.py`
     error:         what earlier messages left out [numel of the chunk], where the dtype wants it
@@ -28,6 +34,8 @@ class SendRecv(Exchange):
         super().__init__(chunk, route, buffers)
         self._narrow = None if message_dtype in (None, chunk.dtype) else Message(chunk, message_dtype, error)
         self._message = chunk if self._narrow is None else self._narrow.tensor
+        if route.shares_link and not is_queued(chunk.device):
+            self.stages, self.between_hosts = 2, range(2)
         self._received = {rank: self.take(self._message.numel(), self._message.dtype) for rank in route.receives}
 
     def receives(self) -> list[dist.P2POp]:
@@ -35,8 +43,15 @@ class SendRecv(Exchange):
         return [self.message(dist.irecv, tensor, rank) for rank, tensor in self._received.items()]
 
     def start(self) -> list[dist.P2POp]:
-        """Return one send for each rank that takes from it."""
-        return [self.message(dist.isend, self._message, rank) for rank in self.route.sends]
+        """Return one send for each rank that takes from it; none where these are a stage."""
+        return [] if self.stages else self._sends()
+
+    def run(self, stage: int, timeout: timedelta) -> None:
+        """Send; wait until everything has arrived."""
+        if stage == 0:
+            self.post(self._sends())
+        else:
+            self._wait_for(timeout, *self._works)
 
     @property
     def message_bytes(self) -> int:
@@ -62,3 +77,6 @@ class SendRecv(Exchange):
         """Remember what this message left out."""
         if self._narrow is not None:
             self._narrow.settle()
+
+    def _sends(self) -> list[dist.P2POp]:
+        return [self.message(dist.isend, self._message, rank) for rank in self.route.sends]

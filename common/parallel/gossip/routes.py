@@ -45,6 +45,12 @@ class Route:
     host: dist.ProcessGroup | None = None
     peers: tuple[int, ...] = ()
 
+    @property
+    def shares_link(self) -> bool:
+        """Whether plain messages leave a host of several workers."""
+        host, size = self.worker // self.workers_per_host, self.workers_per_host
+        return size > 1 and any(peer // size != host for peer in self.round.out_peers(self.worker))
+
     def bytes_sent(self, message_bytes: float, shard_bytes: float | None = None) -> float:
         """Return the bytes this rank sends for a bucket; arguments as of `common.topology.bytes_sent`."""
         return bytes_sent(self.round, self.worker, message_bytes, self.kind, self.workers_per_host, shard_bytes)
