@@ -13,7 +13,7 @@ import pytest
 
 from common.cli import UsageError
 from common.report.definitions import ROOT
-from scripts import emulate
+from scripts import emulate, namespaces
 from tests.scripts.namespaces import needs_namespaces
 
 # Rank 0 sends 4 bytes, then 2 MB to rank 1 and gets 4 bytes back, REPEATS times; prints the seconds of the fastest.
@@ -59,7 +59,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 100) -> bool:
 
 
 def made_by(pid: int) -> list[str]:
-    return [name for name in emulate.existing() if name.startswith(f"gossip-{pid}-")]
+    return [name for name in namespaces.existing() if name.startswith(f"gossip-{pid}-")]
 
 
 # The first argument is the address of the receiver, who answers when all has come; the sender prints the seconds.
@@ -90,9 +90,9 @@ def test_a_link_has_its_rate_and_counts_its_bytes() -> None:
         with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
             assert receiver.stdout.readline() == "ready\n"
             before = first.statistics()[0], second.statistics()[1]
-            seconds = float(emulate.call(*first.command(sys.executable, "-c", SENDER, second.address)).stdout)
+            seconds = float(namespaces.call(*first.command(sys.executable, "-c", SENDER, second.address)).stdout)
             sent, received = first.statistics()[0] - before[0], second.statistics()[1] - before[1]
-    assert (2e6 - 2 * emulate.SMALLEST_BURST) * 8 / 80e6 <= seconds < 2 * 2e6 * 8 / 80e6
+    assert (2e6 - 2 * namespaces.SMALLEST_BURST) * 8 / 80e6 <= seconds < 2 * 2e6 * 8 / 80e6
     assert 2e6 < received < 2e6 * 1.06  # headers, handshakes
     assert 2e6 < sent < 2e6 * 1.06
 
@@ -115,7 +115,7 @@ def test_bytes_rate_and_delay_are_real(tmp_path: Path, slow: str | None, delay_m
     bits_per_s = 20e6 if slow else 80e6
     # No faster than the slower end's token bucket and the delay allow, and not much slower.
     assert round_trip >= 2 * delay_ms / 1000
-    assert seconds >= (2e6 - 2 * emulate.SMALLEST_BURST) * 8 / bits_per_s + 2 * delay_ms / 1000
+    assert seconds >= (2e6 - 2 * namespaces.SMALLEST_BURST) * 8 / bits_per_s + 2 * delay_ms / 1000
     assert seconds < 2 * 2e6 * 8 / bits_per_s + 10 * 2 * delay_ms / 1000
 
 
@@ -161,14 +161,14 @@ def test_a_failing_set_up_leaves_nothing(function: str, monkeypatch: pytest.Monk
 
 @needs_namespaces
 def test_signals_wait_while_hosts_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = emulate.call
+    call = namespaces.call
 
     def interrupted(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         if command[:3] == ("ip", "netns", "del"):
             signal.raise_signal(signal.SIGINT)
         return call(*command, check=check)
 
-    monkeypatch.setattr(emulate, "call", interrupted)
+    monkeypatch.setattr(namespaces, "call", interrupted)
     with pytest.raises(KeyboardInterrupt), emulate.emulated_hosts(emulate.EmulateArguments(hosts=2)):
         assert len(made_by(os.getpid())) == 3
     assert made_by(os.getpid()) == []
@@ -185,11 +185,11 @@ def test_down_removes_only_what_a_dead_process_made() -> None:
         subprocess.run(["ip", "netns", "add", name], check=True)
     try:
         inside = subprocess.Popen(["ip", "netns", "exec", left, "sleep", "100"])
-        assert wait_for(lambda: str(inside.pid) in emulate.ip("netns", "pids", left).split())
+        assert wait_for(lambda: str(inside.pid) in namespaces.ip("netns", "pids", left).split())
         done = run("--down")
         assert done.returncode == 0
         assert inside.wait(10) == -signal.SIGKILL
-        assert set(names) - set(emulate.existing()) == {left}
+        assert set(names) - set(namespaces.existing()) == {left}
         assert f"left alone {used}: process {os.getpid()} runs\n" in done.stdout
         assert f"left alone {mine}: not made by this script\n" in done.stdout
     finally:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from common.report.definitions import ROOT
-from scripts.emulate import EmulateArguments, Host, emulated_hosts, ip
+from scripts.emulate import EmulateArguments, emulated_hosts
+from scripts.namespaces import Host, ip
 from tests.scripts.namespaces import needs_namespaces
 from tests.training.replay import membership_rows
 from tests.training.test_elastic_processes import RUN, assert_equals_replay, joined, trained
