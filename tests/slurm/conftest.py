@@ -17,6 +17,7 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 # A job of two nodes with two CPU ranks each; the local Slurm only claims to have GPUs; each means one rank, too.
 FOUR_RANKS = ("--nodes=2", "--ntasks-per-node=2")
 FOUR_GPUS = ("--nodes=2", "--gpus-per-node=2")
+NODES = ("node1", "node2", "node3", "node4")
 
 
 @dataclass
@@ -61,14 +62,20 @@ class Slurm:
 
     def crash(self, node: str) -> None:
         """What a power cut would do: kill the node's daemon and all that runs there."""
-        processes = {int(file.parent.name): environment_of(file) for file in Path("/proc").glob("[0-9]*/environ")}
-        there = [pid for pid, environment in processes.items() if f"SLURMD_NODENAME={node}" in environment]
+        there = processes_with(f"SLURMD_NODENAME={node}")
         steps = {parent_of(pid) for pid in there} - set(there)  # slurmstepd, one for each step
         for pid in [self.daemon(node), *there, *(pid for pid in steps if "slurmstepd" in command_of(pid))]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+    def revive(self) -> None:
+        """Start the nodes that crashed, and take back those that were set down."""
+        for node in NODES:
+            if "slurmd" not in command_of(self.daemon(node)):
+                self.boot(node)
+            self.call("scontrol", "update", f"nodename={node}", "state=resume", check=False)  # fails if it is not down
 
     def boot(self, node: str) -> None:
         """Start the daemon of a node that crashed; slurm/local/down.sh will end it."""
@@ -91,6 +98,12 @@ class Slurm:
         """What the job has written so far."""
         file = self.logs / f"{job}.log"
         return file.read_text() if file.exists() else ""
+
+
+def processes_with(variable: str) -> list[int]:
+    """Processes that have this NAME=value in their environment."""
+    files = Path("/proc").glob("[0-9]*/environ")
+    return [int(file.parent.name) for file in files if variable in environment_of(file)]
 
 
 def command_of(pid: int) -> str:
@@ -117,10 +130,11 @@ def _read(file: Path) -> str:
 
 @pytest.fixture
 def slurm(local_slurm: Slurm) -> Iterator[Slurm]:
-    """The local Slurm; what a test that failed has not ended does not take the next one's nodes."""
+    """The local Slurm; the next test finds all nodes as they were and no jobs, even if this one fails."""
     yield local_slurm
     for state in ("PENDING", "RUNNING"):
         local_slurm.call("scancel", f"--state={state}", f"--user={os.getuid()}")
+    local_slurm.revive()
 
 
 @pytest.fixture(scope="package")
@@ -131,7 +145,13 @@ def local_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     logs = tmp_path_factory.mktemp("slurm_logs")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
     # Two test runs on one machine would meet in the daemons' ports: up.sh refuses the second one.
-    environment |= {"STATE": "/run/slurm-tests", "NODES": "4", "CPUS": "128", "GPUS": "8", "OMP_NUM_THREADS": "1"}
+    environment |= {
+        "STATE": "/run/slurm-tests",
+        "NODES": str(len(NODES)),
+        "CPUS": "128",
+        "GPUS": "8",
+        "OMP_NUM_THREADS": "1",
+    }
     environment |= {"VENV": str(Path(os.environ.get("VIRTUAL_ENV", ROOT / ".venv")))}
     # What a session left that was killed.
     subprocess.run(["slurm/local/down.sh"], cwd=ROOT, env=environment, capture_output=True, timeout=120, check=False)

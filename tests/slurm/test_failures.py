@@ -3,14 +3,13 @@
 import os
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
 from slurm import starts
-from tests.slurm.conftest import FOUR_RANKS, Slurm, command_of
+from tests.slurm.conftest import FOUR_RANKS, Slurm, command_of, processes_with
 from tests.slurm.runs import SMALL, reached
 
 pytestmark = pytest.mark.slow  # on a real Slurm
@@ -33,11 +32,8 @@ def test_a_rank_that_dies_or_hangs_fails_the_job_and_the_log_says_why(
     long = [*SMALL, "training.steps=100000", "parallel.timeout_s=10", f"run_dir={run}"]
     job = slurm.sbatch(*FOUR_RANKS, "slurm/train.sbatch", "cnn", *long)
     slurm.until(lambda: reached(run, 5), job)
-    ranks = subprocess.run(
-        ["pgrep", "-f", f"slurm.rank.*run_dir={run} training"], capture_output=True, text=True, check=True
-    )
-    workers = [pid for pid in map(int, ranks.stdout.split()) if "torch.distributed.run" not in command_of(pid)]
-    os.kill(workers[-1], number)
+    (last,) = (pid for pid in processes_with("RANK=3") if f"run_dir={run}" in command_of(pid))
+    os.kill(last, number)
     assert slurm.wait(job, timeout_s=100) == "FAILED"
     assert re.search(told, slurm.log(job)), slurm.log(job)
     assert "[slurm] failed: srun ended with exit code" in slurm.log(job)
