@@ -47,7 +47,7 @@ class AllReduceDataParallel(DataParallel):
         self._compression = Compression(hook, powersgd_rank, powersgd_from)
         device = check_device(p for p in module.parameters() if p.requires_grad)
         groups = ProcessGroups(1, patience(timedelta(seconds=timeout_s), device))
-        super().__init__(module, groups.rank, groups.world_size)
+        super().__init__(module, groups.rank, groups.world_size, groups.world)
         self._groups = groups
         facts = {
             "bucket_mb": bucket_mb,

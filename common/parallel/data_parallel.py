@@ -30,13 +30,18 @@ class DataParallel(nn.Module, ABC):
 
     Names are the bare module's everywhere: `state_dict()`, `parameters()`, `named_parameters()` carry no prefix.
     One *update* is one `step()` of every attached optimizer; `clock` counts the updates committed.
+    `everyone` is the process group of all ranks, whose collectives fail after the model's `timeout_s`; None: the
+    default group, or a single process.
     """
 
-    def __init__(self, module: nn.Module, worker: int, world_size: int) -> None:
+    def __init__(
+        self, module: nn.Module, worker: int, world_size: int, everyone: dist.ProcessGroup | None = None
+    ) -> None:
         super().__init__()
         self.module = module
         self.worker = worker
         self.world_size = world_size
+        self.everyone = everyone
         self.clock = 0
         self.counters = CommunicationCounters()
         self._optimizers: list[Optimizer] = []

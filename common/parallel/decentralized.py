@@ -139,7 +139,7 @@ class DecentralizedDataParallel(DataParallel):
         if mesh is not None:
             ranks_per_worker = ranks_per_worker_of(mesh, module, ranks_per_worker)
         groups = ProcessGroups(1 if ranks_per_worker is None else ranks_per_worker, patience(timeout, device))
-        super().__init__(module, groups.worker, groups.workers)
+        super().__init__(module, groups.worker, groups.workers, groups.world)
         self.topology = resolve_topology(topology, groups.workers, workers_per_host, push_sum)
         check_topology(plan, mixing, self.topology, push_sum)
         for sentence in warnings_of(plan, self.topology) if groups.rank == 0 else ():

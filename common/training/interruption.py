@@ -35,15 +35,21 @@ class Interruption:
 
     every: steps from one agreement to the next, the same on all ranks; at most EVERY are used
     wish:  asked each time for what this process wants besides
+    group: of all processes; None: the default group
     """
 
     def __init__(
-        self, device: torch.device, every: int = EVERY, wish: Callable[[], Request] = lambda: Request.NOTHING
+        self,
+        device: torch.device,
+        every: int = EVERY,
+        wish: Callable[[], Request] = lambda: Request.NOTHING,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         self._device = device
         self._every = min(every, EVERY)
         self._asked = Request.NOTHING
         self._wish = wish
+        self._group = group
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         # What is reduced, the result, how to wait for it.
         self._largest: tuple[Tensor, Tensor, Callable[[], object]] | None = None
@@ -84,7 +90,7 @@ class Interruption:
     @explained("asking whether to stop")
     def _start(self) -> None:
         asked = torch.full((), float(max(self._asked, self._wish())), device=self._device)
-        work = dist.all_reduce(asked, dist.ReduceOp.MAX, async_op=True)
+        work = dist.all_reduce(asked, dist.ReduceOp.MAX, self._group, async_op=True)
         self._largest = asked, *((asked, work.wait) if self._side is None else self._copied(asked, work, self._side))
 
     @staticmethod

@@ -41,8 +41,8 @@ from common.training.session import Setup
 from common.training.task import load_task
 from common.training.wire import LOCAL, Hello, listen, split
 
-# Patience with ranks that prepare data or, as rank 0, write models while others wait. A rank that hangs in training is
-# found after parallel.timeout_s, by the groups in which workers exchange messages.
+# Patience with ranks that prepare data or, as rank 0, write models while others wait, in the default process group. A
+# rank that hangs in training is found after parallel.timeout_s, by the groups of the model.
 ALONE_S = 1800.0
 
 

@@ -71,7 +71,7 @@ def train(setup: Setup) -> str:
     recorder.begin(stage.workers, length.steps, stage.setup.config)
     with (
         step_named(recorder),
-        Interruption(device, config.logging.every) as interruption,
+        Interruption(device, config.logging.every, group=stage.workers[0].model.everyone) as interruption,
         Trace(config.run_dir, setup.rank, config.profile) as trace,
     ):
         while True:

@@ -183,7 +183,8 @@ class Recorder:
         clipped = (norms > (self._config.training.clip or math.inf)).double()
         # One sum over processes and one wait for the device; then means over these steps, workers and processes.
         means = [losses.mean(), norms.mean(), clipped.mean()]
-        sums = sum_over_ranks(torch.stack([*means, self._scalar(self._local_bytes())])).tolist()
+        everyone = self._workers[0].model.everyone  # here nobody waits for rank 0 to write a model
+        sums = sum_over_ranks(torch.stack([*means, self._scalar(self._local_bytes())]), everyone).tolist()
         loss, mean_norm, clipped_fraction = (value / world_size() for value in sums[:-1])
         self._read_times()
         if not math.isfinite(loss):

@@ -123,6 +123,22 @@ def test_an_error_on_one_rank_ends_the_run_and_is_shown_first(command: list[str]
     assert re.search(r"ValueError: this rank is broken\nafter step \d+\n", first)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 1000], ids=["the row", "the agreement"])
+def test_a_rank_that_hangs_between_messages_is_found_in_time(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rounds of 1000 steps, ranks meet only where they record losses and agree on whether to stop."""
+    monkeypatch.setenv("HANGS", "1")
+    local = ["parallel=local_sgd", "parallel.local_steps=1000", f"logging.every={every}", "evaluation.every=1000"]
+    local += ["training.steps=1000", "training.checkpoint_every=1000", "parallel.timeout_s=3"]
+    process = begin(PLAIN, tmp_path / "run", "task=tests.training.faulty", *local)
+    output = end(process)
+    assert process.returncode == 1
+    assert "all 2 ranks must take part" in output
+    assert re.search(r"after step \d+\n", output)
+
+
 @pytest.mark.parametrize(("code", "ranks", "leaves"), [(0, 2, False), (75, 2, False), (1, 1, False), (1, 2, True)])
 def test_only_a_failure_among_several_ranks_ends_the_process(
     code: int, ranks: int, leaves: bool, monkeypatch: pytest.MonkeyPatch

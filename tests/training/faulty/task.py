@@ -1,4 +1,7 @@
-"""The cnn task, but rank 1 raises in its fifth step, and process groups do not close, as NCCL's after an error."""
+"""The cnn task, but rank 1 raises in its fifth step, and process groups do not close, as NCCL's after an error.
+
+With HANGS in the environment, rank 1 does not raise but waits for ever.
+"""
 
 import os
 import time
@@ -21,6 +24,8 @@ class Faulty(ImageClassification):
     def loss(self, model: nn.Module, batch: Images) -> Tensor:
         self.steps += 1
         if self.steps == 5 and os.environ.get("RANK") == "1":
+            while "HANGS" in os.environ:
+                time.sleep(1)
             raise ValueError("this rank is broken")
         return super().loss(model, batch)
 
