@@ -22,7 +22,7 @@ class BatchedWorkers:
         self._replicas = list(replicas)
         modules = [replica.bare_module for replica in replicas]
         self._loss = _Loss(copy.deepcopy(modules[0]), loss).train()  # whose values are never used
-        # by name, one tensor a worker; looked up once, as walking over the modules takes longer than a small forward
+        # By name, one tensor for each worker. Looked up once: walking over all modules in every step takes time.
         self._parameters = _by_name([module.named_parameters() for module in modules])
         self._buffers = _by_name([module.named_buffers() for module in modules])
         self._stacked: dict[str, Tensor] = {}  # the parameters of all, between forward and backward

@@ -23,8 +23,9 @@ class RoundOrder:
     would get half of it, and the earlier round, for which hosts wait, would end late: with alternating pairs of hosts
     every step then takes half as long again. Earlier rounds depend on no later ones, so nobody waits in a circle.
 
-    A worker that has its host's link to itself takes no turns with plain messages: while one waits for a late peer, the
-    link can serve the next. Where workers share a link, a later round would take part of it from others' earlier ones.
+    Plain messages take turns only where several workers share a host's link: there one worker's later round would slow
+    down another's earlier one. A link that belongs to one worker can serve the next message while one waits for a late
+    peer.
     """
 
     def __init__(self) -> None:

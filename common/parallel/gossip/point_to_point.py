@@ -16,8 +16,8 @@ from common.parallel.streams import is_queued
 class SendRecv(Exchange):
     """A bucket that this rank sends to some peers and receives from others.
 
-    Where several workers share their host's link and the host does not run ahead, sends are a stage, so that they can
-    wait for earlier rounds.
+    On the CPU, where several workers of a host send to other hosts, sending is a stage, so that it can wait for earlier
+    rounds; see `RoundOrder` in `network.py`.
 
     message_dtype: dtype on the wire, None for the chunk's own; see `messages.py`
     error:         what earlier messages left out [numel of the chunk], where the dtype wants it
@@ -43,7 +43,7 @@ class SendRecv(Exchange):
         return [self.message(dist.irecv, tensor, rank) for rank, tensor in self._received.items()]
 
     def start(self) -> list[dist.P2POp]:
-        """Return one send for each rank that takes from it; none where these are a stage."""
+        """Return one send for each rank that takes from it; none if sending is a stage."""
         return [] if self.stages else self._sends()
 
     def run(self, stage: int, timeout: timedelta) -> None:

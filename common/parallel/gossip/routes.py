@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 
 import torch
@@ -45,9 +46,9 @@ class Route:
     host: dist.ProcessGroup | None = None
     peers: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def shares_link(self) -> bool:
-        """Whether plain messages leave a host of several workers."""
+        """Whether this worker sends to other hosts over a link that other workers of its host use too."""
         host, size = self.worker // self.workers_per_host, self.workers_per_host
         return size > 1 and any(peer // size != host for peer in self.round.out_peers(self.worker))
 
