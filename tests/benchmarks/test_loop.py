@@ -8,11 +8,12 @@ import pytest
 from scripts.benchmarks.loop import BenchArguments, conclude, main, row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "settings", "batches"),
     [
         ("loop", ["batches=8,16", "overrides=model.width=2"], ["8", "16"]),
-        pytest.param("gpt2", ["task=gpt2", "batches=1"], ["1"], marks=pytest.mark.slow),
+        ("gpt2", ["task=gpt2", "batches=1"], ["1"]),
     ],
 )
 def test_writes_a_row_for_each_loop(tmp_path: Path, table: str, settings: list[str], batches: list[str]) -> None:

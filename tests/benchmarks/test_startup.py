@@ -11,6 +11,7 @@ def rows(rank: int, n: int) -> list[dict[str, object]]:
     return [row for name in KNOWN for row in of_topology(name, torch.device("cpu"), 1, steps=2)]
 
 
+@pytest.mark.slow
 def test_groups_connections_and_memory() -> None:
     first, second = run_processes(rows, 2)
     assert first == second

@@ -35,6 +35,7 @@ def refused(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loader", LOADERS)
 def test_both_loaders_train_on_the_digits(digits: Path, loader: str, tmp_path: Path) -> None:
     arguments = [f"data.folder={digits}", f"data.loader={loader}", "optimizer=adam", "optimizer.lr=0.01"]

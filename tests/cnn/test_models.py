@@ -226,6 +226,7 @@ def test_compiled_channels_last_network_trains_alike(workers: int) -> None:
 # -- torchvision
 
 
+@pytest.mark.slow
 def test_torchvision_is_not_imported_for_digits() -> None:
     code = (
         "import sys; from cnn.task import TASK; from common.training.compose import compose_config;"

@@ -60,6 +60,7 @@ def train(data: Path, run: Path, *overrides: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
 
 
+@pytest.mark.slow
 def test_shards_train_as_whole_replicas(folder: Path, tmp_path: Path) -> None:
     two = ["workers.count=2", "workers.per_host=1", "parallel.ranks_per_worker=2", "topology=one_peer_exponential"]
     two += ["optimizer=accumadamw", "optimizer.accumulation_steps=3", "training.clip=0.5"]
@@ -80,7 +81,7 @@ def newest(run: Path) -> Any:
     return load(max((run / "checkpoints").glob("step_*")) / "rank_0.pt")
 
 
-@pytest.mark.parametrize("method", ["accumadam", "muon"])
+@pytest.mark.parametrize("method", ["accumadam", pytest.param("muon", marks=pytest.mark.slow)])
 def test_processes_and_simulation_agree(method: str, folder: Path, tmp_path: Path) -> None:
     real = train(folder, tmp_path / "processes", *METHODS[method], "model.dropout=0.1")
     simulated = train(folder, tmp_path / "simulated", *METHODS[method], "model.dropout=0.1", "workers=simulated")

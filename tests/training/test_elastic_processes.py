@@ -132,9 +132,8 @@ GOSSIP = {
 }
 
 
-@pytest.mark.parametrize(
-    "method", ["local steps", *(pytest.param(name, marks=pytest.mark.slow) for name in [*GOSSIP][1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", GOSSIP)
 def test_a_method_goes_on_as_in_a_replay(method: str, tmp_path: Path) -> None:
     """A worker dies and is replaced: it gets anchors and momenta, too."""
     (tmp_path / "edges").write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")

@@ -119,7 +119,7 @@ def reference(references: dict[str, tuple[Path, float]], setting: str) -> tuple[
 
 
 KILLS = [
-    *((setting, 2) for setting in ("aer", "simulated")),
+    ("aer", 2),
     *(pytest.param(setting, 4, marks=pytest.mark.slow) for setting in SETTINGS),
 ]
 

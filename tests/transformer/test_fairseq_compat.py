@@ -22,6 +22,7 @@ def test_its_entries_in_hydras_store_do_not_get_in_our_way(compat: Any) -> None:
     assert config.optimizer.name == "adam"
 
 
+@pytest.mark.slow
 def test_its_import_changes_nothing_for_others(compat: Any) -> None:
     code = (
         "import dataclasses, logging, torch\n"
