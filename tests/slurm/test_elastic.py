@@ -22,15 +22,15 @@ def trains(node: str) -> bool:
 
 
 def test_a_job_that_loses_nodes_goes_on_and_equals_a_replay(slurm: Slurm, tmp_path: Path) -> None:
-    """A node crashes and the spare one takes its place; then another one is set down. The first one's agent leads."""
+    """A node that trains crashes and the spare one takes its place; then another is set down. Node 1's agent leads."""
     run = tmp_path / "run"
     options = ["--no-kill", "--nodes=4", "--ntasks-per-node=1"]
     job = slurm.sbatch(*options, "slurm/train.sbatch", "cnn", *ELASTIC, f"run_dir={run}")
     slurm.until(trained(run, 8), job)
-    first, second = filter(trains, NODES[1:])
-    slurm.crash(first)
+    crashes, is_set_down = filter(trains, NODES[1:])
+    slurm.crash(crashes)
     slurm.until(joined(run, 1), job)
-    slurm.call("scontrol", "update", f"nodename={second}", "state=down", "reason=test")
+    slurm.call("scontrol", "update", f"nodename={is_set_down}", "state=down", "reason=test")
     slurm.until(lambda: len(membership_rows(run)[-1]["members"]) == 2, job)
     slurm.until(trained(run, membership_rows(run)[-1]["step"] + 8), job)
     slurm.call("scancel", job)
