@@ -91,7 +91,11 @@ def test_a_row_trains_on_a_part_of_its_cluster(slurm: Slurm, tmp_path: Path) -> 
     ("name", "keys", "table"),
     [
         ("table1", ["iterations=2", "tensor_mb=0.1", "topologies=allreduce,aer"], "communication.csv"),
-        ("figure6", ["steps=2", "blocks=2", "compute_ms=40", "methods=allreduce,decent_aer"], "scaling.csv"),
+        (
+            "figure6",
+            ["payload_mb=2", "steps=2", "blocks=2", "compute_ms=40", "methods=allreduce,decent_aer"],
+            "scaling.csv",
+        ),
     ],
 )
 def test_a_benchmark_measures_the_nodes_of_its_job(

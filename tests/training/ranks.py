@@ -2,13 +2,13 @@
 
 import multiprocessing
 import os
-import socket
 import sys
 import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from tests.distributed.processes import PRELOAD
+from tests.ports import free_port
 
 
 class Ranks:
@@ -17,9 +17,7 @@ class Ranks:
     def __init__(self, arguments: list[str], n: int, log: Path) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.processes: list[BaseProcess] = [
             context.Process(target=_rank, args=(arguments, rank, n, port, log), daemon=True) for rank in range(n)
         ]

@@ -1,6 +1,5 @@
 """Devices of local processes where GPUs are present, few or missing; no GPU is needed, as PyTorch is told of some."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from common.parallel.devices import local_device
 from common.parallel.process_groups import process_group
 from common.training import launch as module
 from common.training.launch import launch
+from tests.ports import free_port
 
 CPU = torch.device("cpu")
 
@@ -64,11 +64,8 @@ def test_gpus_that_were_asked_for_but_are_missing_are_refused_first(
 
 def test_programs_around_runs_fall_back_too(host, monkeypatch: pytest.MonkeyPatch) -> None:
     host(gpus=1, processes=3, world=1)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     with process_group(20) as device:
         assert device == CPU
         assert torch.distributed.get_backend() == "gloo"

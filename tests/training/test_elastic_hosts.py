@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ import pytest
 from common.report.definitions import ROOT
 from scripts.emulate import EmulateArguments, emulated_hosts
 from scripts.namespaces import Host, ip
+from tests.ports import free_port
 from tests.scripts.namespaces import needs_namespaces
 from tests.training.replay import membership_rows
 from tests.training.test_elastic_processes import RUN, assert_equals_replay, joined, trained
@@ -58,17 +58,12 @@ def end(processes: Sequence[subprocess.Popen[str]]) -> tuple[list[int], list[str
     return [process.returncode for process in processes], said
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def test_a_lost_host_is_replaced_and_the_result_is_that_of_a_replay(tmp_path: Path) -> None:
     """Hosts of two workers; the fourth one comes when all places are taken."""
     folder, agent = tmp_path / "run", f"127.0.0.1:{free_port()}"
     arguments = ["workers.count=6", "workers.per_host=2", "elastic.restarts=2", "training.steps=30000"]
     hosts = [begin(folder, agent, *arguments) for _ in range(3)]
-    wait_for(lambda: any(is_listening(host.pid, agent) for host in hosts), 60)
+    wait_for(lambda: any(is_listening(host.pid, agent) for host in hosts))
     leading = [is_listening(host.pid, agent) for host in hosts].index(True)
     lost = hosts[leading - 1]
     wait_for(trained(folder, 8), 120)
@@ -96,7 +91,7 @@ def is_listening(pid: int, address: str) -> bool:
 def test_without_the_leading_host_all_save_and_stop(tmp_path: Path) -> None:
     folder, agent = tmp_path / "run", f"127.0.0.1:{free_port()}"
     leading = begin(folder, agent, "workers.count=3")
-    wait_for(lambda: is_listening(leading.pid, agent), 60)
+    wait_for(lambda: is_listening(leading.pid, agent))
     hosts = [leading, *(begin(folder, agent, "workers.count=3") for _ in range(2))]
     wait_for(trained(folder, 8), 120)
     leading.kill()
