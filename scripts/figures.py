@@ -16,8 +16,8 @@ from common.report.bars import draw_bars
 from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
 from common.report.collect import collect
 from common.report.drawing import save
-from common.report.figure_files import Bars, Lines, Panels, Predictions, figure_names, load_figure
-from common.report.figures import write_figures
+from common.report.figure_files import Bars, Lines, Panels, Predictions, Rows, figure_names, load_figure
+from common.report.figures import draw, write_figures
 from common.report.record_figures import draw_record
 from common.report.registry import full_name, load_table
 from common.report.tables import missing_lines
@@ -63,9 +63,11 @@ def write_registered(name: str, roots: Sequence[Path], benchmarks: Path, output:
     collection = collect(load_table(figure.table), *roots, allow_empty=True)
     if isinstance(figure, Panels):
         return save(lambda: draw_panels(figure, collection), output, name), missing_lines(collection)
+    if isinstance(figure, Rows):
+        collection = collection.of_rows(figure.rows, figure.title)
+        return save(lambda: draw(collection), output, name), missing_lines(collection)
     collection = of_figure(figure, collection)
-    rows = [m for m in missing_lines(collection) if m.split()[0] in figure.rows]
-    return save(lambda: draw_time_curves(figure, collection), output, name), rows
+    return save(lambda: draw_time_curves(figure, collection), output, name), missing_lines(collection)
 
 
 if __name__ == "__main__":

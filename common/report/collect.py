@@ -52,6 +52,16 @@ class Collection:
             return [self]
         return [self._only(variant) for variant in self.table.variants]
 
+    def of_rows(self, rows: Sequence[str], title: str) -> "Collection":
+        """Return the collection of these rows alone, under another title."""
+        kept = tuple(row for row in self.table.rows if row.name in rows)
+        return replace(
+            self,
+            table=self.table.model_copy(update={"rows": kept, "title": title}),
+            runs={row.name: self.runs[row.name] for row in kept},
+            missing=[m for m in self.missing if m.cell.row.name in rows],
+        )
+
     def _only(self, variant: str) -> "Collection":
         table = self.table.model_copy(
             update={"name": f"{self.table.name}_{variant}", "title": f"{self.table.title}, {variant}", "variants": {}}

@@ -9,8 +9,10 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from common.report.table_file import Row
+
 # Okabe and Ito's palette, then two of Tol's and grey, told apart by colour-blind readers; in print markers differ too.
-COLOURS = (
+FULL_COLOURS = (
     "#000000",
     "#0072B2",
     "#D55E00",
@@ -22,6 +24,8 @@ COLOURS = (
     "#999933",
     "#888888",
 )
+TINTS = tuple(sns.blend_palette([colour, "white"], 3)[1] for colour in FULL_COLOURS[1:-1])  # without black and grey
+COLOURS = FULL_COLOURS + TINTS
 # A line style (on, off, ... in line widths) and a marker for each topology.
 STYLES = (
     ("", "o"),
@@ -76,7 +80,9 @@ RC = {
 }
 
 
+CURVES_WIDTH = 9.6  # of the figures with learning curves, in inches
 LEGEND_WIDTH = 130  # of both legends below the panels, in characters
+LINE_HEIGHT = 0.16  # of a legend, in inches
 LEGEND_ROWS = 5  # of methods; if these do not suffice, topologies take several rows too
 
 
@@ -113,6 +119,21 @@ def save(draw: Callable[[], Figure], folder: Path, name: str) -> list[Path]:
     return [png, svg_path]
 
 
+def line_names(rows: Sequence[Row]) -> list[str]:
+    """Return the rows' methods, with their labels where rows of one method and topology differ in nothing else.
+
+    A method's names have the labels in which any of its rows differ, on whatever topology.
+    """
+    names = []
+    for row in rows:
+        alike = [other for other in rows if (other.method, other.workers) == (row.method, row.workers)]
+        told_apart = len({other.topology for other in alike}) == len(alike)
+        differing = [key for key, value in row.labels.items() if any(other.labels[key] != value for other in alike)]
+        labels = [] if told_apart else [f"{key.replace('_', ' ')} = {row.labels[key]}" for key in differing]
+        names.append(", ".join([row.method, *labels]))
+    return names
+
+
 def draw_legends(figure: Figure, methods: list[str], topologies: list[str]) -> None:
     """Draw separate legends of methods (colours) and topologies (styles) below the panels."""
     colours = [
@@ -125,13 +146,13 @@ def draw_legends(figure: Figure, methods: list[str], topologies: list[str]) -> N
     ]
     for line in styles:
         line.set(color="0.35", markersize=4.5)
-    rows, rows_beside = _legend_rows(methods, topologies)
+    rows, rows_beside = legend_rows(methods, topologies)
     for handles, title, side, height in ((colours, "method", "left", rows), (styles, "topology", "right", rows_beside)):
         columns = -(-len(handles) // max(height, 1))
         figure.legend(handles=handles, title=title, loc=f"outside lower {side}", ncols=columns, alignment="left")
 
 
-def _legend_rows(methods: list[str], topologies: list[str]) -> tuple[int, int]:
+def legend_rows(methods: list[str], topologies: list[str]) -> tuple[int, int]:
     """Return how many rows the legends of methods and topologies have beside each other."""
     for beside in range(1, len(topologies) + 1):
         room = LEGEND_WIDTH - legend_width(topologies, beside)
@@ -139,6 +160,13 @@ def _legend_rows(methods: list[str], topologies: list[str]) -> tuple[int, int]:
         if rows <= LEGEND_ROWS:
             return rows, beside
     return len(methods), 1
+
+
+def legend_columns(labels: Sequence[str], width: float) -> int:
+    """Return how many columns of a legend fit into this width in inches."""
+    room = width * LEGEND_WIDTH / CURVES_WIDTH
+    fitting = [columns for columns in (3, 2) if legend_width(labels, -(-len(labels) // columns)) <= room]
+    return max(fitting, default=1)
 
 
 def legend_width(labels: Sequence[str], rows: int) -> int:

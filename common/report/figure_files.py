@@ -52,6 +52,13 @@ class Curves(_Figure):
     published: str
 
 
+class Rows(_Figure):
+    """The learning curves of some rows of a table, as all its rows would be drawn."""
+
+    kind: Literal["rows"]
+    rows: tuple[str, ...] = Field(min_length=1)
+
+
 class Panels(_Figure):
     """A metric against time, a panel for each variant of a table; its target, if it has one, is a line.
 
@@ -82,8 +89,8 @@ class Predictions(_RecordFigure):
     kind: Literal["predictions"]
 
 
-FigureFile = Bars | Curves | Panels | Lines | Predictions
-KINDS = {"bars": Bars, "curves": Curves, "panels": Panels, "lines": Lines, "predictions": Predictions}
+FigureFile = Bars | Curves | Rows | Panels | Lines | Predictions
+KINDS = {"bars": Bars, "curves": Curves, "rows": Rows, "panels": Panels, "lines": Lines, "predictions": Predictions}
 
 
 def load_figure(name: str, folder: Path = FIGURES) -> FigureFile:

@@ -4,6 +4,7 @@ A table whose rows differ in a setting is drawn against that instead: see common
 """
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,15 @@ from common.report.changes import changes, mark_changes
 from common.report.collect import Collection
 from common.report.drawing import (
     COLOURS,
+    CURVES_WIDTH,
+    LEGEND_ROWS,
+    LINE_HEIGHT,
     MARKERS_PER_CURVE,
     STYLES,
     draw_legends,
     label_of,
+    legend_rows,
+    line_names,
     recorded_as,
     save,
     seeds_of,
@@ -49,12 +55,14 @@ def draw(collection: Collection) -> Figure:
     """Draw training loss and validation metric (rows) against steps, bytes sent and time (columns): 2 x 3 panels.
 
     A line is the mean over seeds, its band goes from the lowest to the highest seed. Marks are where workers left or
-    joined in any of them.
+    joined in any of them. Rows of one method and topology are told apart by their labels.
     """
+    collection = replace(collection, table=with_line_names(collection.table))
     table, found = collection.table, changes(collection)
     panels = [(curves(collection, metric), label_of(metric)) for metric in ("train_loss", table.metric)]
     xs = {"step": "step", "sent_mb": "sent per worker (MB)", "time_s": time_label(collection.all_runs, "s")}
-    figure = Figure(figsize=(9.6, 5.6), layout="constrained")
+    extra = max(0, max(legend_rows(*labels_of(table))) - LEGEND_ROWS)
+    figure = Figure(figsize=(CURVES_WIDTH, 5.6 + LINE_HEIGHT * extra), layout="constrained")
     axes = figure.subplots(2, 3, sharex="col", sharey="row")
     for (data, label), row in zip(panels, axes, strict=True):
         for x, ax in zip(xs, row, strict=True):
@@ -72,8 +80,8 @@ def draw(collection: Collection) -> Figure:
     return figure
 
 
-def curves(collection: Collection, metric: str, rows: tuple[str, ...] = ()) -> pd.DataFrame:
-    """Return the curves of all rows, or of some, in long form.
+def curves(collection: Collection, metric: str) -> pd.DataFrame:
+    """Return the curves of all rows in long form.
 
     The columns are method, topology, run, step, sent_mb (MB sent per worker until then), time_s and value. Bytes and
     time are means over seeds, because a mean over seeds needs one abscissa. A run that cannot be drawn is named in a
@@ -81,7 +89,7 @@ def curves(collection: Collection, metric: str, rows: tuple[str, ...] = ()) -> p
     """
     parts = []
     for row in collection.table.rows:
-        drawn = [_curve(run, metric) for run in collection.runs[row.name] if not rows or row.name in rows]
+        drawn = [_curve(run, metric) for run in collection.runs[row.name]]
         runs = [frame for frame in drawn if frame is not None]
         if runs:
             frame = pd.concat(runs, ignore_index=True)
@@ -158,6 +166,12 @@ def _scale_loss(ax: Axes, losses: pd.Series) -> None:
     if 0 < losses.min() * 10 < losses.max():
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def with_line_names(table: Table) -> Table:
+    """Return the table with methods called as its lines: rows that only labels tell apart have these in their names."""
+    names = zip(table.rows, line_names(table.rows), strict=True)
+    return table.model_copy(update={"rows": tuple(row.model_copy(update={"method": name}) for row, name in names)})
 
 
 def labels_of(table: Table) -> tuple[list[str], list[str]]:

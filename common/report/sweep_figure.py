@@ -6,9 +6,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from common.report.drawing import COLOURS, STYLES, label_of
+from common.report.drawing import COLOURS, LINE_HEIGHT, STYLES, label_of, legend_columns, line_names
 from common.report.registry import Table
 from common.report.trials import Method
+
+WIDTH = 8.4  # inches
 
 
 def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
@@ -20,7 +22,10 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
     for method in methods:
         workers = f"{method.row.workers} workers" if table.setting == "workers.count" else None
         panels.setdefault(", ".join(filter(None, [method.variant, workers])), []).append(method)
-    figure = Figure(figsize=(8.4, 0.6 + 2.9 * len(panels)), layout="constrained")
+    labels = _names(max(panels.values(), key=len))
+    columns = legend_columns(labels, WIDTH)
+    height = 0.4 + 2.9 * len(panels) + LINE_HEIGHT * -(-len(labels) // columns)
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(len(panels), 2, squeeze=False)
     for (panel, shown), (over_rates, over_trials) in zip(panels.items(), axes, strict=True):
         for number, (method, name) in enumerate(zip(shown, _names(shown), strict=True)):
@@ -39,7 +44,7 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
         for ax in (over_rates, over_trials):
             ax.spines[["top", "right"]].set_visible(False)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
     count = len(table.sweep.seeds)
     seeds = f"mean of {count} seeds; bars: all of them" if count > 1 else "one seed"
     figure.suptitle(f"Tuning of {table.name} ({seeds})", fontsize=9)
@@ -47,12 +52,8 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
 
 
 def _names(methods: Sequence[Method]) -> list[str]:
-    """Return methods and topologies; with the rows' labels where these leave lines alike."""
-    names = [f"{method.row.method}, {method.row.topology.replace('_', ' ')}" for method in methods]
-    if len(set(names)) == len(names):
-        return names
-    labels = [[f"{key} = {value}" for key, value in method.row.labels.items()] for method in methods]
-    return [", ".join([name, *texts]) for name, texts in zip(names, labels, strict=True)]
+    rows = [method.row for method in methods]
+    return [f"{name}, {row.topology.replace('_', ' ')}" for name, row in zip(line_names(rows), rows, strict=True)]
 
 
 def _draw_rates(ax: Axes, method: Method, look: dict[str, object]) -> None:

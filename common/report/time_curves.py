@@ -12,18 +12,15 @@ from common.report.registry import Table
 
 
 def of_figure(figure_file: Curves, collection: Collection) -> Collection:
-    """Return the runs of the figure's variant."""
-    if figure_file.variant is None:
-        return collection
-    return dict(zip(collection.table.variants, collection.by_variant(), strict=True))[figure_file.variant]
+    """Return the runs of the figure's rows and variant."""
+    if figure_file.variant is not None:
+        collection = dict(zip(collection.table.variants, collection.by_variant(), strict=True))[figure_file.variant]
+    return collection.of_rows(figure_file.rows, figure_file.title)
 
 
 def draw_time_curves(figure_file: Curves, collection: Collection) -> Figure:
-    """Draw published curves and those of a collection of the figure's table and variant, if that has runs."""
-    rows = figure_file.rows
-    kept = tuple(row for row in collection.table.rows if row.name in rows)
-    table = collection.table.model_copy(update={"rows": kept})
-    runs = [run for row in rows for run in collection.runs[row]]
+    """Draw published curves and, if it has runs, those of a collection `of_figure`."""
+    table, runs = collection.table, collection.all_runs
     heights = 1 + bool(runs)
     figure = Figure(figsize=(3.7 * len(figure_file.metrics), 0.9 + 2.5 * heights), layout="constrained")
     axes = figure.subplots(heights, len(figure_file.metrics), squeeze=False)
@@ -35,7 +32,7 @@ def draw_time_curves(figure_file: Curves, collection: Collection) -> Figure:
         if metric == "bleu" and paper.reference_bleu is not None:
             ax.axhline(paper.reference_bleu, color="0.4", linewidth=0.8, linestyle=(0, (4, 2)))
     for ax, metric in zip(axes[1] if runs else [], figure_file.metrics.values(), strict=False):
-        draw_panel(ax, table, curves(collection, metric, rows), "time_s")
+        draw_panel(ax, table, curves(collection, metric), "time_s")
         title = "ours, the proxy" if collection.table.proxy_of else "ours"
         ax.set(xlabel=time_label(runs, "s"), ylabel=label_of(metric), title=title)
     figure.suptitle(figure_file.title if runs else f"{figure_file.title} (no finished runs of ours)", fontsize=9)

@@ -14,7 +14,7 @@ from common.cli import UsageError
 from common.report.benchmark_tables import load_benchmark
 from common.report.collect import collect
 from common.report.drawing import save
-from common.report.figure_files import Bars, Curves, Lines, Panels, Predictions, figure_names, load_figure
+from common.report.figure_files import Bars, Curves, Lines, Panels, Predictions, Rows, figure_names, load_figure
 from common.report.figures import curves, draw, write_figures
 from common.report.over_figure import draw_over_setting
 from common.report.published import load_published
@@ -72,6 +72,32 @@ def test_six_panels_with_a_line_for_each_row(filled):
     assert len(colours) == len(styles) == 2
     legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     assert legends == ["AllReduce", "AccumAdam", "complete", "aer"]
+
+
+def test_labels_tell_lines_of_one_method_and_topology_apart(monkeypatch, capsys):
+    """Two rows of AllReduce on the complete graph differ in `round`; AccumAdam's only row needs no label."""
+    first, second = CONTENT["rows"]
+    again = first | {"name": "late", "overrides": [*first["overrides"], "optimizer.lr=1"]}
+    labels = {"allreduce": {"round": "1"}, "late": {"round": "8"}, "accumadam_aer": {"round": "8"}}
+    rows = [row | {"labels": labels[row["name"]]} for row in (first, again, second)]
+    table = make_table(rows=rows, labels={"round": "updates"})
+    for cell in table.cells(RUNS):
+        write_run(cell.run_dir, cell.overrides)
+    methods = ["AllReduce, round = 1", "AllReduce, round = 8", "AccumAdam"]
+    figure = draw(collect(table, RUNS))
+    assert [len(ax.get_lines()) for ax in figure.axes] == [3] * 6
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == methods
+
+    monkeypatch.setattr("scripts.figures.load_table", lambda *_, **__: table)
+    monkeypatch.setattr("scripts.figures.figure_names", lambda: ["some"])
+    chosen = Rows(kind="rows", title="Some of them", table="small", rows=("late", "accumadam_aer"))
+    monkeypatch.setattr("scripts.figures.load_figure", lambda _: chosen)
+    figures = []
+    monkeypatch.setattr("scripts.figures.save", lambda draw, *_: figures.append(draw()) or [])
+    assert main(["figure=some"]) == 0
+    assert "missing" not in capsys.readouterr().out
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["AllReduce", "AccumAdam"]
+    assert figures[0].get_suptitle().startswith("Some of them (mean of 3 seeds")
 
 
 def test_changes_of_workers_are_marks_on_the_curves(filled):
@@ -200,6 +226,8 @@ def test_every_figure_file_names_what_there_is(name):
         assert figure.panels.keys() == table.variants.keys()
         return
     assert set(figure.rows) <= {row.name for row in table.rows}
+    if isinstance(figure, Rows):
+        return
     assert figure.variant in (table.variants or {None})
     published = load_published(figure.published)
     assert set(figure.metrics) <= set(published.axes) <= set(published.read_curves())

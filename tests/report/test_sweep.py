@@ -331,7 +331,8 @@ def test_a_sweep_over_workers_has_panels_for_each_number_and_tells_rows_apart_by
     assert sweep(["table=small"]) == 0
     (figure,) = figures
     assert [ax.get_ylabel().partition(":")[0] for ax in figure.axes[::2]] == ["2 workers", "4 workers"]
-    assert [text.get_text()[-5:] for text in figure.legends[0].get_texts()] == ["s = 1", "s = 4"]
+    names = ["AllReduce, s = 1, complete", "AllReduce, s = 4, complete"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
     (header,) = [line for line in (SWEEPS / "small.md").read_text().splitlines() if line.startswith("| method")]
     assert [name.strip() for name in header.split("|")[1:5]] == ["method", "topology", "s", "workers"]
 
