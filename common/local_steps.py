@@ -254,11 +254,17 @@ def check_topology(plan: LocalSteps, mixing: Mixing, topology: Topology, push_su
 
 
 def warnings_of(plan: LocalSteps, topology: Topology) -> list[str]:
-    """Return sentences on outer options that diverge or are near it, by a linear model with a static symmetric W."""
+    """Return sentences on outer options that diverge or are near it, by a linear model with a static symmetric W.
+
+    In it inner steps reach the minimum x = 0 in every round; what is merged before the last of them stays.
+    """
     outer, n = plan.outer, topology.world_size
-    if n == 1 or outer.is_identity:
-        return []
     eta, mu = outer.lr, outer.momentum
+    bound = 2 * (1 + mu) / (1 + 2 * mu) if outer.nesterov else math.inf
+    if eta >= bound:
+        return [f"outer.lr={eta:g} with outer.momentum={mu:g}: from {bound:.3g} on the mean of all workers diverges"]
+    if n == 1 or plan.every_update:
+        return []
     if outer.displacement == "mixed":
         if mu >= HIGH_MOMENTUM and topology.name != "complete":
             return [
@@ -268,10 +274,10 @@ def warnings_of(plan: LocalSteps, topology: Topology) -> list[str]:
         return []
     if topology.period != 1 or not topology.symmetric:
         return []
-    lowest = float(np.linalg.eigvalsh(topology.matrix(0)).min())
+    lowest = round(float(np.linalg.eigvalsh(topology.matrix(0)).min()), 12)  # -1e-17 is 0
     where = f"outer.lr={eta:g} with outer.momentum={mu:g} on topology {topology.name} (least eigenvalue {lowest:.2g})"
-    if plan.merge_after == plan.steps:
-        bound = (1 + lowest) * (1 + mu) / (1 + 2 * mu)
+    if plan.merge_after == plan.steps > 1:
+        bound = (1 + lowest) * (1 + mu) / (1 + 2 * mu * outer.nesterov)
         if eta > bound:
             return [f"{where} and merge_after=local_steps: above {bound:.2g} workers drift apart"]
     elif lowest < 0:

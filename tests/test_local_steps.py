@@ -87,11 +87,12 @@ def test_defaults() -> None:
 
 
 def test_vectors_that_are_kept() -> None:
+    names = ("local_steps", "merge_after", "outer", "order")
+
     def kept(*arguments: object) -> int:
-        model = simulate(nn.Linear(3, 2), 2, topology="ring", **dict(zip(NAMES, arguments, strict=False)))[0]
+        model = simulate(nn.Linear(3, 2), 2, topology="ring", **dict(zip(names, arguments, strict=False)))[0]
         return len(model.communication_state())
 
-    NAMES = ("local_steps", "merge_after", "outer", "order")
     assert kept(1) == kept(4, 1) == kept(4, 0) == kept(1, 0) == 0
     assert kept(4, 2) == kept(4, 1, Outer(0.7)) == 1
     assert kept(4, 0, Outer(0.7, 0.9)) == kept(4, 2, Outer(1.0, 0.5)) == 2
@@ -134,6 +135,11 @@ def test_an_outer_optimizer_out_of_range_is_refused(options: dict) -> None:
         Outer(**options)
 
 
+def test_local_steps_of_allreduce_are_refused() -> None:
+    with pytest.raises(ValueError, match="local_steps=3 with method='allreduce': expected method='decentralized'"):
+        simulate(nn.Linear(3, 2), 2, "allreduce", local_steps=3)
+
+
 def test_a_topology_that_does_not_keep_the_mean_is_refused() -> None:
     directed = Topology("directed", 2, schedule=(Round(({0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.75})),))
     with pytest.raises(ValueError, match=r"local_steps=3 .* with topology directed: expected doubly stochastic"):
@@ -147,20 +153,22 @@ def growth(topology: Topology, plan: LocalSteps) -> float:
     a, v = np.split(np.eye(2 * n), 2)
     mixed = W @ a
     # Merged before the last update, x = 0 moves by W a - a; merged earlier, inner steps make up for that.
-    d = -a if plan.merge_after == plan.steps else -mixed
+    d = -a if plan.merge_after == plan.steps > 1 else -mixed
     v = outer.momentum * v + d
-    return float(abs(np.linalg.eigvals(np.concatenate([mixed + outer.lr * (d + outer.momentum * v), v]))).max())
+    step = d + outer.momentum * v if outer.nesterov else v
+    return float(abs(np.linalg.eigvals(np.concatenate([mixed + outer.lr * step, v]))).max())
 
 
 @pytest.mark.parametrize("name", ["ring", "complete", "torus"])
-@pytest.mark.parametrize("merge_after", [3, 10])
-def test_warnings_come_where_a_linear_model_diverges(name: str, merge_after: int) -> None:
+@pytest.mark.parametrize(("steps", "merge_after"), [(10, 3), (10, 10), (1, 1)])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_warnings_come_where_a_linear_model_diverges(name: str, steps: int, merge_after: int, nesterov: bool) -> None:
     topology = build(name, 8)
-    for lr in np.arange(0.052, 1.3, 0.02):
+    for lr in (*np.arange(0.052, 1.98, 0.02), 1.0):  # 1.0 without momentum: no outer optimizer
         for momentum in (0.0, 0.5, 0.9):
-            plan = LocalSteps(10, merge_after, Outer(float(lr), momentum))
-            if lr < 2 * (1 + momentum) / (1 + 2 * momentum):  # above, the mean itself diverges
-                assert bool(warnings_of(plan, topology)) == (growth(topology, plan) > 1 + 1e-9), (lr, momentum)
+            plan = LocalSteps(steps, merge_after, Outer(float(lr), momentum, nesterov))
+            diverges = growth(topology, plan) > 1 + 1e-9 and not plan.every_update
+            assert bool(warnings_of(plan, topology)) == diverges, (lr, momentum)
 
 
 def test_warnings_name_the_bound() -> None:
@@ -169,6 +177,10 @@ def test_warnings_name_the_bound() -> None:
     assert "from 0.4 on" in ring
     (complete,) = warnings_of(LocalSteps(30, 30, Outer(0.7, 0.9)), build("complete", 8))
     assert "above 0.68" in complete
+    (late,) = warnings_of(LocalSteps(30, 30), build("ring", 8))  # no outer optimizer
+    assert "outer.lr=1 with outer.momentum=0" in late
+    (mean,) = warnings_of(LocalSteps(30, 0, Outer(1.4, 0.9)), build("one_peer_exponential", 8))
+    assert "from 1.36 on the mean of all workers diverges" in mean
     noloco = Outer(0.7, 0.9, nesterov=False, displacement="mixed")
     (mixed,) = warnings_of(LocalSteps(50, 0, noloco), build("random_matching", 8))
     assert "outer.momentum=0.9" in mixed

@@ -26,7 +26,7 @@ class Anchors:
         self.anchors = [x.clone() for x in parameters] if plan.keeps_anchors else []
         self.momenta = [torch.zeros_like(x) for x in parameters] if plan.outer.momentum else []
         self._current = False  # whether anchors of rounds that begin are known to be the parameters
-        self._missing = False
+        self._missing = ""  # what has to be loaded before the next update
 
     @property
     def state(self) -> list[Tensor]:
@@ -38,25 +38,27 @@ class Anchors:
         self._current = False
 
     def require(self, clock: int) -> None:
-        """Expect `state` to be loaded, where anchors after `clock` updates are not the parameters."""
-        self._missing = bool(self.anchors) and len(self._plan.beginning(clock)) < self._plan.fragments
+        """Expect `state` to be loaded, unless after `clock` updates anchors are the parameters and momenta are zero."""
+        inside = bool(self.anchors) and len(self._plan.beginning(clock)) < self._plan.fragments
+        moved = bool(self.momenta) and clock > self._plan.start
+        self._missing = " and ".join(["anchors"] * inside + ["outer momenta"] * moved)
         self._current = False
 
     def loaded(self) -> None:
         """Note that `state` was loaded."""
-        self._missing = False
+        self._missing = ""
 
     def prepare(self, clock: int) -> None:
         """Make anchors of rounds that begin after `clock` updates the parameters, unless they are.
 
-        Raises RuntimeError after a resume in the middle of a round without its anchors.
+        Raises RuntimeError after a resume without what `require` expects.
         """
         if self._current:
             return
         if self._missing:
             raise RuntimeError(
-                f"clock={clock} is in the middle of a round of local_steps={self._plan.steps} and its anchors are "
-                "missing: call load_communication_state(...) after load_clock(...), or resume at the end of a round"
+                f"clock={clock} with local_steps={self._plan.steps}: {self._missing} of the round are missing: call "
+                "load_communication_state(...) after load_clock(...)"
             )
         self._copy_parameters(self._plan.beginning(clock))
         self._current = True
@@ -114,7 +116,7 @@ class Anchors:
             a.add_(direction, alpha=outer.lr)
 
     def _slices(self, fragment: int) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """Return (x, a, v) of each slice of a fragment."""
+        """Return (x, a, v) of each slice of a fragment; none without anchors: x is a, and there is no outer step."""
         if not self.anchors:
             return []
         return [

@@ -83,7 +83,8 @@ class DecentralizedDataParallel(DataParallel):
                       every host sends half of its bytes in each step instead of all in every second one
     push_sum:         stochastic gradient push (SGP): also for topologies that do not keep the mean (directed graphs
                       whose ranks take more or less than they give); the same as without it where they do
-    timeout_s:        seconds to wait for a peer before an error names it
+    timeout_s:        seconds to wait for a peer before an error names it; with local steps a peer may be as late as
+                      workers drift apart in H updates
 
     local_steps:      H, updates in a round (the rule: `common.local_steps`): a step sends 1/H of the bytes, and between
                       exchanges it runs the operations of the bare optimizer only
@@ -255,8 +256,10 @@ class DecentralizedDataParallel(DataParallel):
 
     def _launch(self) -> None:
         self._anchors.prepare(self.clock)
+        # What is merged before the next update must not be written until then: with anchors it would be lost.
+        writable = self._plan.sends_anchors and not self._plan.merges_at_beginning(self.clock)
         for fragment in self._plan.launched(self.clock):
-            self.mixer.launch(fragment)
+            self.mixer.launch(fragment, writable=writable)
 
     def drain(self) -> None:
         """Drop what is in flight, so that parameters may be written: within a round, as a local step. Collective."""

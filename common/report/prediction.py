@@ -34,6 +34,7 @@ def predicted_step_ms(run: FinishedRun) -> float:
             tuple(sorted(topology.items())),
             parallel.get("local_steps", 1),
             parallel.get("merge_after"),
+            parallel.get("fragments", 1),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{run.folder}: config.yaml: no step time can be predicted ({error!r})") from None
@@ -49,6 +50,7 @@ def _predict(
     topology: tuple[tuple[str, Any], ...],
     local_steps: int,
     merge_after: int | None,
+    fragments: int,
 ) -> float:
     cluster = Cluster(
         hosts=workers // per_host,
@@ -63,5 +65,6 @@ def _predict(
         return float(simulate_allreduce(cluster).step)
     options = dict(topology)
     graph = build(options.pop("name"), workers, per_host, **options)
-    local = resolve_local_steps(order, local_steps, merge_after=merge_after) if local_steps > 1 else None
+    rounds = {"merge_after": merge_after, "fragments": fragments}
+    local = resolve_local_steps(order, local_steps, **rounds) if local_steps > 1 else None
     return float(simulate_gossip(cluster, graph, order, momentum=momentum, local=local).step)

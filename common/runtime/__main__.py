@@ -13,7 +13,7 @@ import pandas as pd
 from pydantic import Field, PositiveFloat
 
 from common.cli import ONE_OR_SEVERAL, Arguments, Text, UsageError, main_function, parse
-from common.local_steps import resolve_local_steps
+from common.local_steps import Outer, resolve_local_steps
 from common.runtime.cluster import Cluster
 from common.runtime.conditions import CONDITIONS
 from common.runtime.memory import STATE
@@ -74,6 +74,9 @@ class PlanArguments(Arguments):
         None, ge=0, description="a round is merged before this update of it; null: a third of the round; 0: at its end"
     )
     fragments: int = Field(1, ge=1, description="parts of the parameters that take turns within a round")
+    outer: dict[Literal["lr", "momentum"], float] = Field(
+        {}, description="outer.lr=LR outer.momentum=MOMENTUM: the outer optimizer, for the memory of a GPU"
+    )
     steps: int | None = Field(None, ge=50, description=f"steps to simulate; null: {MOST_STEPS}, fewer for many workers")
     uneven: bool = Field(
         False, description="add, for uneven computing of several kinds, how much longer a step takes than with even"
@@ -84,7 +87,7 @@ class PlanArguments(Arguments):
         """Return the given fields of Cluster."""
         renamed = {"slow_host": "slow_hosts", "slow_link": "slow_links"}
         others = {"command", "measure", "tflop", "topology", "optimizer"}
-        others |= {"local_steps", "merge_after", "fragments", "steps", "uneven", "plot"}
+        others |= {"local_steps", "merge_after", "fragments", "outer", "steps", "uneven", "plot"}
         return {renamed.get(name, name): getattr(self, name) for name in self.model_fields_set - others}
 
 
@@ -101,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
             raise ValueError("hosts=...: missing; expected the number of machines, or --measure")
         cluster = Cluster(**numbers)
         rounds = {"merge_after": arguments.merge_after, "fragments": arguments.fragments}
-        local = resolve_local_steps(None, arguments.local_steps, **rounds)
+        local = resolve_local_steps(None, arguments.local_steps, Outer(**arguments.outer), **rounds)
         steps = arguments.steps or max(60, min(MOST_STEPS, 2**15 // cluster.workers))
         local_steps = None if local.every_update and local.merge_after > 0 else local  # None: bucket by bucket
         planned = plan(cluster, arguments.topology, local_steps, optimizer=arguments.optimizer, steps=steps)

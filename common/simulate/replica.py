@@ -62,6 +62,8 @@ def simulate(
     check_order(order)
     plan = resolve_local_steps(order, local_steps, outer, merge_after, local_steps_from, fragments)
     mixing = mixing or Mixing()
+    if method == "allreduce" and not plan.every_update:
+        raise ValueError(f"local_steps={plan.steps} with method='allreduce': expected method='decentralized'")
     topology = resolve_topology(topology, world_size, workers_per_host, push_sum)
     check_topology(plan, mixing, topology, push_sum)
     for sentence in warnings_of(plan, topology):

@@ -71,6 +71,14 @@ class DecentralizedConfig(Strict):
     find_unused_parameters: bool
     timeout_s: PositiveFloat
 
+    @model_validator(mode="before")
+    @classmethod
+    def _order_that_fits(cls, values: Any) -> Any:
+        """Put the order that `merge_after` means where none is given."""
+        if isinstance(values, dict) and values.get("order") is None:
+            values = values | {"order": "atc" if values.get("merge_after") == 0 else "awc"}
+        return values
+
     @model_validator(mode="after")
     def _rounds_fit(self) -> "DecentralizedConfig":
         self.plan()

@@ -308,10 +308,12 @@ def test_the_mean_model_is_that_of_the_inner_parameters() -> None:
 def refused(rank: int, n: int) -> None:
     scenario = replace(BASE, optimizer="momentum", local=RULE)
     training = real(rank, scenario)
-    training.model.load_clock(6)
-    with pytest.raises(RuntimeError, match="clock=6 is in the middle of a round of local_steps=4 and its anchors are"):
-        training.backward(6)
-    training.model.load_clock(8)  # the end of a round: anchors are the parameters
+    state = training.model.communication_state()
+    for clock, missing in ((6, "anchors and outer momenta"), (8, "outer momenta")):  # 8: the end of a round
+        training.model.load_clock(clock)
+        with pytest.raises(RuntimeError, match=f"clock={clock} with local_steps=4: {missing} of the round are missing"):
+            training.backward(clock)
+    training.model.load_communication_state(state)
     training.run(range(8, 10))
     with pytest.raises(ValueError, match=r"expected 2 tensors .* was message_dtype, local_steps or outer another one"):
         training.model.load_communication_state([])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.optim import DmSGD, QGDmSGD
-from common.parallel import DecentralizedDataParallel
+from common.parallel import DecentralizedDataParallel, Outer
 from common.topology import Round, Topology, build
 from tests.distributed import models
 from tests.distributed.processes import run_processes
@@ -57,9 +57,12 @@ def closure(training: Training) -> None:
     training.optimizer.step(lambda: training.backward(2))
 
 
+# Merged at the beginning of a round: the anchors are what the parameters were then.
+LOCAL = replace(BASE, local={"local_steps": 2, "outer": Outer(0.7, 0.9), "merge_after": 1})
 CONV = replace(BASE, model=models.conv_bn, inputs=(3, 6, 6))
 MISTAKES = [
     (foreign_write, BASE, r"gossip merge of step 2: parameter '2\.bias' was written while its message was in flight"),
+    (foreign_write, LOCAL, r"gossip merge of round 1: parameter '2\.bias' was written while its message was in flight"),
     (foreign_write_before_a_forward_only, BASE, r"parameter '2\.bias' was written while its message was in flight"),
     (another_dtype, BASE, r"parameter '0\.weight' is no longer a view of the flat vector.*before wrapping"),
     (another_dtype, replace(BASE, order="atc"), r"parameter '0\.weight' is no longer a view of the flat vector"),

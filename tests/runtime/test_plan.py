@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common.local_steps import LocalSteps
@@ -71,6 +72,14 @@ def test_local_steps_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", *numbers, *more]) == 0
         answers.append(capsys.readouterr().out)
     assert answers[0] != answers[1] == answers[2]
+    memory = []
+    for more in ([], ["outer.lr=0.4"], ["outer.lr=0.4", "outer.momentum=0.9"], ["merge_after=0"]):
+        assert main(["plan", *numbers, "payload_mb=1000", "local_steps=10", *more]) == 0
+        row, *_ = (line for line in capsys.readouterr().out.splitlines() if line.startswith("| gossip"))
+        memory.append(float(row.split("|")[-2]))
+    assert np.diff(memory) == pytest.approx([0, 1, -2])  # GB: anchors, which late merging keeps too, and momentum
+    assert main(["plan", *numbers, "outer.lr=2"]) == 2
+    assert "outer.lr=2.0: expected a number in (0, 2)" in capsys.readouterr().err
     assert main(["plan", *numbers, "local_steps=3", "merge_after=4"]) == 2
     assert "merge_after=4: expected 0 to local_steps=3" in capsys.readouterr().err
 

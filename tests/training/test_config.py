@@ -56,6 +56,11 @@ def test_sgp_is_gossip_with_push_sum() -> None:
     assert sgp == compose_config("cnn", ["parallel=decentralized", "parallel.push_sum=true"]).parallel
 
 
+@pytest.mark.parametrize(("overrides", "order"), [([], "awc"), (["parallel.merge_after=0"], "atc")])
+def test_the_order_follows_from_when_rounds_are_merged(overrides: list[str], order: str) -> None:
+    assert compose_config("cnn", ["parallel=gossip_diloco", *overrides]).parallel.order == order
+
+
 def test_batch_and_ranks() -> None:
     overrides = ["workers=simulated", "workers.count=2", "parallel.ranks_per_worker=4"]
     config = compose_config("cnn", overrides)
@@ -110,7 +115,10 @@ def test_batch_and_ranks() -> None:
         ),
         (["parallel.local_steps=0"], ["parallel.local_steps=0", "greater than 0"]),
         (["parallel.local_steps=4", "parallel.merge_after=5"], ["parallel.merge_after=5: expected 0 to local_steps=4"]),
-        (["parallel.merge_after=0"], ["parallel.merge_after=0 with order=awc", "expected order=atc"]),
+        (
+            ["parallel.order=awc", "parallel.merge_after=0"],
+            ["parallel.merge_after=0 with order=awc", "expected order=atc"],
+        ),
         (["parallel.order=atc", "parallel.merge_after=1"], ["parallel.merge_after=1 with order=atc", "order=awc"]),
         (["parallel.outer.lr=2"], ["parallel.outer.lr=2.0: expected a number in (0, 2)"]),
         (["parallel.outer.momentum=1"], ["parallel.outer.momentum=1.0: expected a number in [0, 1)"]),

@@ -119,8 +119,10 @@ class Mixer:
             if fragment in (None, bucket.fragment):
                 bucket.clock = clock
 
-    def launch(self, fragment: int = 0) -> None:
+    def launch(self, fragment: int = 0, *, writable: bool = False) -> None:
         """Start sending x(t) for round t of each bucket, unless that was done. What is sent is read in place.
+
+        writable: whether parameters may be written until the merge, as in local steps while their anchors travel
 
         After a failure that `abort` has contained nothing more is sent.
         """
@@ -131,7 +133,7 @@ class Mixer:
             self._check(f"gossip launch of {self._unit} {self.clock}")
             self._in_flight[fragment] = [self._exchange_mixed(self.buckets[index]) for index in indices]
             self._post(self._in_flight[fragment], first=indices.start)
-            self._protect(fragment)
+            self._protect(fragment, writable)
 
     def merge(self, fragment: int = 0, following: Sequence[Tensor] = ()) -> None:
         """Finish the round in flight (launching it first if need be): x_i <- sum_j W_ij x_j, in place.
@@ -188,7 +190,7 @@ class Mixer:
             self.counters.rounds += 1
             if self.broken is None:
                 self._in_flight[0] = launched
-                self._protect(0)
+                self._protect(0, writable=False)
 
     def mix_now(self, vectors: Sequence[Tensor]) -> None:
         """Mix further vectors of the same layout with the matrices of the coming round, blocking; no clock ticks.
@@ -237,10 +239,9 @@ class Mixer:
         for vector in self.vectors:
             vector.check(where)
 
-    def _protect(self, fragment: int) -> None:
-        exchanges = self._in_flight[fragment]
-        # Parameters may be written while their anchors travel, in idle rounds, and for n = 1.
-        if not self._anchors and any(exchange is not None for exchange in exchanges):
+    def _protect(self, fragment: int, writable: bool) -> None:
+        # In idle rounds and for n = 1 parameters may be written, too.
+        if not writable and any(exchange is not None for exchange in self._in_flight[fragment]):
             for vector in self.vectors:
                 vector.protect()
         self._launched_at[fragment] = time.perf_counter()
