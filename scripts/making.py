@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -141,8 +142,7 @@ def _timed_beside_others(
 def _train(table: Table, cell: Cell) -> str | None:
     """Make one run and return why it failed, None if it finished; KeyboardInterrupt if it was interrupted."""
     if cell.emulated is not None:
-        command = [sys.executable, *cell.arguments("logging.progress=false", *_resume(cell))]
-        return _judge(table, cell, subprocess.run(command, check=False).returncode)
+        return _judge(table, cell, _train_on_emulated_hosts(cell))
     # Imported here: it brings torch, which neither --dry-run nor a finished table needs.
     from common.training.launch import launch
 
@@ -154,6 +154,25 @@ def _train(table: Table, cell: Cell) -> str | None:
         traceback.print_exc()
         return f"{type(error).__name__}: {error}"
     return _judge(table, cell, code)
+
+
+def _train_on_emulated_hosts(cell: Cell) -> int:
+    """Make one run and return its exit code; at a signal wait until its workers have saved and its hosts are gone."""
+    if cell.emulated.engine == "decent_dp" and _resume(cell):
+        print(f"{cell.label}: decent-dp keeps no state to continue from, so the run begins anew", file=sys.stderr)
+        shutil.rmtree(cell.run_dir)
+    # Ranks look for an earlier run at different times, some when rank 0 has begun to write.
+    command = [sys.executable, *cell.arguments("logging.progress=false", "resume=true")]
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    process = subprocess.Popen(command, start_new_session=True)  # of signals it gets ours only
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _judge(table: Table, cell: Cell, code: int | str | None) -> str | None:

@@ -58,6 +58,9 @@ def main(argv: Sequence[str]) -> int:
     if arguments.dry_run:
         print_plan(table, cells, states)
         return 0
+    # Seed by seed: what is compared is made side by side, and after an interruption all rows have the same seeds.
+    order = sorted(range(len(cells)), key=lambda index: table.seeds.index(cells[index].seed))
+    cells, states = [cells[index] for index in order], [states[index] for index in order]
     try:
         return make(table, cells, states, arguments.jobs)
     except KeyboardInterrupt:

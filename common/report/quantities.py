@@ -194,6 +194,18 @@ _ALL = (
         lambda run: run.total("time_step_ms"),
     ),
     Quantity(
+        "mean_step_ms",
+        "wall-clock time of a step in ms, mean over the last 1,000 steps of a run, without evaluations",
+        ".2f",
+        lambda run: run.total("time_step_ms_mean"),
+    ),
+    Quantity(
+        "cpu_wait_share",
+        "seconds that the threads of a process waited for a core, per second of training steps; mean over processes",
+        ".2f",
+        lambda run: run.total("time_cpu_wait_share"),
+    ),
+    Quantity(
         "time_to_target_s",
         "wall-clock time in s until the first evaluation that reached the table's target, without evaluations; inf if "
         "none did",

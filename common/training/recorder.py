@@ -12,6 +12,7 @@ from torch import Tensor
 from common.parallel.collectives import gather_objects, sum_over_ranks, world_size
 from common.training.config import Config
 from common.training.console import Console
+from common.training.cpu_wait import cpu_wait_s
 from common.training.elastic_config import Members
 from common.training.run_folder import RunFolder
 from common.training.sinks import Sinks
@@ -41,6 +42,7 @@ class Recorder:
         self._norms: list[Tensor] = []  # of committed steps
         self._times: list[float] = []
         self._recent = deque[float](maxlen=REMEMBERED_STEPS)
+        self._waited = [0.0, 0.0]  # seconds in which threads waited for a core, of how many seconds of steps
         self._sinks = Sinks(config, folder.run_id) if folder is not None else None
         self._console: Console | None = None
         self._bytes_of_leavers = 0.0
@@ -68,6 +70,7 @@ class Recorder:
         self._norms = [norm.to(self._device) for norm in self._norms]
         self._window_exposed = self._exposed_s()
         self._step_clock = StepClock(self._device)
+        self._begin_waiting()
 
     def release(self) -> None:
         """Let go of the workers, with all that hangs on them, until `begin` names others."""
@@ -102,6 +105,7 @@ class Recorder:
     def begin_step(self) -> None:
         """Begin the next step now: its time excludes what came since the last one, an evaluation or a checkpoint."""
         self._step_clock.restart()
+        self._begin_waiting()
 
     def validation(self, metrics: dict[str, float]) -> bool:
         """Record an evaluation of the mean model; return whether it is the best so far."""
@@ -151,6 +155,7 @@ class Recorder:
             "time_step_ms": 1000 * statistics.median(self._recent) if self._recent else None,
             "time_step_ms_mean": 1000 * statistics.fmean(self._recent) if self._recent else None,
             "time_exposed_comm_ms": 1000 * exposed / max(1, self.clock),
+            "time_cpu_wait_share": self._waited[0] / self._waited[1] if self._waited[1] else None,
         }
         self._folder.finish(summary)
         self._console.close(summary, self._folder.path)
@@ -166,6 +171,7 @@ class Recorder:
             "norms": self._norms,
             "times": self._times,
             "recent_times": list(self._recent),
+            "waited": self._waited,
             "bytes_of_leavers": self._bytes_of_leavers,
         }
 
@@ -174,6 +180,7 @@ class Recorder:
         self._last, self._best, self._skipped = state["last"], state["best"], state["skipped"]
         self._losses, self._norms, self._times = state["losses"], state["norms"], state["times"]
         self._recent.extend(state["recent_times"])
+        self._waited = state.get("waited", self._waited)  # older checkpoints have none
         self._bytes_of_leavers = state["bytes_of_leavers"]
 
     def _write_train_row(self) -> None:
@@ -182,11 +189,15 @@ class Recorder:
         norms = torch.stack(self._norms) if self._norms else self._scalar(math.nan)
         clipped = (norms > (self._config.training.clip or math.inf)).double()
         # One sum over processes and one wait for the device; then means over these steps, workers and processes.
+        counted = self._wait_began is not None
         means = [losses.mean(), norms.mean(), clipped.mean()]
+        means.append(self._scalar(cpu_wait_s() - self._wait_began if counted else 0.0))
         everyone = self._workers[0].model.everyone  # here nobody waits for rank 0 to write a model
         sums = sum_over_ranks(torch.stack([*means, self._scalar(self._local_bytes())]), everyone).tolist()
-        loss, mean_norm, clipped_fraction = (value / world_size() for value in sums[:-1])
+        loss, mean_norm, clipped_fraction, waited = (value / world_size() for value in sums[:-1])
         self._read_times()
+        if counted:
+            self._waited = [self._waited[0] + waited, self._waited[1] + sum(self._times)]
         if not math.isfinite(loss):
             self._diverged(losses)
         row = self._row("train") | {"loss": loss, "lr": self._workers[0].optimizer.param_groups[0]["lr"]}
@@ -201,6 +212,10 @@ class Recorder:
         row |= {f"time_{name}": value for name, value in speed.items()}
         row["time_exposed_comm_ms"] = 1000 * (self._exposed_s() - self._window_exposed) / len(self._times)
         self._write(row)
+
+    def _begin_waiting(self) -> None:
+        """Count from now on how long threads wait for a core, unless steps since the last row are left out then."""
+        self._wait_began = None if self._losses else cpu_wait_s()
 
     def _read_times(self) -> None:
         """Take over the times of the steps since the last reading, for which the device has to be done with them."""

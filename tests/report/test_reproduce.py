@@ -41,14 +41,16 @@ def write_cell(cell, extra=(), **values):
     return write_run(cell.run_dir, [*cell.overrides, *extra], **values)
 
 
-def test_makes_every_run_in_order_with_a_line_each(registered, launched, capsys):
+def test_makes_every_run_seed_by_seed_with_a_line_each(registered, launched, capsys):
     assert main(["table=small"]) == 0
-    expected = [[*cell.overrides, "logging.progress=false"] for cell in registered.cells(RUNS)]
+    cells = sorted(registered.cells(RUNS), key=lambda cell: cell.seed)
+    expected = [[*cell.overrides, "logging.progress=false"] for cell in cells]
     assert launched.calls == [("cnn", overrides) for overrides in expected]
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 7
     assert lines[0].startswith("[1/6] allreduce seed 1      accuracy 90.00  ")
     assert lines[0].endswith(" left")
+    assert lines[1].startswith("[2/6] accumadam_aer seed 1  accuracy 90.00  ")
     assert lines[-1] == "6 of 6 runs finished"
 
 
@@ -109,7 +111,7 @@ def test_a_failing_run_is_reported_and_the_others_go_on(registered, launched, ca
     assert main(["table=small"]) == 1
     assert len(launched.calls) == 6
     out, err = capsys.readouterr()
-    assert "[2/6] allreduce seed 2      FAILED: " in out
+    assert "[3/6] allreduce seed 2      FAILED: " in out
     assert "5 of 6 runs finished" in out
     failed = [line for line in err.splitlines() if line.startswith("failed: ")]
     assert len(failed) == 1

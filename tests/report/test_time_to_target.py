@@ -2,7 +2,9 @@
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -103,6 +105,48 @@ def test_runs_from_other_hosts_do_not_count():
     cells = list(table.cells(RUNS))
     with pytest.raises(UsageError, match="jobs=2: expected 1: runs on emulated hosts are timed"):
         make(table, cells, ["missing"] * len(cells), jobs=2)
+
+
+class Process:
+    """What emulates hosts, interrupted while it runs."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        self.command, self.options, self.calls = command, options, []
+
+    def wait(self) -> int:
+        self.calls.append("wait")
+        if self.calls == ["wait"]:
+            raise KeyboardInterrupt
+        return 1
+
+    def terminate(self) -> None:
+        self.calls.append("terminate")
+
+
+def test_an_interrupted_run_ends_before_the_command_does(monkeypatch: pytest.MonkeyPatch):
+    """Hosts are removed and workers save; torchrun's exit code does not tell that they did."""
+    late, started = (50.0, 90.0), []
+    table = timed({"allreduce": [late] * 3, "accumadam_aer": [late] * 3})
+    cell = next(iter(table.cells(RUNS)))
+    monkeypatch.setattr("subprocess.Popen", lambda *a, **k: started.append(Process(*a, **k)) or started[-1])
+    with pytest.raises(KeyboardInterrupt):
+        make(table, [cell], ["interrupted"], jobs=1)
+    (process,) = started
+    assert process.calls == ["wait", "terminate", "wait"]
+    assert process.options == {"start_new_session": True}
+    assert any("resume=true" in argument for argument in process.command)
+
+
+def test_an_interrupted_run_of_decent_dp_begins_anew(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    late = (50.0, 90.0)
+    table = timed({"allreduce": [late] * 3, "accumadam_aer": [late] * 3})
+    cell = list(table.cells(RUNS))[3]
+    cell = replace(cell, emulated=cell.emulated.model_copy(update={"engine": "decent_dp"}))
+    monkeypatch.setattr("subprocess.Popen", Process)
+    with pytest.raises(KeyboardInterrupt):
+        make(table, [cell], ["interrupted"], jobs=1)
+    assert not cell.run_dir.exists()
+    assert "decent-dp keeps no state to continue from" in capsys.readouterr().err
 
 
 def test_values_that_another_table_tuned(tmp_path: Path):
