@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 
 from common.cli import UsageError
+from common.local_steps import LocalSteps
 from common.report.collect import collect
 from common.report.columns import DEFAULT_COLUMNS
 from common.report.formats import readable
 from common.report.quantities import QUANTITIES
 from common.report.runs import RunError, read_run
 from common.report.tables import build_table
+from common.runtime.steps import simulate_gossip
 from scripts.tables import main
 from tests.report.conftest import make_table
 from tests.report.synthetic import write_run
@@ -328,6 +330,22 @@ def test_predicted_time_counts_the_momentum_that_dmsgd_sends(tmp_path):
     assert 60 + message < parameters < 60 * 1.2 + message
     assert predicted.pop(("dmsgd", True)) == pytest.approx(parameters + message, rel=0.01)
     assert predicted == {("dmsgd", False): parameters, ("qg_dmsgd",): parameters}  # they send parameters alone
+
+
+def test_predicted_time_knows_rounds_and_fragments(tmp_path, monkeypatch):
+    run = read_run(write_run(tmp_path / "run", [], workers=8, topology={"name": "ring"}))
+    plans = []
+    monkeypatch.setattr(
+        "common.report.prediction.simulate_gossip",
+        lambda *a, local, **k: plans.append(local) or simulate_gossip(*a, local=local, **k),
+    )
+    times = []
+    for fragments in (1, 3):
+        rounds = {"local_steps": 6, "merge_after": 1, "fragments": fragments}
+        run.config["parallel"] = {"method": "decentralized", "order": "awc", **rounds}
+        times.append(QUANTITIES["predicted_step_ms"].of(run))
+    assert plans == [LocalSteps(6, 1, fragments=1), LocalSteps(6, 1, fragments=3)]
+    assert times[0] > 1.1 * times[1]  # a third of the bytes at a time
 
 
 def test_predicted_time_needs_a_configuration(tmp_path):

@@ -1,5 +1,6 @@
-"""How long threads waited for a core: read from /proc, counted in whole windows of steps only."""
+"""How long the threads of this process waited for a core, as /proc tells."""
 
+import hashlib
 import os
 import threading
 import time
@@ -23,9 +24,7 @@ def test_threads_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.skipif(not cpu_wait.TASKS.exists(), reason="only Linux tells")
 def test_who_shares_a_core_waits() -> None:
-    """Two threads that compute for 0.1 s each on one core wait for each other (hashing lets go of Python's lock)."""
-    import hashlib
-
+    """Two threads that compute for 0.2 s on one core wait for each other; hashing lets go of Python's lock."""
     everywhere, before = os.sched_getaffinity(0), cpu_wait_s()
     os.sched_setaffinity(0, {min(everywhere)})
     try:

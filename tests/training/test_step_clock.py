@@ -115,6 +115,24 @@ def test_rows_wait_for_the_device_before_they_read_the_time(gpu: Gpu, recorded) 
     assert recorder.state_dict()["recent_times"] == pytest.approx([0.1] * 10, rel=0.02)
 
 
+def test_waiting_for_a_core_counts_in_windows_without_an_evaluation(
+    gpu: Gpu, recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 0.5 s of steps 0.1 s was waited for; an evaluation inside the second window leaves that out as a whole."""
+    recorder, _ = recorded
+    waited = 0.0
+    monkeypatch.setattr(module, "cpu_wait_s", lambda: waited)
+    recorder.begin_step()
+    for number in range(10):
+        gpu.launch(0.1)
+        waited += 0.02
+        step(recorder)
+        if number in (4, 6):  # after the first window, and inside the second
+            waited += 9.0
+            recorder.begin_step()
+    assert recorder.state_dict()["waited"] == pytest.approx([0.1, 0.5], rel=0.02)
+
+
 def test_a_checkpoint_holds_the_times_since_the_last_row(gpu: Gpu, recorded) -> None:
     recorder, _ = recorded
     for _ in range(3):
