@@ -15,7 +15,7 @@ HAS_FFCV = find_spec("ffcv") is not None
 NO_FFCV = pytest.mark.skipif(not HAS_FFCV, reason="FFCV is not installed (see `make env`)")
 LOADERS = [pytest.param("ffcv", marks=NO_FFCV), "torchvision"]
 SHORT = ["data=digits_images", "data.workers=1", "workers=simulated", "workers.count=2", "training.batch_size=64"]
-SHORT += ["training.threads=1", "model.width=4", "logging.progress=false", "logging.every=1"]
+SHORT += ["training.threads=1", "model.width=8", "logging.progress=false", "logging.every=1"]
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,14 @@ from tests.distributed.comparison import assert_equal_to_simulator, assert_same
 from tests.distributed.scenarios import Scenario
 
 BASE = Scenario(topology="one_peer_exponential", optimizer="momentum", ranks_per_worker=2, steps=12)
+LOCAL = {"local_steps": 3, "merge_after": 2, "outer": Outer(lr=0.4, momentum=0.9)}
 SCENARIOS = [
     replace(BASE, accumulate=2, clip=0.1),
     replace(BASE, topology="complete", optimizer="accumadamw"),
     replace(BASE, optimizer="dmsgd", order="atc"),
     replace(BASE, model=models.frozen, optimizer="momentum+adamw"),
     replace(BASE, model=models.Unused, options={"find_unused_parameters": True}),
-    replace(BASE, local={"local_steps": 3, "merge_after": 2, "outer": Outer(lr=0.4, momentum=0.9)}),
+    replace(BASE, local=LOCAL),
 ]
 HOSTS = replace(BASE, topology="aer", workers_per_host=2)  # two workers of two ranks on each host
 
@@ -27,7 +28,7 @@ HOSTS = replace(BASE, topology="aer", workers_per_host=2)  # two workers of two 
         (2, SCENARIOS),
         (4, SCENARIOS),
         pytest.param(6, SCENARIOS[:3], marks=pytest.mark.slow),
-        pytest.param(8, [*SCENARIOS[:3], HOSTS], marks=pytest.mark.slow),
+        pytest.param(8, [*SCENARIOS[:3], HOSTS, replace(HOSTS, local=LOCAL)], marks=pytest.mark.slow),
     ],
 )
 def test_equals_a_simulation_of_half_as_many_workers(n: int, scenarios: list[Scenario]) -> None:

@@ -108,8 +108,8 @@ def test_a_message_read_before_it_arrives_is_found(monkeypatch: pytest.MonkeyPat
 def test_parameters_written_while_they_are_sent_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = Mixer.launch
 
-    def early(mixer: Mixer, fragment: int = 0) -> None:
-        launch(mixer, fragment)
+    def early(mixer: Mixer, fragment: int = 0, *, writable: bool = False) -> None:
+        launch(mixer, fragment, writable=writable)
         for vector in mixer.vectors:
             vector.data.mul_(0.999)
 
