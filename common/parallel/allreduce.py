@@ -1,6 +1,6 @@
 """The all-reduce baseline: PyTorch's DistributedDataParallel behind the contract of the gossip wrapper."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import timedelta
 
 from torch import Tensor, nn
@@ -82,11 +82,11 @@ class AllReduceDataParallel(DataParallel):
             self.counters.messages += 2 * (n - 1)
             self._synchronizing = False
 
-    def communication_state(self) -> list[Tensor]:
+    def communication_state(self) -> dict[str, Tensor]:
         """Return what PowerSGD remembers; nothing otherwise."""
         return self._compression.state()
 
-    def load_communication_state(self, state: Sequence[Tensor]) -> None:
+    def load_communication_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `communication_state()`. Raises ValueError when it is that of another hook."""
         self._compression.load(state)
         self._synchronizing = False  # a backward before it belongs to what it replaces

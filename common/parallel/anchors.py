@@ -29,9 +29,9 @@ class Anchors:
         self._missing = ""  # what has to be loaded before the next update
 
     @property
-    def state(self) -> list[Tensor]:
-        """Anchors and momenta: what the next rounds depend on besides parameters and clock."""
-        return self.anchors + self.momenta
+    def state(self) -> dict[str, Tensor]:
+        """Anchors and momenta, by name: what the next rounds depend on besides parameters and clock."""
+        return numbered("anchor", self.anchors) | numbered("outer_momentum", self.momenta)
 
     def expire(self) -> None:
         """Expect the parameters to be written: rounds that begin then begin from what was written."""
@@ -127,3 +127,8 @@ class Anchors:
             )
             for part in self.fragments[fragment]
         ]
+
+
+def numbered(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return tensors as "name.0", "name.1" and so on."""
+    return {f"{name}.{index}": tensor for index, tensor in enumerate(tensors)}

@@ -7,7 +7,7 @@ An update is, in this order: `_before_update`, the optimizer's step, `_after_upd
 import contextlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -125,24 +125,25 @@ class DataParallel(nn.Module, ABC):
     def drain(self) -> None:
         """Make sure that no message is in flight, so that parameters may be written. Collective."""
 
-    def communication_state(self) -> list[Tensor]:
+    def communication_state(self) -> dict[str, Tensor]:
         """Return what the next rounds depend on besides parameters and clock, for the checkpoint of this rank."""
-        return []
+        return {}
 
-    def load_communication_state(self, state: Sequence[Tensor]) -> None:
+    def load_communication_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `communication_state()`. Collective: drains first.
 
         Raises ValueError when it is that of another way to communicate.
         """
         self.drain()
         own = self.communication_state()
-        if [tensor.shape for tensor in own] != [tensor.shape for tensor in state]:
+        expected, got = ({name: tensor.numel() for name, tensor in tensors.items()} for tensors in (own, state))
+        if expected != got:
             raise ValueError(
-                f"communication state: expected {len(own)} tensors of sizes {[t.numel() for t in own]}, got "
-                f"{[t.numel() for t in state]}: was message_dtype, local_steps or outer another one?"
+                f"communication state: expected {expected or 'nothing'}, got {got or 'nothing'} (names and numbers of "
+                "elements): was message_dtype, local_steps or outer another one?"
             )
-        for tensor, saved in zip(own, state, strict=True):
-            tensor.copy_(saved)
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
 
     def close(self) -> None:
         """Drain and detach from the optimizers; the bare module stays usable. Collective."""

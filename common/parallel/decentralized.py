@@ -12,7 +12,7 @@ With local steps only every H-th update is one of these; `common.local_steps` ha
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.optim import QGDmSGD
-from common.parallel.anchors import Anchors
+from common.parallel.anchors import Anchors, numbered
 from common.parallel.averaging import average_buffers_, consensus_distance
 from common.parallel.checks import (
     check_device,
@@ -316,11 +316,11 @@ class DecentralizedDataParallel(DataParallel):
             optimizer.deferred = False
         self._tracking.clear()
 
-    def communication_state(self) -> list[Tensor]:
-        """Return anchors, outer momenta, and what messages of 8 bits have left out so far."""
-        return self._anchors.state + self.mixer.errors
+    def communication_state(self) -> dict[str, Tensor]:
+        """Return anchors, outer momenta, and what messages of 8 bits have left out so far, one of each for a vector."""
+        return self._anchors.state | numbered("message_error", self.mixer.errors)
 
-    def load_communication_state(self, state: Sequence[Tensor]) -> None:
+    def load_communication_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `communication_state()`; after `load_clock`. Collective: drains first."""
         super().load_communication_state(state)
         self._anchors.loaded()
@@ -336,7 +336,7 @@ class DecentralizedDataParallel(DataParallel):
         """Replace parameters, anchors, outer momenta and buffers by their means, for good. Collective."""
         self.drain()
         self._write_mean()
-        mean_over_ranks_(self._anchors.state, *self._replica.peers)
+        mean_over_ranks_(list(self._anchors.state.values()), *self._replica.peers)
 
     def consensus_distance(self) -> float:
         """Return sqrt(mean_i ||x_i - x_bar||^2), equal on all ranks. Collective."""

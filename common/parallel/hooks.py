@@ -4,7 +4,7 @@ fp16:     gradients are averaged in 16 bits
 powersgd: matrices are averaged as products of two thin ones, with error feedback (arXiv 1905.13727)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -54,31 +54,37 @@ class Compression:
             return 2.0 * sum(parameter.numel() for parameter in parameters)
         return sum(parameter.nbytes for parameter in parameters)
 
-    def state(self) -> list[Tensor]:
+    def state(self) -> dict[str, Tensor]:
         """Return what the next backward depends on: PowerSGD's count; of each bucket the error and both matrices."""
         if self._state is None:
-            return []
-        state = self._state
-        kept = [[state.error_dict[b], state.p_memory_dict[b], state.q_memory_dict[b]] for b in sorted(state.error_dict)]
-        return [torch.tensor(state.iter), *(tensor for bucket in kept for tensor in bucket)]
+            return {}
+        kept = {
+            f"{name}.{bucket}": tensor for name, memory in self._memories().items() for bucket, tensor in memory.items()
+        }
+        return {"powersgd_passes": torch.tensor(self._state.iter)} | kept
 
-    def load(self, saved: Sequence[Tensor]) -> None:
+    def load(self, saved: Mapping[str, Tensor]) -> None:
         """Continue from `state()`.
 
         Raises ValueError when it is that of another hook.
         """
-        if bool(saved) != (self._state is not None):
+        if saved if self._state is None else "powersgd_passes" not in saved:
             raise ValueError(
-                f"communication state: expected that of parallel.hook={self._hook}, got {len(saved)} tensors"
+                f"communication state: expected that of parallel.hook={self._hook}, got {', '.join(saved) or 'nothing'}"
             )
         if self._state is None:
             return
+        tensors = dict(saved)
+        self._state.iter = int(tensors.pop("powersgd_passes"))
+        memories = self._memories()
+        for name, tensor in tensors.items():
+            memory, _, bucket = name.rpartition(".")
+            memories[memory][int(bucket)] = tensor.to(self._device, copy=True)
+
+    def _memories(self) -> dict[str, dict[int, Tensor]]:
+        """Return PowerSGD's tensors of each bucket: the error, and both thin matrices."""
         state = self._state
-        count, *kept = saved
-        state.iter = int(count)
-        memories = (state.error_dict, state.p_memory_dict, state.q_memory_dict)
-        for index, tensor in enumerate(kept):
-            memories[index % 3][index // 3] = tensor.to(self._device, copy=True)
+        return {"error": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
 
 
 def check_hook(hook: str | None, powersgd_rank: int, powersgd_from: int) -> None:

@@ -131,7 +131,7 @@ class Cohort:
         for worker in range(1, self.world_size):
             for tensor, first in zip(self.state_of(worker), self.state_of(0), strict=True):
                 tensor.copy_(first)
-        for matrix in self.anchors.state:
+        for matrix in self.anchors.state.values():
             matrix.copy_(mean(matrix))
         self.anchors.expire()
 

@@ -8,7 +8,7 @@ done, X <- W(t) X, for all workers at once.
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -138,11 +138,11 @@ class SimulatedReplica(DataParallel):
             anchors[self.worker, : vector.numel].copy_(vector.data)
         return result
 
-    def communication_state(self) -> list[Tensor]:
+    def communication_state(self) -> dict[str, Tensor]:
         """Return this worker's anchors and outer momenta."""
-        return [matrix[self.worker] for matrix in self._cohort.anchors.state]
+        return {name: matrix[self.worker] for name, matrix in self._cohort.anchors.state.items()}
 
-    def load_communication_state(self, state: Sequence[Tensor]) -> None:
+    def load_communication_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `communication_state()`; after `load_clock`."""
         super().load_communication_state(state)
         self._cohort.anchors.loaded()

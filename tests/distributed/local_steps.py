@@ -134,7 +134,7 @@ def in_simulation(n: int, case: Case) -> list[list[np.ndarray]]:
 
 
 def vectors_of(model: DataParallel) -> list[np.ndarray]:
-    return [t.detach().numpy().ravel().copy() for t in (model.module.weight, *model.communication_state())]
+    return [t.detach().numpy().ravel().copy() for t in (model.module.weight, *model.communication_state().values())]
 
 
 DEFAULT = Outer(lr=0.4, momentum=0.9)

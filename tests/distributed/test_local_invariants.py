@@ -133,7 +133,8 @@ def test_the_mean_follows_the_outer_optimizer_whatever_the_topology(topology: st
         v = 0.9 * v + d
         a = a + 0.4 * (d + 0.9 * v)
         anchors, momenta = (
-            torch.stack(rows).mean(0)[:40] for rows in zip(*(m.communication_state() for m in models), strict=True)
+            torch.stack([model.communication_state()[name] for model in models]).mean(0)[:40]
+            for name in ("anchor.0", "outer_momentum.0")
         )
         torch.testing.assert_close(anchors, a, rtol=1e-11, atol=1e-13)
         torch.testing.assert_close(momenta, v, rtol=1e-11, atol=1e-13)
@@ -265,13 +266,13 @@ def looked_at(rank: int, n: int) -> list[dict[str, Any]]:
         state = snapshot(model)
         with model.averaged() as mean:
             averaged = snapshot(mean)
-        anchors = model.communication_state()[0].double().numpy().copy()
+        anchors = model.communication_state()["anchor.0"].double().numpy().copy()
         assert_same(snapshot(model), state)
         distance = model.consensus_distance()
         model.average_()
         persistent = snapshot(model)
         equal = model.consensus_distance()
-        after = [tensor.clone() for tensor in model.communication_state()]
+        after = [tensor.clone() for tensor in model.communication_state().values()]
         training.run(range(step, step + 3))
         results.append(
             {
@@ -315,8 +316,12 @@ def refused(rank: int, n: int) -> None:
             training.backward(clock)
     training.model.load_communication_state(state)
     training.run(range(8, 10))
-    with pytest.raises(ValueError, match=r"expected 2 tensors .* was message_dtype, local_steps or outer another one"):
-        training.model.load_communication_state([])
+    errors = {name.replace("outer_momentum", "message_error"): tensor for name, tensor in state.items()}
+    for other, got in (({}, "got nothing"), (errors, r"got {'anchor.0': \d+, 'message_error.0': \d+}")):
+        with pytest.raises(
+            ValueError, match=rf"expected {{'anchor.0'.*{got} .*was message_dtype, local_steps or outer"
+        ):
+            training.model.load_communication_state(other)
     with pytest.raises(ValueError, match="a fused optimizer after 10 updates: expected before the first one"):
         training.model.attach(AccumAdamW(training.model.parameters(), lr=0.1, fused=True))
     training.model.close()

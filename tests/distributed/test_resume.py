@@ -77,7 +77,7 @@ def saved(rank: int, scenario: Scenario) -> dict[str, Any]:
         "model": {name: tensor.clone() for name, tensor in training.model.state_dict().items()},
         "optimizers": [optimizer.state_dict() for optimizer in training.optimizers[0]],
         "clock": training.model.clock,
-        "communication": [tensor.clone() for tensor in training.model.communication_state()],
+        "communication": {name: tensor.clone() for name, tensor in training.model.communication_state().items()},
         "bytes_sent": training.model.counters.bytes_sent,
     }
     training.model.close()

@@ -122,7 +122,7 @@ def state_of(training: Training) -> dict[str, Any]:
     return {
         "model": {name: tensor.clone() for name, tensor in model.state_dict().items()},
         "clock": model.clock,
-        "communication": [tensor.clone() for tensor in model.communication_state()],
+        "communication": {name: tensor.clone() for name, tensor in model.communication_state().items()},
         "optimizer": {**state, "state": kept},
     }
 

@@ -215,7 +215,7 @@ def change(
         source = former[member if member in holders else donor_of(member, tuple(sorted(holders)))]
         replica = replicas[member] = begin(task, config, members, member, dealing)
         replica.module.load_state_dict(source.module.state_dict())
-        for tensor, other in zip(replica.anchors.state, source.anchors.state, strict=True):
+        for tensor, other in zip(replica.anchors.state.values(), source.anchors.state.values(), strict=True):
             tensor.copy_(other)
         replica.optimizer.load_state_dict(copy.deepcopy(source.optimizer.state_dict()))
         replica.schedule.load_state_dict(source.schedule.state_dict())
