@@ -20,7 +20,6 @@ from common.cli import UsageError
 PREFIX = "gossip-"  # of the namespaces' names
 NAME = re.compile(rf"{PREFIX}(?P<maker>\d+)-[0-9a-f]{{8}}-(\d+|switch)")  # maker: id of the process
 NETWORK = "10.77.0"
-SMALLEST_BURST = 131_072  # bytes: two packets as segmentation offload merges them, or tbf must cut them
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -61,11 +60,21 @@ def connect(host: Host, switch: str) -> None:
 
 
 def limit(namespace: str, device: str, mbit_per_s: float) -> None:
-    """Limit a device's rate by a token bucket: bursts of 4 ms, a queue of 4 MB; no limit for 0."""
+    """Limit a device's rate by a token bucket with a queue of 4 MB; no limit for 0.
+
+    What fits into the bucket leaves a device that was idle at once, so the bucket is small: two packets as segmentation
+    offload merges them, which are as large as 1 ms of the rate, within bounds.
+    """
     if mbit_per_s:
-        burst = max(SMALLEST_BURST, round(mbit_per_s * 1e6 / 8 * 0.004))
-        bucket = ["tbf", "rate", f"{mbit_per_s}mbit", "burst", str(burst), "limit", "4000000"]
+        packet = packet_bytes(mbit_per_s)
+        bucket = ["tbf", "rate", f"{mbit_per_s}mbit", "burst", str(2 * packet), "limit", "4000000"]
+        ip("-n", namespace, "link", "set", device, "gso_max_size", str(packet))
         ip("netns", "exec", namespace, "tc", "qdisc", "replace", "dev", device, "root", *bucket)
+
+
+def packet_bytes(mbit_per_s: float) -> int:
+    """Return the size to which segmentation offload merges packets on a link of this rate, in bytes."""
+    return round(min(max(mbit_per_s * 1e6 / 8 * 0.001, 4096), 65_536))
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ def test_a_link_has_its_rate_and_counts_its_bytes() -> None:
             before = first.statistics()[0], second.statistics()[1]
             seconds = float(namespaces.call(*first.command(sys.executable, "-c", SENDER, second.address)).stdout)
             sent, received = first.statistics()[0] - before[0], second.statistics()[1] - before[1]
-    assert (2e6 - 2 * namespaces.SMALLEST_BURST) * 8 / 80e6 <= seconds < 2 * 2e6 * 8 / 80e6
+    assert (2e6 - 4 * namespaces.packet_bytes(80)) * 8 / 80e6 <= seconds < 2 * 2e6 * 8 / 80e6
     assert 2e6 < received < 2e6 * 1.06  # headers, handshakes
     assert 2e6 < sent < 2e6 * 1.06
 
@@ -115,7 +115,7 @@ def test_bytes_rate_and_delay_are_real(tmp_path: Path, slow: str | None, delay_m
     bits_per_s = 20e6 if slow else 80e6
     # No faster than the slower end's token bucket and the delay allow, and not much slower.
     assert round_trip >= 2 * delay_ms / 1000
-    assert seconds >= (2e6 - 2 * namespaces.SMALLEST_BURST) * 8 / bits_per_s + 2 * delay_ms / 1000
+    assert seconds >= (2e6 - 4 * namespaces.packet_bytes(80)) * 8 / bits_per_s + 2 * delay_ms / 1000
     assert seconds < 2 * 2e6 * 8 / bits_per_s + 10 * 2 * delay_ms / 1000
 
 
