@@ -4,7 +4,8 @@ python -m scripts.benchmarks.startup layouts=4x2,8x4,16x4    emulated hosts, as 
 torchrun ... -m scripts.benchmarks.startup                   on real ones
 
 The model is tiny and really computed, so that a step is what the engine costs. On emulated hosts all ranks share the
-cores of one machine: times grow with their number as they would not on a cluster; counts and memory do not.
+cores of one machine: times grow with their number as they would not on a cluster; counts, memory and the CPU time of a
+rank do not.
 """
 
 # ruff: noqa: E402
@@ -48,6 +49,7 @@ COLUMNS = {
     "wrap_s": "of making the wrapper, with its process groups, on the slowest rank",
     "first_step_s": "of the first step, on the slowest rank",
     "step_ms": "of later steps: median over steps, mean over ranks",
+    "step_cpu_ms": "CPU time of a later step, all threads of a rank: mean over steps and ranks",
     "groups": "process groups that the wrapper made and that the rank with most of them belongs to",
     "connections": "sockets that were opened with them until the end of the last step, on the rank with most of them",
     "wrapper_mb": "by how much resident memory grew meanwhile, median over ranks",
@@ -94,26 +96,29 @@ def of_topology(name: str, device: torch.device, ranks_per_host: int, steps: int
     model = wrap(module)
     optimizer = model.attach(torch.optim.SGD(module.parameters(), lr=0.01))
     seconds = [time.perf_counter() - begin]
-    for _ in range(1 + steps):
+    for number in range(1 + steps):
+        if number == 1:
+            cpu_before = time.process_time()
         begin = time.perf_counter()
         model(inputs).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         finish(device)
         seconds.append(time.perf_counter() - begin)
-    memory = resident_mb()
+    memory, cpu_ms = resident_mb(), 1000 * (time.process_time() - cpu_before) / steps
     found = [
         *(len(_world.pg_map) - before[0], sockets() - before[1], memory - before[2], memory),
-        *(seconds[0], seconds[1], statistics.median(seconds[2:])),
+        *(seconds[0], seconds[1], statistics.median(seconds[2:]), cpu_ms),
     ]
     model.close()
-    groups, connections, grown, memory, wrapped, first, step = zip(*gather_objects(found), strict=True)
+    groups, connections, grown, memory, wrapped, first, step, cpu = zip(*gather_objects(found), strict=True)
     return [
         {
             "topology": name,
             "wrap_s": max(wrapped),
             "first_step_s": max(first),
             "step_ms": 1000 * statistics.mean(step),
+            "step_cpu_ms": statistics.mean(cpu),
             "groups": max(groups),
             "connections": max(connections),
             "wrapper_mb": statistics.median(grown),

@@ -23,6 +23,7 @@ def test_groups_connections_and_memory() -> None:
         assert row["resident_mb"] > max(row["wrapper_mb"], 50)
         assert row["wrap_s"] > 0
         assert row["step_ms"] > 0
+        assert row["step_cpu_ms"] > 0
 
 
 def test_an_unknown_topology(capsys: pytest.CaptureFixture[str]) -> None:
