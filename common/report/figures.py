@@ -73,6 +73,7 @@ def draw(collection: Collection) -> Figure:
     if not found.empty:
         axes[0, 0].legend()
     _scale_loss(axes[0, 0], panels[0][0]["value"])
+    _scale_bytes(axes[0, 1], panels[1][0])
     figure.align_ylabels(axes)
     seeds = seeds_of(pd.concat([data for data, _ in panels]).groupby(["method", "topology"])["run"].nunique())
     figure.suptitle(f"{table.title} (mean of {seeds} seeds; band: lowest to highest)", fontsize=9)
@@ -166,6 +167,14 @@ def _scale_loss(ax: Axes, losses: pd.Series) -> None:
     if 0 < losses.min() * 10 < losses.max():
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
+def _scale_bytes(ax: Axes, data: pd.DataFrame) -> None:
+    """Use a logarithmic axis where a line sends ten times as many bytes as another, as with local steps."""
+    sent = data.groupby(["method", "topology"])["sent_mb"].max()
+    if 0 < sent.min() * 10 < sent.max():
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def with_line_names(table: Table) -> Table:

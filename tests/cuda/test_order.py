@@ -153,7 +153,7 @@ def test_events_order_all_reads_and_writes_and_no_step_syncs(name: str, here: Si
     assert [entry.label for entry in trace.entries if entry.what == "host sync" and "step" in entry.label] == []
     lasting = [vector.data for vector in mixer.vectors] + mixer.errors
     lasting += [buffer for buffers in mixer._buffers._free.values() for buffer in buffers]
-    lasting += model._anchors.state
+    lasting += model._anchors.state.values()
     lasting += [flat for momentum in model._momentum for flat in momentum.flat()]
     assert recorder.forgotten(lasting) == set()
     assert sum(entry.group is not None and "step" in entry.label for entry in trace.entries) >= STEPS // 2

@@ -202,6 +202,15 @@ def test_a_metric_that_no_run_records_is_said_to_be_missing(filled, caplog):
     assert [[text.get_text() for text in ax.texts] for ax in figure.axes] == [["not recorded"]] * 6
 
 
+@pytest.mark.parametrize(("sent", "scale"), [(24_000_000, "linear"), (2_000_000, "log")])
+def test_bytes_that_differ_much_are_on_a_logarithmic_axis(filled, sent, scale):
+    for cell in filled.cells(RUNS):
+        if cell.row.name != "allreduce":
+            shutil.rmtree(cell.run_dir)
+            write_run(cell.run_dir, cell.overrides, train_loss=[2.0] * 12, bytes_sent=sent)
+    assert [ax.get_xscale() for ax in draw(collect(filled, RUNS)).axes] == ["linear", scale, "linear"] * 2
+
+
 def test_a_curve_ends_where_a_seed_diverges(filled, caplog):
     """A mean of the seeds that survive would look better than the method is."""
     cell = next(filled.cells(RUNS))
