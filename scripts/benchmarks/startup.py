@@ -95,20 +95,19 @@ def of_topology(name: str, device: torch.device, ranks_per_host: int, steps: int
     before, begin = (len(_world.pg_map), sockets(), resident_mb()), time.perf_counter()
     model = wrap(module)
     optimizer = model.attach(torch.optim.SGD(module.parameters(), lr=0.01))
-    seconds = [time.perf_counter() - begin]
-    for number in range(1 + steps):
-        if number == 1:
-            cpu_before = time.process_time()
+    seconds, cpu_s = [time.perf_counter() - begin], []
+    for _ in range(1 + steps):
         begin = time.perf_counter()
         model(inputs).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
         finish(device)
         seconds.append(time.perf_counter() - begin)
-    memory, cpu_ms = resident_mb(), 1000 * (time.process_time() - cpu_before) / steps
+        cpu_s.append(time.process_time())
+    memory = resident_mb()
     found = [
         *(len(_world.pg_map) - before[0], sockets() - before[1], memory - before[2], memory),
-        *(seconds[0], seconds[1], statistics.median(seconds[2:]), cpu_ms),
+        *(seconds[0], seconds[1], statistics.median(seconds[2:]), (cpu_s[-1] - cpu_s[0]) / steps),
     ]
     model.close()
     groups, connections, grown, memory, wrapped, first, step, cpu = zip(*gather_objects(found), strict=True)
@@ -118,7 +117,7 @@ def of_topology(name: str, device: torch.device, ranks_per_host: int, steps: int
             "wrap_s": max(wrapped),
             "first_step_s": max(first),
             "step_ms": 1000 * statistics.mean(step),
-            "step_cpu_ms": statistics.mean(cpu),
+            "step_cpu_ms": 1000 * statistics.mean(cpu),
             "groups": max(groups),
             "connections": max(connections),
             "wrapper_mb": statistics.median(grown),
