@@ -177,6 +177,22 @@ def test_interrupted(setting: str, number: int, references: dict, tmp_path: Path
     assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
+def test_amid_a_round_the_mean_model_is_of_the_inner_parameters(references: dict) -> None:
+    folder, _ = reference(references, "local_steps")  # 24 updates in rounds of 5
+    last = torch.load(folder / "checkpoints" / "last.pt", weights_only=True)
+    files = sorted((folder / "checkpoints" / "step_00000024").glob("rank_*.pt"))
+    workers = [torch.load(file, weights_only=True)["workers"][0] for file in files]
+    for name, tensor in last.items():
+        mean = torch.stack([worker["model"][name].double() for worker in workers]).mean(0)
+        assert torch.allclose(tensor.double(), mean, rtol=0, atol=1e-6), name
+    outer = torch.stack([worker["communication"]["anchor.0"].double() for worker in workers]).mean(0)
+    inner = torch.cat(
+        [tensor.double().flatten() for name, tensor in last.items() if name.endswith((".weight", ".bias"))]
+    )
+    assert (outer.norm() - inner.norm()).abs() > 1e-5  # padding between buckets is 0
+
+
 def test_damaged_checkpoints_are_skipped_by_name(references: dict, tmp_path: Path) -> None:
     expected, _ = reference(references, "dmsgd")
     folder = tmp_path / "run"
