@@ -151,8 +151,8 @@ def test_the_ablation_has_every_combination() -> None:
 
 
 def test_topologies_can_be_built_for_all_sizes() -> None:
-    table = TABLES["topologies"]
-    assert {row.workers for row in table.rows} == {8, 16, 32}
+    table = TABLES["topologies_fair"]
+    assert {row.workers for row in table.rows} == {8, 32}
     for row in table.rows:
         options = {"k": 2} if row.topology == "base_k" else {}
         assert build(row.topology, row.workers, 4, **options).world_size == row.workers
