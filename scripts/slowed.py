@@ -20,7 +20,7 @@ from common.training import worker
 from common.training.cli import main
 from common.training.task import load_task
 from scripts import decent_dp_engine
-from scripts.benchmarks.emulated_compute import Variation, Waiter
+from scripts.benchmarks.emulated_compute import Waiter
 
 BACKWARD_SHARE = 2 / 3  # of a step's waits
 
@@ -38,7 +38,7 @@ class Waits:
         self, module: nn.Module, compute_ms: float, condition: Condition, factor: float, seed: tuple[int, ...]
     ) -> None:
         self._waiter = Waiter()
-        self._variation = Variation(condition, factor, seed)
+        self._variation = condition.variation_of(factor, seed)
         self._longer = 1.0
         self._compute_s = compute_ms / 1000
         self._total = sum(p.numel() for p in module.parameters())  # of the layers that a batch runs through
@@ -50,7 +50,7 @@ class Waits:
 
     def _begin(self, module: nn.Module, inputs: Any) -> None:
         if torch.is_grad_enabled():
-            self._longer = self._variation.draw()
+            self._longer = self._variation.draw().item()
             self._total, self._passed = self._passed or self._total, 0
 
     def _wait(self, output: Tensor, numel: int) -> Tensor:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from common.runtime.variation import Variation
+
 # More pieces would change little: of 32, the first and the last make 6 % of a message. Thousands of workers get fewer,
 # so that they are simulated in seconds.
 MOST_BUCKETS, MOST_PIECES = 32, 2**14
@@ -107,9 +109,14 @@ class Cluster:
 
     def draw_compute_ms(self, steps: int, seed: int) -> np.ndarray:
         """Draw the time in ms of each worker's forward and backward pass in each step, [steps, workers]."""
-        random = np.random.default_rng(seed)
-        normal = random.standard_normal((steps, self.workers))
-        times = self.compute_ms * np.exp(self.jitter * normal - self.jitter**2 / 2)
-        times[random.random(times.shape) < self.stall_share] *= self.stall_factor
-        factors = [self.slow_hosts.get(worker // self.workers_per_host, 1.0) for worker in range(self.workers)]
-        return times * np.array(factors)
+        workers = [
+            Variation(
+                self.jitter,
+                self.stall_share,
+                self.stall_factor,
+                self.slow_hosts.get(worker // self.workers_per_host, 1.0),
+                seed=(seed, worker),
+            )
+            for worker in range(self.workers)
+        ]
+        return self.compute_ms * np.stack([worker.draw(steps) for worker in workers], axis=1)

@@ -1,9 +1,11 @@
 """How unevenly workers compute: arXiv 2410.11998 says that gossip suffers less from it than all-reduce."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from common.runtime.cluster import Cluster
+from common.runtime.variation import Variation
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class Condition:
     def jitter(self) -> float:
         """Standard deviation of the logarithm of a compute time."""
         return math.sqrt(math.log1p(self.variation**2))
+
+    def variation_of(self, factor: float, seed: Sequence[int]) -> Variation:
+        """Return the compute times of a worker on a host that is `factor` times slower."""
+        return Variation(self.jitter, self.stall_share, self.stall_factor, factor, seed=seed)
 
     def on(self, cluster: Cluster) -> Cluster:
         """Return the cluster with compute times like these."""

@@ -19,7 +19,7 @@ from common.topology import Round, Topology
 from common.topology.cost import bytes_leaving_hosts
 from common.topology.phases import staggered
 
-STEPS, DISCARDED = 200, 20  # the first steps, which all workers begin at the same time, do not count
+STEPS, DISCARDED = 200, 20  # all workers begin the first step at the same time, so the first ones do not count
 FEWEST_ROUNDS = 8
 Order = Literal["awc", "atc"]
 Update = Literal["bucketwise", "whole"]
@@ -54,6 +54,7 @@ def simulate_gossip(
     flat: bool = False,
     local: LocalSteps | None = None,
     steps: int = STEPS,
+    discarded: int = DISCARDED,
     seed: int = 0,
 ) -> Times:
     """Simulate gossip on a topology, whose rounds are hierarchical where possible, unless `flat`.
@@ -62,6 +63,7 @@ def simulate_gossip(
     update:    see `simulate_rounds`
     momentum:  see `simulate_rounds`
     local:     local steps, in place of `order`; see `simulate_local_steps`
+    steps:     to simulate, the first `discarded` of which do not count
 
     Raises ValueError if topology and cluster have different numbers of workers, staggered phases would not pay, or
     momentum is mixed in another order than "atc".
@@ -75,9 +77,10 @@ def simulate_gossip(
         )
     even = _round_times(cluster, topology, flat)
     odd = _round_times(cluster, staggered(topology), flat) if phases == "staggered" else None
+    counted = {"steps": steps, "discarded": discarded, "seed": seed}
     if local is not None:
-        return simulate_local_steps(cluster, local, even, odd, steps=steps, seed=seed)
-    return simulate_rounds(cluster, even, odd, order, update=update, momentum=momentum, steps=steps, seed=seed)
+        return simulate_local_steps(cluster, local, even, odd, **counted)
+    return simulate_rounds(cluster, even, odd, order, update=update, momentum=momentum, **counted)
 
 
 def staggering_pays(topology: Topology, workers_per_host: int) -> bool:
@@ -119,6 +122,7 @@ def simulate_rounds(
     update: Update = "bucketwise",
     momentum: bool = False,
     steps: int = STEPS,
+    discarded: int = DISCARDED,
     seed: int = 0,
 ) -> Times:
     """Simulate gossip in which the round of step t takes `even(t)`, for buckets with an odd number `odd(t)` if given.
@@ -146,7 +150,7 @@ def simulate_rounds(
     busy = Busy.nothing(n)
     begin = 0.0
     for t in range(steps):
-        if t == DISCARDED:
+        if t == discarded:
             begin = ended.mean()
         computed = ended + compute[t]
         if momentum:
@@ -160,7 +164,7 @@ def simulate_rounds(
         # T(b) = max over a <= b of D(a) + (b + 1 - a) u/B, as a running maximum
         launched = np.maximum.accumulate(done - updates + updates[0], axis=0) + updates
         ended = launched[-1]
-    return _times(ended.mean() - begin, compute, cluster)
+    return _times(ended.mean() - begin, compute[discarded:], cluster)
 
 
 def simulate_local_steps(
@@ -170,6 +174,7 @@ def simulate_local_steps(
     odd: Callable[[int], RoundTime] | None = None,
     *,
     steps: int = STEPS,
+    discarded: int = DISCARDED,
     seed: int = 0,
 ) -> Times:
     """Simulate gossip in which round r, of H local steps, takes `even(r)`, for odd buckets `odd(r)` if given.
@@ -182,7 +187,8 @@ def simulate_local_steps(
         raise ValueError(f"fragments={local.fragments}: expected at most the {cluster.gossip_buckets} buckets")
     local = replace(local, start=0)
     n, B = cluster.workers, cluster.gossip_buckets
-    steps = DISCARDED + max(FEWEST_ROUNDS, -(-(steps - DISCARDED) // local.steps)) * local.steps  # whole rounds
+    rounds = max(FEWEST_ROUNDS, -(-(steps - discarded) // local.steps))
+    steps = discarded + rounds * local.steps
     compute = cluster.draw_compute_ms(steps, seed)
     sizes = np.bincount(np.arange(B) * local.fragments // B, minlength=local.fragments)  # in buckets
     ended, begin = np.zeros(n), 0.0
@@ -196,7 +202,7 @@ def simulate_local_steps(
         return _travel(buckets, busy, even(round_), odd and odd(round_)).max(axis=0)
 
     for t in range(steps):
-        if t == DISCARDED:
+        if t == discarded:
             begin = ended.mean()
         launched[local.beginning(t)] = ended
         ended = ended + compute[t]
@@ -206,7 +212,7 @@ def simulate_local_steps(
         if local.merge_after == 0:
             for fragment in local.ending(t):
                 ended = np.maximum(ended, arrived(fragment, ended, t))
-    return _times(ended.mean() - begin, compute, cluster)
+    return _times(ended.mean() - begin, compute[discarded:], cluster)
 
 
 def _travel(launched: np.ndarray, busy: Busy, even: RoundTime, odd: RoundTime | None) -> np.ndarray:
@@ -222,7 +228,7 @@ def _travel(launched: np.ndarray, busy: Busy, even: RoundTime, odd: RoundTime | 
     return done
 
 
-def simulate_allreduce(cluster: Cluster, *, steps: int = STEPS, seed: int = 0) -> Times:
+def simulate_allreduce(cluster: Cluster, *, steps: int = STEPS, discarded: int = DISCARDED, seed: int = 0) -> Times:
     """Simulate all-reduce of gradients in equal buckets, as DistributedDataParallel does it.
 
     Bucket b of B is ready on a worker after (b + 1) / B of its backward pass. It is sent when all workers are ready and
@@ -233,16 +239,15 @@ def simulate_allreduce(cluster: Cluster, *, steps: int = STEPS, seed: int = 0) -
     duration = allreduce_ms(cluster, cluster.payload_mb / cluster.buckets)
     ended = begin = 0.0
     for t in range(steps):
-        if t == DISCARDED:
+        if t == discarded:
             begin = ended
         slowest = compute[t].max()
         arrived = ended
         for part in share:
             arrived = max(arrived, ended + part * slowest) + duration
         ended = arrived + cluster.update_ms
-    return _times(ended - begin, compute, cluster)
+    return _times(ended - begin, compute[discarded:], cluster)
 
 
 def _times(total: float, compute: np.ndarray, cluster: Cluster) -> Times:
-    counted = compute[DISCARDED:]
-    return Times(total / len(counted), counted.mean() + cluster.update_ms)
+    return Times(total / len(compute), compute.mean() + cluster.update_ms)

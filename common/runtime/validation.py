@@ -1,7 +1,8 @@
 """The runtime model against step times measured on emulated hosts, the rows of `results/benchmarks/parallel.csv`.
 
 Nothing is fitted to the rows that are predicted. The update takes as long as in the rows of the engine "alone" with the
-same optimizer (whose name, "torch" or "fused", stands in their column `topology`); links have the rate that was set.
+same optimizer (whose name, "torch" or "fused", stands in their column `topology`); links have the rate that was set;
+workers compute in every step as long as was emulated, however unevenly.
 """
 
 import re
@@ -26,14 +27,16 @@ DECENT_DP_NAMES = {
 }
 GROUP = ["model", "hosts", "ranks_per_host", "compute_ms"]
 NEEDED = ["engine", *GROUP, "condition", "mbit_per_s", "topology", "step_ms", "payload_mb", "bucket_mb"]
+NEEDED += ["steps", "rounds"]
 
 
 def predict_measured(
-    measured: pd.DataFrame, *, delay_ms: float, intra_gbps: float, steps: int = 80
+    measured: pd.DataFrame, *, delay_ms: float, intra_gbps: float, warm_up: int, seed: int
 ) -> tuple[pd.DataFrame, list[str]]:
     """Return the rows whose computing was emulated, and a sentence for each row left out.
 
-    To their columns come update_ms, measured_ms, predicted_ms and error_percent.
+    To their columns come update_ms, measured_ms, predicted_ms and error_percent. Before the steps that were timed were
+    `warm_up` others; compute times were drawn with `seed`.
 
     Raises ValueError for missing columns.
     """
@@ -69,8 +72,9 @@ def predict_measured(
             bucket_mb=row.bucket_mb * MB_OF_MIB,
             gossip_bucket_mb=row.bucket_mb * MB_OF_MIB,
         )
+        counted = {"steps": warm_up + row.steps * row.rounds, "discarded": warm_up, "seed": seed}
         try:
-            predicted = _predict(CONDITIONS[row.condition].on(cluster), row.engine, row.topology, steps)
+            predicted = _predict(CONDITIONS[row.condition].on(cluster), row.engine, row.topology, **counted)
         except ValueError as error:
             left_out.append(f"{label}: {error}")
             continue
@@ -86,9 +90,9 @@ def predict_measured(
     return pd.DataFrame(rows), left_out
 
 
-def _predict(cluster: Cluster, engine: str, label: str, steps: int) -> float:
+def _predict(cluster: Cluster, engine: str, label: str, **counted: int) -> float:
     if engine == "ddp":
-        return simulate_allreduce(cluster, steps=steps).step
+        return simulate_allreduce(cluster, **counted).step
     local = None
     if engine == "ours_local":
         label, H, tau = label.rsplit("/", 2)
@@ -96,11 +100,11 @@ def _predict(cluster: Cluster, engine: str, label: str, steps: int) -> float:
     name, between, staggered = read_topology(label)
     if engine == "decent_dp":
         topology = _topology(DECENT_DP_NAMES.get(name, name), cluster, between)
-        return simulate_gossip(cluster, topology, flat=True, steps=steps).step
+        return simulate_gossip(cluster, topology, flat=True, **counted).step
     if engine in ("ours", "ours_local"):
         topology = _topology(name, cluster, between)
         phases = "staggered" if staggered else "aligned"
-        return simulate_gossip(cluster, topology, phases=phases, local=local, steps=steps).step
+        return simulate_gossip(cluster, topology, phases=phases, local=local, **counted).step
     raise ValueError(f"engine {engine!r}: expected ddp, decent_dp, ours or ours_local")
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,12 +36,12 @@ class EmulatedCompute(nn.Module):
         *,
         condition: Condition = EVEN,
         factor: float = 1.0,
-        seed: int | Sequence[int] = 0,
+        seed: Sequence[int] = (0, 0),
     ) -> None:
         super().__init__()
         self.module = module
         self._waiter = Waiter()
-        self._variation = Variation(condition, factor, seed)
+        self._variation = condition.variation_of(factor, seed)
         generator = torch.Generator().manual_seed(0)
         trained = [p for p in module.parameters() if p.requires_grad]
         total = sum(p.numel() for p in trained)
@@ -56,24 +55,11 @@ class EmulatedCompute(nn.Module):
     def forward(self) -> Tensor:
         """Return a scalar with gradient, after the forward's share of the time."""
         activation = torch.zeros((), requires_grad=True)
-        longer = self._variation.draw()
+        longer = self._variation.draw().item()
         for parameter, gradient, *times in self._layers:
             forward_s, backward_s = (longer * seconds for seconds in times)
             activation = _Layer.apply(activation, parameter, gradient, forward_s, backward_s, self._waiter)
         return activation
-
-
-class Variation:
-    """How many times longer than usual each step of a rank computes."""
-
-    def __init__(self, condition: Condition, factor: float, seed: int | Sequence[int]) -> None:
-        self._condition, self._factor, self._draws = condition, factor, np.random.default_rng(seed)
-
-    def draw(self) -> float:
-        """Return the factor of the next step."""
-        condition = self._condition
-        longer = self._factor * self._draws.lognormal(-(condition.jitter**2) / 2, condition.jitter)
-        return longer * (condition.stall_factor if self._draws.random() < condition.stall_share else 1.0)
 
 
 class Waiter:

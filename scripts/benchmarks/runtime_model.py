@@ -17,6 +17,7 @@ from common.report.benchmark import Benchmark
 from common.report.published import load_published
 from common.runtime.figure6 import CALIBRATION, PAYLOAD_MB, predict_figure6
 from common.runtime.validation import predict_measured
+from scripts.benchmarks.parallel_engines import SEED, WARM_UP
 
 MODULE = "scripts.benchmarks.runtime_model"
 FIGURE6 = {
@@ -95,7 +96,9 @@ def against_parallel(arguments: BenchArguments) -> None:
     )
     try:
         measured = pd.read_csv(arguments.measured)
-        frame, left_out = predict_measured(measured, delay_ms=arguments.delay_ms, intra_gbps=arguments.intra_gbps)
+        frame, left_out = predict_measured(
+            measured, delay_ms=arguments.delay_ms, intra_gbps=arguments.intra_gbps, warm_up=WARM_UP, seed=SEED
+        )
     except FileNotFoundError:
         raise UsageError(
             f"measured={arguments.measured}: no such file; scripts.benchmarks.parallel writes it"
@@ -108,7 +111,8 @@ def against_parallel(arguments: BenchArguments) -> None:
     by_condition = "; ".join(f"{name} {errors(of)}" for name, of in groups(frame, "condition"))
     conclusion = [
         f"Emulated computing, links of the set rate less the frames' headers, one-way delay {arguments.delay_ms:g} ms, "
-        f"{arguments.intra_gbps:g} Gbit/s inside a host. Nothing is fitted to the rows.",
+        f"{arguments.intra_gbps:g} Gbit/s inside a host. Nothing is fitted to the rows. Uneven compute times are "
+        "predicted with the draws that were emulated.",
         f"Median error of {len(frame)} rows: {errors(frame)}. By engine: {by_engine}. By condition: {by_condition}.",
         *(f"Left out: {reason}." for reason in left_out),
     ]

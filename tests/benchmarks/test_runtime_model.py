@@ -7,13 +7,14 @@ import pytest
 
 from scripts.benchmarks.runtime_model import main
 
-HEADER = "engine,model,hosts,ranks_per_host,mbit_per_s,topology,step_ms,compute_ms,payload_mb,bucket_mb,condition"
+HEADER = "engine,model,hosts,ranks_per_host,mbit_per_s,topology,step_ms,compute_ms,payload_mb,bucket_mb,"
+HEADER += "condition,steps,rounds"
 
 
 def test_against_measured_rows(tmp_path: Path) -> None:
     file = tmp_path / "parallel.csv"
-    rows = ["alone,gpt,4,1,200,fused,103,100,10,2,even", "ours,gpt,4,1,200,one_peer_ring,420,100,10,2,even"]
-    file.write_text("\n".join([HEADER, *rows, "ours,gpt,4,1,200,one_peer_ring,99,0,10,2,even"]) + "\n")
+    rows = ["alone,gpt,4,1,200,fused,103,100,10,2,even,40,2", "ours,gpt,4,1,200,one_peer_ring,420,100,10,2,even,40,2"]
+    file.write_text("\n".join([HEADER, *rows, "ours,gpt,4,1,200,one_peer_ring,99,0,10,2,even,40,2"]) + "\n")
     assert main(["against=parallel", f"measured={file}", f"output={tmp_path}"]) == 0
     with (tmp_path / "parallel_prediction.csv").open() as table:
         (row,) = csv.DictReader(table)

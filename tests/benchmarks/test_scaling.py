@@ -15,7 +15,8 @@ from torch import nn
 from common.cli import UsageError
 from common.report.definitions import ROOT
 from common.report.published import load_published
-from common.runtime.conditions import Condition
+from common.runtime.cluster import Cluster
+from common.runtime.conditions import CONDITIONS, Condition
 from scripts.benchmarks import emulated_compute
 from scripts.benchmarks.emulated_compute import EmulatedCompute, Waiter
 from scripts.benchmarks.scaling import SGP, BenchArguments, Layers, conclude, main, workload
@@ -89,6 +90,17 @@ def test_some_steps_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = waits(model, 2000, monkeypatch)
     assert set(np.round(steps, 9)) == {0.1, 1.0}
     assert (steps > 0.5).mean() == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_what_is_emulated_is_what_is_predicted(
+    condition: Condition, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicted = condition.on(Cluster(hosts=2, workers_per_host=2, compute_ms=100.0)).draw_compute_ms(200, seed=7)
+    factor = condition.slow_host if rank < 2 else 1.0
+    model = EmulatedCompute(nn.Linear(2, 2), 100.0, condition=condition, factor=factor, seed=(7, rank))
+    assert waits(model, 200, monkeypatch) == pytest.approx(predicted[:, rank] / 1000)
 
 
 @pytest.mark.parametrize(("rank", "compute_s"), [(1, 0.1), (2, 0.15), (3, 0.15)])

@@ -35,6 +35,7 @@ def test_figure6_predicts_every_published_number() -> None:
     assert frame.predicted_flat_ms[6] == pytest.approx(200.0, rel=0.01)
 
 
+DRAWN = {"warm_up": 6, "seed": 0}
 # Measured on emulated hosts, 200 Mbit/s, 1 ms, S = 25.3 MB, AdamW; seconds per step.
 MEASURED = [
     # engine, topology, (8 x 1: 1.2 s, 0.4 s), (4 x 2: 1.2 s, 0.4 s)
@@ -55,13 +56,13 @@ def measured() -> pd.DataFrame:
                 rows.append(
                     {"engine": engine, "topology": topology, "hosts": hosts, "ranks_per_host": L, "model": "gpt",
                      "mbit_per_s": 200.0, "step_ms": 1000 * value, "compute_ms": compute_ms, "payload_mb": 25.3,
-                     "condition": "even", "bucket_mb": 25 if engine == "ddp" else 5}
+                     "condition": "even", "bucket_mb": 25 if engine == "ddp" else 5, "steps": 40, "rounds": 2}
                 )  # fmt: skip
     return pd.DataFrame(rows)
 
 
 def test_measured_step_times_are_predicted() -> None:
-    frame, left_out = predict_measured(measured(), delay_ms=1.0, intra_gbps=8.0)
+    frame, left_out = predict_measured(measured(), delay_ms=1.0, intra_gbps=8.0, **DRAWN)
     assert left_out == []
     assert len(frame) == 18
     assert frame.update_ms[0] == pytest.approx(105.0)
@@ -72,7 +73,7 @@ def test_measured_step_times_are_predicted() -> None:
 def test_buckets_are_set_in_mib() -> None:
     """25 MiB are 26.2144 MB: 26.2 MB of gradients are one bucket, which travels when all of them are ready."""
     rows = measured().iloc[[0, 4]].assign(payload_mb=26.2, step_ms=1200.0)
-    frame, _ = predict_measured(rows, delay_ms=1.0, intra_gbps=8.0)
+    frame, _ = predict_measured(rows, delay_ms=1.0, intra_gbps=8.0, **DRAWN)
     hosts = cluster(hosts=8, inter_gbps=0.2 * 1448 / 1514, latency_us=1000.0)
     assert frame.predicted_ms.item() == pytest.approx(1200.0 + allreduce_ms(hosts, 26.2))
 
@@ -82,7 +83,8 @@ def test_local_steps_hide_their_messages_behind_a_round(hosts: int, topology: st
     """An update alone takes 105 ms there; no message of a round that is merged after 4 updates is waited for."""
     alone = measured().iloc[[0]].assign(topology="fused", hosts=hosts, ranks_per_host=8 // hosts)
     local = alone.assign(engine="ours_local", topology=topology, bucket_mb=2.0)
-    frame, left_out = predict_measured(pd.concat([alone, local], ignore_index=True), delay_ms=1.0, intra_gbps=8.0)
+    rows = pd.concat([alone, local], ignore_index=True)
+    frame, left_out = predict_measured(rows, delay_ms=1.0, intra_gbps=8.0, **DRAWN)
     assert left_out == []
     assert frame.predicted_ms.item() == pytest.approx(1200.0 + 105.0)
 
@@ -91,7 +93,7 @@ def test_a_slow_host_holds_everybody_up() -> None:
     """Where nothing but computing takes time, gossip in every step waits for a slow host too: 1.5 times as long."""
     rows = measured().iloc[[4, 12]].assign(mbit_per_s=1e6, condition="slow_host")  # 8 x 1: DDP, gossip on a ring
     alone = measured().iloc[[0]]
-    frame, _ = predict_measured(pd.concat([alone, rows], ignore_index=True), delay_ms=0.0, intra_gbps=1e6)
+    frame, _ = predict_measured(pd.concat([alone, rows], ignore_index=True), delay_ms=0.0, intra_gbps=1e6, **DRAWN)
     assert list(frame.predicted_ms) == pytest.approx([1.5 * 1200 + 105] * len(rows), rel=0.01)
 
 
@@ -101,7 +103,7 @@ def test_rows_that_cannot_be_predicted_are_named() -> None:
     frame.loc[5, "engine"] = "theirs"
     frame.loc[8, "topology"] = "triangle"
     frame.loc[9, "hosts"] = 16
-    _, left_out = predict_measured(frame.iloc[:10], delay_ms=1.0, intra_gbps=8.0)
+    _, left_out = predict_measured(frame.iloc[:10], delay_ms=1.0, intra_gbps=8.0, **DRAWN)
     assert len(left_out) == 4
     assert "ddp, complete, 8 x 1, 200 Mbit/s: a real model's compute time" in left_out[0]
     assert any("'theirs': expected ddp, decent_dp, ours or ours_local" in reason for reason in left_out)
@@ -111,7 +113,7 @@ def test_rows_that_cannot_be_predicted_are_named() -> None:
 
 def test_missing_columns_are_named() -> None:
     with pytest.raises(ValueError, match="columns compute_ms, payload_mb are missing"):
-        predict_measured(measured().drop(columns=["compute_ms", "payload_mb"]), delay_ms=1.0, intra_gbps=8.0)
+        predict_measured(measured().drop(columns=["compute_ms", "payload_mb"]), delay_ms=1.0, intra_gbps=8.0, **DRAWN)
 
 
 @pytest.mark.parametrize(
