@@ -74,7 +74,7 @@ def test_everything_published_has_a_recipe_and_tables_of_runs_a_proxy() -> None:
     figures = {getattr(load_figure(name), "published", None) for name in figure_names()} - {None}
     assert tables | benchmarks | figures == set(published_names()) - WITHOUT_RECIPE.keys()
     assert tables - {name for proxy in PROXIES for name in proxy.published} == WITHOUT_PROXY.keys()
-    assert all(proxy.name.removesuffix("_proxy").removesuffix("_fair") == proxy.proxy_of for proxy in PROXIES)
+    assert all(proxy.name.removesuffix("_fair") == proxy.proxy_of for proxy in PROXIES)
 
 
 def kept(table: Table, row: Row, variant: str | None) -> list[Path]:

@@ -9,7 +9,7 @@ from common.training.config import ConfigError
 
 # The task of an experiment, by its folder or file; of all others it is cnn.
 TASKS = dict.fromkeys(("gpt2", "gpt2_fair"), "gpt2")
-TASKS |= dict.fromkeys(("transformer", "table2", "table2_fair", "table2_proxy", "figure6"), "transformer")
+TASKS |= dict.fromkeys(("transformer", "table2", "table2_fair", "figure6"), "transformer")
 
 
 def names(group: str) -> list[str]:
