@@ -100,7 +100,7 @@ def test_larger_hosts(hosts: tuple[int, int]) -> None:
 SHARDED = Scenario(topology="one_peer_exponential", ranks_per_worker=2, steps=8, options={"timeout_s": 30})
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "fused_accumadamw"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "fused_accumadamw"])
 def test_shards_are_those_of_the_simulator(optimizer: str) -> None:
     assert_equal_to_simulator(4, [replace(SHARDED, optimizer=optimizer)], run=sharded_on_streams)
 

@@ -110,7 +110,7 @@ def test_hosts_of_two_workers(n: int) -> None:
     assert_equal_to_simulator(n, [aer, replace(aer, order="atc"), optimizer, tiny, complete, between, plain])
 
 
-@pytest.mark.parametrize("backend", [None, "cpu:gloo"])
+@pytest.mark.parametrize("backend", [pytest.param(None, marks=pytest.mark.slow), "cpu:gloo"])
 def test_backends_that_are_not_called_gloo(backend: str | None) -> None:
     """What lies on the CPU overlaps all the same: its stages run in threads, not within the launch."""
     aer = replace(BASE, topology="aer", workers_per_host=2)
@@ -123,6 +123,7 @@ def stage_threads(rank: int, n: int, scenario: Scenario) -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("gossip-stage")]
 
 
+@pytest.mark.slow
 def test_hosts_of_three_workers() -> None:
     """Pieces of a bucket are of different sizes, the last may be empty."""
     aer = replace(BASE, topology="aer", workers_per_host=3)
@@ -157,7 +158,10 @@ def test_compiled_steps_bucket_by_bucket() -> None:
     assert_equal_to_simulator(4, variants)
 
 
-@pytest.mark.parametrize(("n", "workers_per_host"), [(4, 1), (4, 2), pytest.param(8, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("n", "workers_per_host"),
+    [pytest.param(4, 1, marks=pytest.mark.slow), (4, 2), pytest.param(8, 2, marks=pytest.mark.slow)],
+)
 def test_staggered_phases(n: int, workers_per_host: int) -> None:
     """Odd buckets run the rounds of AER in another order, here and in the simulator; every host sends evenly."""
     aer = replace(BASE, topology="aer", workers_per_host=workers_per_host, phases="staggered")
@@ -193,7 +197,7 @@ def test_parameters_in_bfloat16_and_float32() -> None:
     assert_equal_to_simulator(3, variants, rtol=2**-6, atol=2**-8)
 
 
-@pytest.mark.parametrize("topology", ["hypercube", "one_peer_ring", "complete"])
+@pytest.mark.parametrize("topology", [pytest.param("hypercube", marks=pytest.mark.slow), "one_peer_ring", "complete"])
 def test_forced_transports(topology: str) -> None:
     base = replace(BASE, topology=topology)
     forced = [replace(base, options={"transport": transport}) for transport in ("send_recv", "subgroup")]
