@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from common.runtime.conditions import CONDITIONS
 from common.runtime.figure6 import calibrate, predict_figure6
 from common.runtime.links import allreduce_ms
 from common.runtime.validation import predict_measured, read_topology
@@ -95,6 +96,14 @@ def test_a_slow_host_holds_everybody_up() -> None:
     alone = measured().iloc[[0]]
     frame, _ = predict_measured(pd.concat([alone, rows], ignore_index=True), delay_ms=0.0, intra_gbps=1e6, **DRAWN)
     assert list(frame.predicted_ms) == pytest.approx([1.5 * 1200 + 105] * len(rows), rel=0.01)
+
+
+def test_the_steps_that_are_predicted_are_those_that_were_timed() -> None:
+    """Where nothing but computing takes time, all-reduce's step is that of the worker that computes longest in it."""
+    rows = measured().iloc[[0, 4]].assign(mbit_per_s=1e6, condition=["even", "stalls"], steps=15, rounds=2)
+    frame, _ = predict_measured(rows, delay_ms=0.0, intra_gbps=1e6, warm_up=3, seed=5)
+    drawn = CONDITIONS["stalls"].on(cluster(hosts=8, compute_ms=1200.0)).draw_compute_ms(33, seed=5)
+    assert frame.predicted_ms.item() == pytest.approx(drawn[3:].max(axis=1).mean() + 105, rel=0.001)
 
 
 def test_rows_that_cannot_be_predicted_are_named() -> None:
