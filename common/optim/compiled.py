@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from common.optim.functional import Hyper, update_one
+
+KEPT = 64  # scalars of the last steps; more than a step has groups times weights
 
 
 class Vectors(NamedTuple):
@@ -86,22 +88,37 @@ def written_kernel(end_of_window: bool, decay: str, accumulates: bool, merges: b
     return update
 
 
-@lru_cache(maxsize=64)  # the buckets of a step share them
 def scalars_of(k: int, hyper: Hyper, own: float, weight: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return what changes from step to step as one tensor [10]: numbers would be compiled in.
 
-    lr (m'/c1) / (sqrt(v'/c2) + eps) = (lr sqrt(c2)/c1) m' / (sqrt(v') + eps sqrt(c2)), as in `functional.py`.
+    lr (m'/c1) / (sqrt(v'/c2) + eps) = (lr sqrt(c2)/c1) m' / (sqrt(v') + eps sqrt(c2)), as in `functional.py`. The
+    buckets of a step share the tensor; it is valid until `KEPT` others were asked for.
     """
-    c1, c2 = hyper.bias_corrections(k)
-    sqrt_c2 = c2**0.5
-    decay_factor = 1 - hyper.lr * hyper.weight_decay if hyper.decoupled else hyper.weight_decay
-    step = [hyper.lr * sqrt_c2 / c1, hyper.eps * sqrt_c2]
-    rates = [1 - hyper.b1, 1 - hyper.b2, hyper.b1, hyper.b2, 1 / hyper.s]
     # float32 for 16-bit parameters too: there 0.999 would be 1.
-    dtype = torch.promote_types(dtype, torch.float32)
-    values = [*step, *rates, decay_factor, own, weight]
-    # To a GPU from pinned memory: from any other the copy would wait until the GPU has done all before it.
-    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    known, unused = _memory(torch.promote_types(dtype, torch.float32), device)
+    key = (k, hyper, own, weight)
+    if key not in known:
+        place = unused.pop() if unused else known.pop(next(iter(known)))  # the oldest
+        c1, c2 = hyper.bias_corrections(k)
+        sqrt_c2 = c2**0.5
+        decay_factor = 1 - hyper.lr * hyper.weight_decay if hyper.decoupled else hyper.weight_decay
+        step = [hyper.lr * sqrt_c2 / c1, hyper.eps * sqrt_c2]
+        rates = [1 - hyper.b1, 1 - hyper.b2, hyper.b1, hyper.b2, 1 / hyper.s]
+        values = [*step, *rates, decay_factor, own, weight]
+        # To a GPU from pinned memory: from any other the copy would wait until the GPU has done all before it.
+        made = torch.tensor(values, dtype=place.dtype, pin_memory=device.type == "cuda")
+        known[key] = place.copy_(made, non_blocking=True)
+    return known[key]
+
+
+@cache
+def _memory(dtype: torch.dtype, device: torch.device) -> tuple[dict[tuple, Tensor], list[Tensor]]:
+    """Return scalars by what they are of, the oldest first, and tensors for further ones.
+
+    Tensors that lasted from one step into the next would split the memory that gradients leave free, so that the
+    process grew by a gradient every few steps.
+    """
+    return {}, [torch.empty(10, dtype=dtype, device=device) for _ in range(KEPT)]
 
 
 def merge_(x: Tensor, received: Tensor, own: float, weight: float) -> None:
