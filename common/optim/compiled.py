@@ -18,7 +18,7 @@ from torch import Tensor
 
 from common.optim.functional import Hyper, update_one
 
-KEPT = 64  # scalars of the last steps; more than a step has groups times weights
+KEPT = 64  # tensors of scalars that stay valid: more than the parameter groups and weights of one step need
 
 
 class Vectors(NamedTuple):
@@ -95,7 +95,7 @@ def scalars_of(k: int, hyper: Hyper, own: float, weight: float, dtype: torch.dty
     buckets of a step share the tensor; it is valid until `KEPT` others were asked for.
     """
     # float32 for 16-bit parameters too: there 0.999 would be 1.
-    known, unused = _memory(torch.promote_types(dtype, torch.float32), device)
+    known, unused = _places(torch.promote_types(dtype, torch.float32), device)
     key = (k, hyper, own, weight)
     if key not in known:
         place = unused.pop() if unused else known.pop(next(iter(known)))  # the oldest
@@ -112,11 +112,11 @@ def scalars_of(k: int, hyper: Hyper, own: float, weight: float, dtype: torch.dty
 
 
 @cache
-def _memory(dtype: torch.dtype, device: torch.device) -> tuple[dict[tuple, Tensor], list[Tensor]]:
+def _places(dtype: torch.dtype, device: torch.device) -> tuple[dict[tuple, Tensor], list[Tensor]]:
     """Return scalars by what they are of, the oldest first, and tensors for further ones.
 
-    Tensors that lasted from one step into the next would split the memory that gradients leave free, so that the
-    process grew by a gradient every few steps.
+    A new tensor that lasts from one step into the next splits the memory that gradients free; with 64 of them the
+    process grows by a gradient every few steps.
     """
     return {}, [torch.empty(10, dtype=dtype, device=device) for _ in range(KEPT)]
 

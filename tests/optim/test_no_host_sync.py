@@ -69,10 +69,10 @@ def test_scalars_travel_to_a_gpu_from_pinned_memory() -> None:
     """Without one: what is asked of torch."""
     hyper = Hyper(0.1, 0.9, 0.99, 1e-8, 0.0, decoupled=False, s=1)
     place = mock.Mock(dtype=torch.float32)
-    with mock.patch.object(torch, "tensor") as made, mock.patch.object(compiled, "_memory") as memory:
-        memory.return_value = {}, [place]
+    with mock.patch.object(torch, "tensor") as made, mock.patch.object(compiled, "_places") as places:
+        places.return_value = {}, [place]
         scalars = compiled.scalars_of(1, hyper, 1.0, 0.0, torch.bfloat16, torch.device("cuda"))
-    memory.assert_called_once_with(torch.float32, torch.device("cuda"))
+    places.assert_called_once_with(torch.float32, torch.device("cuda"))
     assert made.call_args.kwargs == {"dtype": torch.float32, "pin_memory": True}
     place.copy_.assert_called_once_with(made.return_value, non_blocking=True)
     assert scalars is place.copy_.return_value
@@ -80,13 +80,13 @@ def test_scalars_travel_to_a_gpu_from_pinned_memory() -> None:
 
 def test_scalars_of_all_steps_share_memory() -> None:
     """Else those of one step would split the memory that gradients take and give back in the next."""
-    compiled._memory.cache_clear()
+    compiled._places.cache_clear()
     hyper = Hyper(0.1, 0.9, 0.99, 1e-8, 0.0, decoupled=False, s=1)
     arguments = hyper, 0.75, 0.25, torch.float64, torch.device("cpu")
     seen = [compiled.scalars_of(k, *arguments) for k in range(1, 3 * compiled.KEPT)]
     assert len({scalars.data_ptr() for scalars in seen}) == compiled.KEPT
     again = compiled.scalars_of(3 * compiled.KEPT - 1, *arguments)
     assert again is seen[-1]
-    compiled._memory.cache_clear()
+    compiled._places.cache_clear()
     for k in (2 * compiled.KEPT, 3 * compiled.KEPT - 1):  # the oldest that is valid, and the last one
         torch.testing.assert_close(seen[k - 1], compiled.scalars_of(k, *arguments), rtol=0, atol=0)
