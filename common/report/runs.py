@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+import yaml
 
 from common.cli import one_line
 
@@ -111,7 +109,7 @@ def read_run(folder: Path) -> FinishedRun:
         raise RunError(f"{folder}: not finished: status {status!r} at step {summary.get('steps')}")
     return FinishedRun(
         folder=folder,
-        config=_read_config(folder / "config.yaml"),
+        config=read_config(folder / "config.yaml"),
         environment=read_json(folder / "environment.json"),
         summary=summary,
         metrics=_read_metrics(folder / "metrics.jsonl"),
@@ -136,10 +134,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a run's config.yaml, in which all is resolved; raises RunError if it is missing or broken."""
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        content = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)  # OmegaConf takes ten times as long
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise _broken(path, error) from None
     if not isinstance(content, dict):
         raise RunError(f"{path.parent}: {path.name}: expected a mapping, got {type(content).__name__}")

@@ -4,7 +4,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from common.parallel.gossip.buckets import AUTO_MB
 from common.report.benchmark_tables import benchmark_names, load_benchmark
@@ -12,6 +11,7 @@ from common.report.definitions import ROOT
 from common.report.figure_files import figure_names, load_figure
 from common.report.published import load_published, published_names
 from common.report.registry import Table, load_table, table_names
+from common.report.runs import read_config
 from common.report.table_file import Row
 from common.topology import build
 from common.training.compose import compose_config
@@ -38,7 +38,8 @@ def compose(task: str, *overrides: str) -> Config:
 
 
 def composed(table: Table, row: Row, variant: str | None) -> Config:
-    return compose(table.task, *table.cell(row, table.seeds[0], Path("runs"), variant).overrides)
+    """Compose a cell without its folder: cells that differ in their emulated hosts alone are composed once."""
+    return compose(table.task, *table.cell(row, table.seeds[0], Path("runs"), variant).settings)
 
 
 def cells(table: Table) -> list[tuple[Row, str | None]]:
@@ -92,7 +93,7 @@ def test_kept_runs_were_made_by_the_recipes_of_today(name: str) -> None:
         files = kept(TABLES[name], row, variant)
         assert files or TABLES[name].emulated, row.name  # these take hours
         for file in files:
-            there = flatten(OmegaConf.to_container(OmegaConf.load(file)))
+            there = flatten(read_config(file))
             if today.get("parallel.bucket_mb") == "auto":
                 today["parallel.bucket_mb"] = AUTO_MB  # of the CPUs that made them
             shared = [key for key in there if key in today and not key.startswith(free)]
