@@ -1,4 +1,4 @@
-"""How tests are shared out among the processes of `pytest -n 3`: file by file, so that fixtures are made once."""
+"""How tests are shared out among the processes of `pytest -n`: file by file, so that fixtures are made once."""
 
 import signal
 

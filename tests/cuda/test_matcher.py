@@ -121,7 +121,7 @@ def test_no_training_in_fp16_deadlocks(in_fp16: Callable[[], object]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_no_training_in_fp16_deadlocks_whatever_its_size(name: str, in_fp16: Callable[[], object]) -> None:
+def test_no_training_in_fp16_deadlocks_with_any_transport(name: str, in_fp16: Callable[[], object]) -> None:
     cases = programs(name, [*range(1, 10), 12, 16], ("auto", "send_recv", "subgroup"))
     check([replace(case, after_backward=in_fp16) for case in cases])
 
