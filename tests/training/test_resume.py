@@ -118,14 +118,10 @@ def reference(references: dict[str, tuple[Path, float]], setting: str) -> tuple[
     return references[setting]
 
 
-KILLS = [
-    ("aer", 2),
-    *(pytest.param(setting, 4, marks=pytest.mark.slow) for setting in SETTINGS),
-]
-
-
-@pytest.mark.parametrize(("setting", "wanted"), KILLS)
-def test_killed_at_any_moment(setting: str, wanted: int, references: dict, tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_killed_at_any_moment(setting: str, references: dict, tmp_path: Path) -> None:
+    wanted = 2
     expected, duration = reference(references, setting)
     moments = random.Random(setting)
     kills = runs = resumed = 0

@@ -171,6 +171,7 @@ def test_what_a_run_folder_holds_is_never_overwritten(tmp_path: Path, capsys: py
     assert (run / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_reduced_precision_trains(precision: str, tmp_path: Path) -> None:
     arguments = [*SHORT, *QUIET, "workers=simulated", "workers.count=2", f"training.precision={precision}"]
@@ -237,7 +238,8 @@ def test_the_help_page() -> None:
         assert part in shown.stdout
 
 
-@pytest.mark.parametrize("wrong", ["optimizer.lr=-1", pytest.param("optimizer.lrr=1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("wrong", ["optimizer.lr=-1", "optimizer.lrr=1"])
 def test_the_traceback_of_a_refused_configuration_on_request(wrong: str) -> None:
     refused = command(wrong, HYDRA_FULL_ERROR="1")
     assert refused.returncode == 2
