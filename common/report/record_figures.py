@@ -67,14 +67,15 @@ def draw_predictions(figure_file: Predictions, frame: pd.DataFrame) -> Figure:
         ax.set(title=title, ylabel="ms per step")
     handles, labels = axes[0].get_legend_handles_labels()
     known = dict(zip(labels, handles, strict=True))  # the marks of all conditions look alike
-    figure.legend(known.values(), known, loc="outside lower center", ncols=len(known))
+    figure.legend(known.values(), known, loc="outside lower center", ncols=3)
     figure.suptitle(figure_file.title, fontsize=9)
     return figure
 
 
 def _draw_case(ax: Axes, rows: pd.DataFrame, names: list[str]) -> None:
-    methods = [f"{row.engine}\n{row.topology}".replace("_", " ") for row in rows.itertuples()]
-    order = {method: place for place, method in enumerate(dict.fromkeys(methods))}
+    topologies = rows.topology.str.replace("/", "/\n", n=1)
+    methods = (rows.engine + "\n" + topologies).str.replace("_", " ")
+    order = {method: place for place, method in enumerate(methods.unique())}
     width = WIDTH / len(names)
     for number, (name, colour) in enumerate(zip(names, COLOURS[1:], strict=False)):
         chosen = (rows.condition == name).to_numpy()
