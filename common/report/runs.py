@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,12 +59,7 @@ class FinishedRun:
 
     def curve(self, split: str, metric: str) -> pd.DataFrame:
         """Return a split's rows with columns step and `metric`; raises RunError if none were recorded."""
-        if metric not in self.metrics:
-            raise RunError(f"{self.folder}: metrics.jsonl records no {metric!r}")
-        rows = self.metrics[self.metrics["split"] == split]
-        if rows.empty:
-            raise RunError(f"{self.folder}: metrics.jsonl has no row with split {split!r}")
-        return rows[["step", metric]]
+        return self._rows(split, metric)[["step", metric]]
 
     def test_scores(self) -> pd.DataFrame | None:
         """Return a line for each model that transformer.evaluate has scored on the test set; None before it has."""
@@ -88,7 +84,7 @@ class FinishedRun:
 
     def last(self, split: str, metric: str) -> float:
         """Return the metric in the last row of a split; raises RunError if none was recorded."""
-        return float(self.curve(split, metric)[metric].iloc[-1])
+        return float(self._rows(split, metric)[metric].iloc[-1])
 
     def total(self, key: str) -> float:
         """Return a number of summary.json; raises RunError if it is missing."""
@@ -96,6 +92,17 @@ class FinishedRun:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise RunError(f"{self.folder}: summary.json: {key}={value!r}: expected a number")
         return float(value)
+
+    def _rows(self, split: str, metric: str) -> pd.DataFrame:
+        if metric not in self.metrics:
+            raise RunError(f"{self.folder}: metrics.jsonl records no {metric!r}")
+        if split not in self._splits:
+            raise RunError(f"{self.folder}: metrics.jsonl has no row with split {split!r}")
+        return self._splits[split]
+
+    @cached_property
+    def _splits(self) -> dict[str, pd.DataFrame]:
+        return dict(iter(self.metrics.groupby("split", sort=False)))
 
 
 def read_run(folder: Path) -> FinishedRun:

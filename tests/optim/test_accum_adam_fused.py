@@ -16,8 +16,7 @@ from common.optim.flat_state import Incoming
 from tests.optim.accum_reference import accum_adam_reference
 
 
-@pytest.mark.parametrize("s", [1, 3])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("weight_decay", "s"), [(0.0, 1), (0.1, 3)])
 @pytest.mark.parametrize("cls", [AccumAdam, AccumAdamW])
 def test_equals_the_definition(cls, weight_decay: float, s: int) -> None:
     rng = np.random.default_rng(0)
