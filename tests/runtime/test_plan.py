@@ -32,10 +32,11 @@ def test_one_peer_topologies_are_tried_between_hosts_too() -> None:
     assert list(frame.topology) == ["complete", "one_peer_exponential", "one_peer_exponential between hosts"]
 
 
-def test_mixing_is_not_computed_for_more_workers_than_eigenvalues_are_cheap_for() -> None:
-    frame = plan(
-        cluster(hosts=257, workers_per_host=2, gossip_bucket_mb=50.0), ["ring", "one_peer_ring"], steps=24
-    ).frame
+def test_mixing_is_not_computed_for_more_workers_than_eigenvalues_are_cheap_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("common.runtime.plan.MOST_EIGENVALUES", 8)
+    frame = plan(cluster(hosts=6, workers_per_host=2, gossip_bucket_mb=50.0), ["ring", "one_peer_ring"], steps=24).frame
     known = frame[frame.method == "gossip"].set_index(["topology", "phases"]).contraction_per_s.notna().to_dict()
     assert known == {
         ("ring", "aligned"): False,
