@@ -132,6 +132,11 @@ def check_method(parallel: ParallelConfig, topology: str, workers: str, needing_
                 "send; expected workers=processes, or parallel.hook=null"
             )
         return
+    if parallel.message_dtype and workers == "simulated":
+        raise ValueError(
+            f"parallel.message_dtype={parallel.message_dtype} with workers=simulated: simulated workers send no "
+            "messages that could be rounded; expected workers=processes, or parallel.message_dtype=null"
+        )
     for choice in needing_atc:
         if parallel.order != "atc":
             raise ValueError(f"parallel.order={parallel.order} with {choice}: expected parallel.order=atc")

@@ -151,6 +151,10 @@ def test_batch_and_ranks() -> None:
         (["resume=maybe"], ["resume='maybe'", "boolean"]),
         (["parallel.timeout_s=0"], ["parallel.timeout_s=0", "greater than 0"]),
         (["parallel.bucket_mb=-2"], ["parallel.bucket_mb=-2", "greater than 0, or auto"]),
+        (
+            ["parallel.message_dtype=int8", "workers=simulated", "workers.count=2"],
+            ["parallel.message_dtype=int8 with workers=simulated", "expected workers=processes"],
+        ),
         (["parallel.message_dtype=int4"], ["parallel.message_dtype='int4'", "'bfloat16'"]),
         (["parallel.phases=late"], ["parallel.phases='late'", "'staggered'"]),
         (["topology=file", "topology.path=nowhere.txt", "workers.count=4"], ["topology=file", "nowhere.txt"]),
