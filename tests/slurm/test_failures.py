@@ -12,7 +12,7 @@ from slurm import starts
 from tests.slurm.conftest import FOUR_RANKS, Slurm, command_of, processes_with
 from tests.slurm.runs import SMALL, reached
 
-pytestmark = pytest.mark.slow  # on a real Slurm
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # on a real Slurm: each wait has a shorter limit
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from slurm.options import CLUSTERS
 from tests.slurm.conftest import FOUR_GPUS, FOUR_RANKS, Slurm
 from tests.slurm.runs import MIDDLE, RUN, metrics, reached, status
 
-pytestmark = pytest.mark.slow  # on a real Slurm
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # on a real Slurm: each wait has a shorter limit
 
 
 def small_gpt2(folder: Path) -> list[str]:

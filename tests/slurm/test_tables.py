@@ -14,7 +14,7 @@ from common.report.registry import load_table, table_names
 from slurm.submit import sized
 from tests.slurm.conftest import Slurm
 
-pytestmark = pytest.mark.slow  # on a real Slurm
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # on a real Slurm: each wait has a shorter limit
 
 TABLE = """
 title: "Jobs"
