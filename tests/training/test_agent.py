@@ -28,7 +28,7 @@ from common.training.wire import LOCAL, Command, Ended, Hello, listen, receive, 
 from tests.distributed.processes import PRELOAD
 from tests.training.test_resume import wait_for
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 TIMEOUT_S = 60.0  # longer than any test may take: nothing below may wait for it
 
 Deeds = Mapping[int, str]  # {membership: what a worker does in it}
