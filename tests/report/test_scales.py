@@ -2,6 +2,7 @@
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,16 +77,24 @@ def assert_composes(table: Table, row: Row, variant: str | None) -> None:
 
 def assert_kept_runs_are_of_today(table: Table, row: Row, variant: str | None) -> None:
     """Runs count by their overrides alone: if a recipe changed, old ones would be averaged with new ones."""
-    free = ("seed", "parallel.bucket_mb", *FREE_KEYS)  # the size of messages changes no number
-    today = flatten(composed(table, row, variant).model_dump(mode="json"))
-    if today.get("parallel.bucket_mb") == "auto":
-        today["parallel.bucket_mb"] = AUTO_MB  # of the CPUs that made them
+    free = ("seed", *FREE_KEYS)
+    today = flat(composed(table, row, variant).model_dump(mode="json"))
     files = kept(table, row, variant)
     assert files or table.emulated or table.name not in KEPT, row.name  # emulated ones take hours
     for file in files:
-        there = flatten(read_config(file))
+        there = flat(read_config(file))
         shared = [key for key in there if key in today and not key.startswith(free)]
         assert {key: there[key] for key in shared} == {key: today[key] for key in shared}, file
+
+
+def test_kept_runs_belong_to_tables() -> None:
+    assert TABLES.keys() >= KEPT
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Return {"a.b.c": value}, with the number for which "auto" stands on the CPUs that made the runs."""
+    values = flatten(config)
+    return values | ({"parallel.bucket_mb": AUTO_MB} if values.get("parallel.bucket_mb") == "auto" else {})
 
 
 def kept(table: Table, row: Row, variant: str | None) -> list[Path]:

@@ -29,7 +29,7 @@ from tests.distributed.processes import PRELOAD
 from tests.training.test_resume import wait_for
 
 pytestmark = pytest.mark.timeout(300)
-TIMEOUT_S = 60.0  # longer than any test may take: nothing below may wait for it
+TIMEOUT_S = 60.0  # for what does not fail below: nothing may wait so long
 
 Deeds = Mapping[int, str]  # {membership: what a worker does in it}
 

@@ -118,19 +118,21 @@ def reference(references: dict[str, tuple[Path, float]], setting: str) -> tuple[
     return references[setting]
 
 
+KILLS = 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_killed_at_any_moment(setting: str, references: dict, tmp_path: Path) -> None:
-    wanted = 2
     expected, duration = reference(references, setting)
     moments = random.Random(setting)
     kills = runs = resumed = 0
-    while kills < wanted or resumed == 0:
+    while kills < KILLS or resumed == 0:
         folder = tmp_path / f"run_{runs}"
         begin, kills_before = time.monotonic(), kills
         while True:
             # Most are killed on the way, some at the end; after the last kill, one that can resume is left alone.
-            last = kills >= wanted and bool(manifests(folder))
+            last = kills >= KILLS and bool(manifests(folder))
             ranks = start(setting, folder)
             if ranks.wait(120 if last else moments.uniform(0.2, 1) * duration):
                 break
