@@ -50,7 +50,7 @@ TRAIN += ["logging.every=10", "logging.progress=false", "run_dir=run", *MODEL]
 ELASTIC = ["elastic.min_workers=1", "training.checkpoint_every=null"]
 TORCHFT = ["-m", "scripts.benchmarks.torchft_run"]
 PATIENCE_MS = 300  # of torchft's lighthouse, in a second row; its workers tell it every 100 ms that they live
-PATIENCE_S, CALM_STEPS = 120.0, 20
+PATIENCE_S, CALM_STEPS = 300.0, 20
 SETTLED_S = 1.0  # from a recovery until steps take their usual time
 Found = TypeVar("Found")
 

@@ -18,7 +18,7 @@ def run_both(steps: InterleavedSteps, first, second) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=300)
         assert not thread.is_alive()
 
 

@@ -138,7 +138,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
          "-m", "scripts.benchmarks.scaling", *small, *chosen],
-        cwd=ROOT, capture_output=True, text=True, timeout=280, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=ROOT, capture_output=True, text=True, timeout=600, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     with (tmp_path / "scaling.csv").open() as table:

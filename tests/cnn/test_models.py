@@ -233,11 +233,11 @@ def test_torchvision_is_not_imported_for_digits() -> None:
         "import sys; from cnn.task import TASK; from common.training.compose import compose_config;"
         "TASK(compose_config('cnn', [])).build_model(); sys.exit('torchvision' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
 def test_operators_are_declared_where_the_plain_import_fails_only() -> None:
-    plain = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, timeout=120)
+    plain = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, timeout=300)
     from cnn.torchvision_shim import declared
 
     assert (declared is None) == (plain.returncode == 0)

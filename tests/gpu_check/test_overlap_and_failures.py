@@ -6,7 +6,7 @@ from scripts.gpu_check import failures, overlap
 from scripts.gpu_check.outcome import Machine
 
 CPU = Machine("cpu")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 
 
 def test_the_sweep_measures_every_size_and_transport() -> None:

@@ -18,6 +18,7 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 FOUR_RANKS = ("--nodes=2", "--ntasks-per-node=2")
 FOUR_GPUS = ("--nodes=2", "--gpus-per-node=2")
 NODES = ("node1", "node2", "node3", "node4")
+LIMIT_S = 400.0  # of every wait, on a busy machine
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Slurm:
     def call(self, *command: str, check: bool = True, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
         """A command, in the repository's root if no other folder is given."""
         return subprocess.run(
-            command, cwd=folder, env=self.environment, capture_output=True, text=True, timeout=120, check=check
+            command, cwd=folder, env=self.environment, capture_output=True, text=True, timeout=LIMIT_S, check=check
         )
 
     def sbatch(self, *arguments: str, folder: Path = ROOT) -> str:
@@ -47,17 +48,17 @@ class Slurm:
         line = self.call("scontrol", "show", "job", "-o", job).stdout
         return line.split(f" {name}=")[1].split()[0]
 
-    def wait(self, job: str, timeout_s: float = 200) -> str:
+    def wait(self, job: str) -> str:
         """Wait until the job has ended; returns its last state."""
-        self.until(lambda: self.state(job) in ENDED, job, timeout_s)
+        self.until(lambda: self.state(job) in ENDED, job)
         return self.state(job)
 
-    def until(self, condition: Callable[[], bool], job: str, timeout_s: float = 200) -> None:
+    def until(self, condition: Callable[[], bool], job: str) -> None:
         """Wait for a condition; fails with the job's log when the time is over."""
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + LIMIT_S
         while not condition():
             if time.monotonic() > end:
-                pytest.fail(f"job {job} is {self.state(job)} after {timeout_s} s:\n{self.log(job)}")
+                pytest.fail(f"job {job} is {self.state(job)} after {LIMIT_S:g} s:\n{self.log(job)}")
             time.sleep(0.2)
 
     def crash(self, node: str) -> None:
@@ -154,15 +155,14 @@ def local_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     }
     environment |= {"VENV": str(Path(os.environ.get("VIRTUAL_ENV", ROOT / ".venv")))}
     # What a session left that was killed.
-    subprocess.run(["slurm/local/down.sh"], cwd=ROOT, env=environment, capture_output=True, timeout=120, check=False)
-    up = subprocess.run(
-        ["slurm/local/up.sh"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
+    options = {"cwd": ROOT, "env": environment, "capture_output": True, "timeout": LIMIT_S}
+    subprocess.run(["slurm/local/down.sh"], **options, check=False)
+    up = subprocess.run(["slurm/local/up.sh"], **options, text=True, check=False)
     if up.returncode:
         pytest.fail(f"slurm/local/up.sh: {up.stdout}{up.stderr}")
     environment["SLURM_CONF"] = up.stdout.strip().splitlines()[-1].removeprefix("export SLURM_CONF=")
     yield Slurm(environment, logs)
-    subprocess.run(["slurm/local/down.sh"], cwd=ROOT, env=environment, capture_output=True, timeout=120, check=True)
+    subprocess.run(["slurm/local/down.sh"], **options, check=True)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from tests.slurm.runs import status
 from tests.training.replay import membership_rows
 from tests.training.test_elastic_processes import RUN, assert_equals_replay, joined, trained
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # on a real Slurm: each wait has a shorter limit
+pytestmark = pytest.mark.slow  # on a real Slurm
 
 ELASTIC = [*RUN, "elastic.restarts=2", "training.batch_size=96", "training.steps=100000", "workers.count=3"]
 

@@ -60,7 +60,7 @@ def test_a_tables_file_runs_scripts_reproduce(tmp_path: Path, program) -> None:
     environment = {"PATH": path, "VENV": "", "SLURM_SUBMIT_DIR": str(ROOT)}
     rows = "rows=allreduce_8,sgp_32,decent_aer_64"
     command = ["bash", "slurm/figure6_runs.sbatch", rows, "seeds=2", f"runs={tmp_path}", "--dry-run"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith("#")]
     asked = [(line[-2], *[option for option in line if re.match("--(nodes|gpus-per-node)", option)]) for line in lines]
@@ -80,7 +80,7 @@ def test_a_benchmarks_file_runs_it_on_all_ranks(name: str, program, tmp_path: Pa
     environment = os.environ | VARIABLES | {"VENV": "", "SLURM_SUBMIT_DIR": str(ROOT), "CALLS": f"{tmp_path}/calls"}
     environment["PATH"] = f"{tmp_path}/bin:{Path(sys.executable).parent}:{environment['PATH']}"
     done = subprocess.run(
-        ["bash", str(file), "output=mine"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100
+        ["bash", str(file), "output=mine"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 3, done.stderr
     arguments = (tmp_path / "calls").read_text().splitlines()

@@ -18,7 +18,7 @@ from slurm.options import CLUSTERS
 from tests.slurm.conftest import FOUR_GPUS, FOUR_RANKS, Slurm
 from tests.slurm.runs import MIDDLE, RUN, metrics, reached, status
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # on a real Slurm: each wait has a shorter limit
+pytestmark = pytest.mark.slow  # on a real Slurm
 
 
 def small_gpt2(folder: Path) -> list[str]:
@@ -27,7 +27,7 @@ def small_gpt2(folder: Path) -> list[str]:
     documents = [f"number {number} of some documents\n" for number in range(400)]
     (folder / "text" / "a.txt").write_text("<|endoftext|>\n".join(documents))
     prepare = [f"output={folder}/data", f"source={folder}/text", "tokenizer=bytes", "validation_fraction=0.2"]
-    subprocess.run([sys.executable, "-m", "gpt2.prepare", *prepare], cwd=ROOT, check=True, timeout=200)
+    subprocess.run([sys.executable, "-m", "gpt2.prepare", *prepare], cwd=ROOT, check=True, timeout=300)
     size = ["model=gpt2_proxy", "model.layers=1", "model.width=16", "model.heads=2", "model.vocabulary=257"]
     data = ["data=tokens", f"data.folder={folder}/data", "model.context=16", "training.batch_size=8"]
     return [*size, *data, "training.steps=6", "schedule.warmup=2", "evaluation.batch_size=4"]

@@ -100,6 +100,6 @@ def test_the_jobs_file_runs_scripts_sweep(tmp_path: Path, program) -> None:
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
     command = ["bash", "slurm/sweep.sbatch", "table=table3_fair", f"runs={tmp_path}", "--dry-run"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert f"# 0 of {len(trials())} finished" in done.stdout

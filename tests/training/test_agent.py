@@ -28,7 +28,6 @@ from common.training.wire import LOCAL, Command, Ended, Hello, listen, receive, 
 from tests.distributed.processes import PRELOAD
 from tests.training.test_resume import wait_for
 
-pytestmark = pytest.mark.timeout(300)
 TIMEOUT_S = 60.0  # for what does not fail below: nothing may wait so long
 
 Deeds = Mapping[int, str]  # {membership: what a worker does in it}
@@ -162,7 +161,7 @@ def test_a_lost_host_is_replaced_by_one_that_waits(tmp_path: Path) -> None:
     foreign = spawn(target=other_host, args=(address, "another", {}, log))
 
     def disturb() -> None:
-        wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 3, 60)
+        wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 3)
         foreign.start()
         hosts[2].start()
         foreign.join()

@@ -21,8 +21,6 @@ from tests.distributed.processes import PRELOAD
 from tests.training.replay import membership_rows, replay
 from tests.training.test_resume import rows, wait_for
 
-pytestmark = pytest.mark.timeout(300)
-
 RUN = ["model.width=4", "training.threads=1", "evaluation.every=1000", "logging.progress=false", "logging.every=4"]
 RUN += ["parallel.bucket_mb=0.002", "parallel.timeout_s=30", "training.checkpoint_every=1000", "schedule.warmup=5"]
 RUN += ["topology=ring", "parallel.transport=send_recv", "optimizer=accumadamw", "elastic.min_workers=2"]
@@ -90,7 +88,7 @@ def test_survivors_go_on_as_in_a_replay(tmp_path: Path) -> None:
     arguments.append("elastic.keep=global_batch")
 
     def disturb() -> None:
-        wait_for(trained(folder, 4), 120)
+        wait_for(trained(folder, 4))
         kill(0)
 
     assert train(folder, disturb, *arguments) == 0
@@ -107,7 +105,7 @@ def test_a_worker_that_loses_a_rank_is_lost_as_a_whole(tmp_path: Path) -> None:
     arguments += ["parallel.ranks_per_worker=2", "model.norm=group"]
 
     def disturb() -> None:
-        wait_for(trained(folder, 8), 120)
+        wait_for(trained(folder, 8))
         kill(3)
 
     assert train(folder, disturb, "elastic.restarts=1", *arguments) == 0
@@ -141,7 +139,7 @@ def test_a_method_goes_on_as_in_a_replay(method: str, tmp_path: Path) -> None:
     arguments = ["workers.count=4", "training.batch_size=64", "training.steps=300", *GOSSIP[method], *graph]
 
     def disturb() -> None:
-        wait_for(trained(folder, 8), 120)
+        wait_for(trained(folder, 8))
         kill(2)
 
     assert train(folder, disturb, "elastic.restarts=1", *arguments) == 0
@@ -156,9 +154,9 @@ def test_a_minority_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None
     arguments = ["workers.count=3", "training.batch_size=48", "training.steps=40"]
 
     def disturb() -> None:
-        wait_for(trained(folder, 8), 120)
+        wait_for(trained(folder, 8))
         kill(0)
-        wait_for(lambda: len(membership_rows(folder)) == 1, 60)
+        wait_for(lambda: len(membership_rows(folder)) == 1)
         kill(1)
 
     assert train(folder, disturb, *arguments) == 75

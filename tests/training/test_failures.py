@@ -54,9 +54,9 @@ def workers(process: subprocess.Popen[str]) -> list[int]:
     return [sizes[size] for size in sorted(sizes)[-2:]]
 
 
-def end(process: subprocess.Popen[str], seconds: float = 120) -> str:
+def end(process: subprocess.Popen[str]) -> str:
     """Wait for the run and return its output. None of its processes may be alive a little later."""
-    output, _ = process.communicate(timeout=seconds)
+    output, _ = process.communicate(timeout=300)
     deadline = time.monotonic() + 30
     while left := descendants(process):
         assert time.monotonic() < deadline, f"left behind: {left}"
@@ -83,7 +83,7 @@ LONG = ["training.steps=200", "training.checkpoint_every=100", "evaluation.every
 def test_a_signal_to_the_launcher_saves_and_stops(command: list[str], number: int, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = begin(command, folder, *LONG)
-    wait_for(lambda: started(folder), 120)
+    wait_for(lambda: started(folder))
     process.send_signal(number)
     output = end(process)
     summary = json.loads((folder / "summary.json").read_text())
@@ -99,7 +99,7 @@ def test_an_interrupted_run_goes_on_from_the_command_line(tmp_path: Path) -> Non
     end(whole)
     assert whole.returncode == 0
     process = begin(PLAIN, tmp_path / "run", *LONG)
-    wait_for(lambda: started(tmp_path / "run"), 120)
+    wait_for(lambda: started(tmp_path / "run"))
     process.send_signal(signal.SIGTERM)
     output = end(process)
     assert process.returncode == 75, output
@@ -154,7 +154,7 @@ def test_only_a_failure_among_several_ranks_ends_the_process(
 def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     process = begin(PLAIN, folder, *LONG, "parallel.timeout_s=20")
-    wait_for(lambda: started(folder), 120)
+    wait_for(lambda: started(folder))
     os.kill(workers(process)[0], signal.SIGKILL)
     output = end(process)
     assert process.returncode == 1, output

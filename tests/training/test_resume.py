@@ -13,8 +13,6 @@ import torch
 from common.training.launch import launch
 from tests.training.ranks import Ranks
 
-pytestmark = pytest.mark.timeout(900)  # on a busy machine
-
 RUN = [
     "model.width=4",
     "training.threads=1",
@@ -60,7 +58,7 @@ def start(setting: str, folder: Path, *more: str) -> Ranks:
 
 
 def finish(ranks: Ranks) -> None:
-    assert ranks.wait(120), "the run hangs"
+    assert ranks.wait(300), "the run hangs"
     assert set(ranks.codes()) == {0}
 
 
@@ -134,10 +132,10 @@ def test_killed_at_any_moment(setting: str, references: dict, tmp_path: Path) ->
             # Most are killed on the way, some at the end; after the last kill, one that can resume is left alone.
             last = kills >= KILLS and bool(manifests(folder))
             ranks = start(setting, folder)
-            if ranks.wait(120 if last else moments.uniform(0.2, 1) * duration):
+            if ranks.wait(300 if last else moments.uniform(0.2, 1) * duration):
                 break
             ranks.signal(signal.SIGKILL)
-            assert ranks.wait(30)
+            assert ranks.wait(60)
             kills += 1
         if kills == kills_before:  # the machine was busier when the reference ran: kill earlier
             duration = min(duration, time.monotonic() - begin)
@@ -165,7 +163,7 @@ def test_interrupted(setting: str, number: int, references: dict, tmp_path: Path
         ranks = start(setting, folder)
         wait_for(lambda folder=folder: (folder / "metrics.jsonl").exists() and len(rows(folder)) >= 1)
         ranks.signal(number, range(len(ranks.processes) - 1, len(ranks.processes)))  # one rank only: all must agree
-        assert ranks.wait(60)
+        assert ranks.wait(300)
         if set(ranks.codes()) != {0}:
             break
     assert set(ranks.codes()) == {75}
@@ -275,8 +273,8 @@ def manifests(folder: Path) -> list[Path]:
     return sorted((folder / "checkpoints").glob("step_*/manifest.json"), reverse=True)
 
 
-def wait_for(condition: Any, seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
+def wait_for(condition: Any) -> None:
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end, "nothing happened"
         time.sleep(0.002)

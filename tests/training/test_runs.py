@@ -34,7 +34,7 @@ def command(*arguments: str, torchrun: int = 0, **environment: str) -> subproces
     if torchrun:
         start += ["torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}", "-m"]
     return subprocess.run(
-        [*start, "cnn.train", *arguments], capture_output=True, text=True, timeout=120, env=os.environ | environment
+        [*start, "cnn.train", *arguments], capture_output=True, text=True, timeout=300, env=os.environ | environment
     )
 
 

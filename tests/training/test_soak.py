@@ -65,7 +65,7 @@ def test_random_losses(tmp_path: Path) -> None:
     used: list[Resources] = []
 
     def disturb() -> None:
-        wait_for(trained(folder, 20), 120)
+        wait_for(trained(folder, 20))
         used.append(held())
         lost = 0
         while signals:
@@ -75,8 +75,8 @@ def test_random_losses(tmp_path: Path) -> None:
                 os.kill(worker(number), signals.pop())
                 time.sleep(draw.uniform(0, 0.2))
             lost += together
-            wait_for(replaced(folder, lost), 60)
-        wait_for(trained(folder, membership_rows(folder)[-1]["step"] + 40), 60)
+            wait_for(replaced(folder, lost))
+        wait_for(trained(folder, membership_rows(folder)[-1]["step"] + 40))
         used.append(held())
         os.kill(os.getpid(), signal.SIGTERM)
 
