@@ -18,7 +18,7 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 FOUR_RANKS = ("--nodes=2", "--ntasks-per-node=2")
 FOUR_GPUS = ("--nodes=2", "--gpus-per-node=2")
 NODES = ("node1", "node2", "node3", "node4")
-LIMIT_S = 400.0  # of every wait, on a busy machine
+LIMIT_S = 900.0  # of every wait, on a busy machine
 
 
 @dataclass
