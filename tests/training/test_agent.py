@@ -28,7 +28,8 @@ from common.training.wire import LOCAL, Command, Ended, Hello, listen, receive, 
 from tests.distributed.processes import PRELOAD
 from tests.training.test_resume import wait_for
 
-TIMEOUT_S = 60.0  # for what does not fail below: nothing may wait so long
+TIMEOUT_S = 600.0  # longer than any test may take: nothing below may wait for it
+pytestmark = pytest.mark.timeout(500)
 
 Deeds = Mapping[int, str]  # {membership: what a worker does in it}
 
