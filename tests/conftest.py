@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import torch
 
 SLURM = "tests/slurm/"  # in one process, as there is one Slurm on the machine
 # Begin first: at the end one process would be left with them.
@@ -22,6 +23,13 @@ def signal_handlers() -> None:
     handlers behind where it ran in this process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> None:
+    """Compute with one thread, as the processes that a test starts do: sums are then taken in the same order, and tests
+    that run side by side do not wait for each other's threads."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -17,10 +17,11 @@ from cnn.task import TASK
 # One server for the whole test session, whoever starts it: what any of its processes will import.
 PRELOAD = ["torch", "torch._dynamo", "tests.distributed.warm", "pytest", "common.parallel", "common.optim"]
 PRELOAD += ["common.simulate", "common.training.launch", "cnn.task", *TASK.late_imports]
+TIMEOUT_S = 600.0  # several times what the longest test takes where other tests keep all cores busy
 
 
 def run_processes(
-    function: Callable[..., Any], n: int, *args: Any, timeout: float = 240.0, backend: str | None = "gloo"
+    function: Callable[..., Any], n: int, *args: Any, timeout: float = TIMEOUT_S, backend: str | None = "gloo"
 ) -> list[Any]:
     """Call `function(rank, n, *args)` in n processes with a gloo group; return the results in rank order.
 
@@ -35,7 +36,7 @@ def run_processes(
 
 
 def collect(
-    function: Callable[..., Any], n: int, args: tuple, timeout: float = 240.0, backend: str | None = "gloo"
+    function: Callable[..., Any], n: int, args: tuple, timeout: float = TIMEOUT_S, backend: str | None = "gloo"
 ) -> list[tuple[bool, Any]]:
     """Do as `run_processes`, but return (ok, result or traceback text) for each rank."""
     context = multiprocessing.get_context("forkserver")

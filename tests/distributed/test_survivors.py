@@ -86,7 +86,7 @@ def stepped(scenario: Scenario, rank: int, before: np.ndarray, merged: np.ndarra
 
 def check(scenario: Scenario, buckets: int, folder: Path) -> dict[int, int | None]:
     """Compare survivors with matrix arithmetic; return how many buckets each merged."""
-    outcomes = collect(surviving, N, (scenario, buckets, folder), timeout=300)
+    outcomes = collect(surviving, N, (scenario, buckets, folder))
     results = {}
     for rank in range(N):
         ok, results[rank] = outcomes[rank]

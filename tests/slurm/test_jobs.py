@@ -63,8 +63,11 @@ def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path, task: str, o
     job = slurm.sbatch(*options, "slurm/train.sbatch", task, *chosen)
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)
     config = OmegaConf.load(run / "config.yaml")
-    assert (config.task, config.seed, config.workers.count) == (task, 5, 4)
+    assert (config.task, config.seed, config.workers.count, config.workers.per_host) == (task, 5, 4, 2)
     assert status(run) == "finished"
+    log = (run / "slurm" / f"{job}.log").read_text()  # beside the run
+    assert "step 6/6" in log
+    assert log == slurm.log(job)
 
 
 def test_a_row_trains_on_a_part_of_its_cluster(slurm: Slurm, tmp_path: Path) -> None:
@@ -109,62 +112,56 @@ def test_a_benchmark_measures_the_nodes_of_its_job(
     assert {(row["workers"], row["hosts"], row["ranks_per_host"]) for row in rows} == {("4", "2", "2")}
 
 
-def test_two_nodes_of_two_ranks_with_overrides(slurm: Slurm, tmp_path: Path, uninterrupted) -> None:
-    run = tmp_path / "run"
-    job = slurm.sbatch(*FOUR_RANKS, "slurm/train.sbatch", "cnn", *RUN, f"run_dir={run}")
-    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
-    config = OmegaConf.load(run / "config.yaml")
-    assert (config.workers.count, config.workers.per_host) == (4, 2)
-    assert (config.topology.name, config.seed) == ("aer", 3)
-    log = (run / "slurm" / f"{job}.log").read_text()  # beside the run
-    assert "step 300/300" in log
-    assert log == slurm.log(job)
-    assert metrics(run) == uninterrupted  # where the ranks live changes nothing
-
-
-def time_limit(slurm: Slurm, job: str) -> None:
+def time_limit(slurm: Slurm, job: str, start: int) -> None:
     slurm.call("scancel", "--batch", "--signal=USR1", job)  # what --signal=B:USR1@120 sends before it
     slurm.until(lambda: "back to the queue" in slurm.log(job), job)
+    begins(slurm, job, start)
 
 
-def preemption(slurm: Slurm, job: str) -> None:
+def preemption(slurm: Slurm, job: str, start: int) -> None:
     other = slurm.sbatch("--partition=main", "--nodes=4", "--exclusive", "--wrap=true")
     assert slurm.wait(other) == "COMPLETED"
     assert "DUE TO PREEMPTION" in slurm.log(job)
+    begins(slurm, job, start)
 
 
-def crash(slurm: Slurm, job: str) -> None:
+def crash(slurm: Slurm, job: str, start: int) -> None:
     node = slurm.call("scontrol", "show", "hostnames", slurm.field(job, "NodeList")).stdout.split()[-1]
     slurm.crash(node)
-    slurm.until(lambda: "start 2" in slurm.log(job), job)
+    begins(slurm, job, start)
     slurm.boot(node)  # not earlier: Slurm would repeat there what it could not tell the job's first start, to end
     assert "DUE TO NODE FAILURE" in slurm.log(job)
 
 
-@pytest.mark.parametrize("interrupt", [time_limit, preemption, crash])
+def begins(slurm: Slurm, job: str, start: int) -> None:
+    """Wait for the job's second start, or a later one."""
+    slurm.until(lambda: f"start {start}" in slurm.log(job), job)
+
+
 def test_an_interrupted_job_is_requeued_and_gives_the_metrics_of_an_uninterrupted_one(
-    slurm: Slurm, tmp_path: Path, uninterrupted, interrupt
+    slurm: Slurm, tmp_path: Path, uninterrupted
 ) -> None:
+    """A job that reaches its time limit, later is preempted, and later loses a node."""
     run = tmp_path / "run"
     job = slurm.sbatch("--partition=spot", *FOUR_RANKS, "slurm/train.sbatch", "cnn", *RUN, f"run_dir={run}")
     slurm.until(lambda: reached(run, MIDDLE), job)
-    interrupt(slurm, job)
-    slurm.until(lambda: "start 2" in slurm.log(job), job)
+    time_limit(slurm, job, start=2)
+    slurm.until(lambda: reached(run, 2 * MIDDLE), job)
+    preemption(slurm, job, start=3)
+    assert "Traceback" not in slurm.log(job)
+    slurm.until(lambda: reached(run, 3 * MIDDLE), job)
+    crash(slurm, job, start=4)
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)
-    assert metrics(run) == uninterrupted
-    assert len(json.loads((run / "environment.json").read_text())["resumed"]) == 1
-    first, second = starts.read(run)
-    assert (first.job, first.end) == (
-        job,
-        {time_limit: "saved", preemption: "stopped", crash: "node failure"}[interrupt],
-    )
-    assert (second.job, second.end) == (job, "finished")
-    if interrupt is crash:
-        assert second.step % 20 == 0  # from the last checkpoint
-        assert second.step > 0
-    else:
-        assert second.step >= MIDDLE  # it was saved
-        assert "Traceback" not in slurm.log(job)
+    assert metrics(run) == uninterrupted  # where the ranks live changes nothing, either
+    assert len(json.loads((run / "environment.json").read_text())["resumed"]) == 3
+    all_starts = starts.read(run)
+    assert {start.job for start in all_starts} == {job}
+    assert [start.end for start in all_starts] == ["saved", "stopped", "node failure", "finished"]
+    _, second, third, fourth = (start.step for start in all_starts)
+    assert second >= MIDDLE  # it was saved
+    assert third >= 2 * MIDDLE
+    assert fourth % 20 == 0  # from the last checkpoint
+    assert fourth >= third
 
 
 def test_scancel_leaves_a_checkpoint_that_the_same_command_continues(
