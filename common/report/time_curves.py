@@ -59,8 +59,9 @@ def draw_panels(figure_file: Panels, collection: Collection) -> Figure:
         ax.set_xlim(left=0)
         ax.label_outer()
         seeds |= {len(runs) for runs in of_variant.runs.values() if runs}
-    of_seeds = f" (mean of {seeds_of(seeds)} seeds; band: lowest to highest)" if seeds else " (no finished runs)"
-    figure.suptitle(f"{figure_file.title}{of_seeds}", fontsize=9)
+    several = f"mean of {seeds_of(seeds)} seeds; band: lowest to highest"
+    shown = {0: "no finished runs", 1: "one seed"}.get(max(seeds, default=0), several)
+    figure.suptitle(f"{figure_file.title} ({shown})", fontsize=9)
     draw_legends(figure, *labels_of(table))
     return figure
 
