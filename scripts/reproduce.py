@@ -58,8 +58,11 @@ def main(argv: Sequence[str]) -> int:
     if arguments.dry_run:
         print_plan(table, cells, states)
         return 0
-    # Seed by seed: what is compared is made side by side, and after an interruption all rows have the same seeds.
-    order = sorted(range(len(cells)), key=lambda index: table.seeds.index(cells[index].seed))
+    # Seed by seed and variant by variant: rows that are compared are made side by side, on a machine whose speed may
+    # change, and after an interruption they have the same seeds.
+    variants = [*table.variants] or [None]
+    place = [(table.seeds.index(cell.seed), variants.index(cell.variant)) for cell in cells]
+    order = sorted(range(len(cells)), key=place.__getitem__)
     cells, states = [cells[index] for index in order], [states[index] for index in order]
     try:
         return make(table, cells, states, arguments.jobs)

@@ -54,6 +54,20 @@ def test_makes_every_run_seed_by_seed_with_a_line_each(registered, launched, cap
     assert lines[-1] == "6 of 6 runs finished"
 
 
+def test_rows_of_a_variant_are_made_side_by_side(registered, launched, monkeypatch):
+    variants = {"slow": ("training.steps=20",), "fast": ("training.steps=10",)}
+    table = registered.model_copy(update={"variants": variants, "seeds": (2, 1)})
+    monkeypatch.setattr("scripts.reproduce.load_table", lambda name: table)
+    assert main(["table=small"]) == 0
+    folders = [parse_override(overrides[-2])[1] for _, overrides in launched.calls]
+    assert folders == [
+        f"runs/small/{row}/{variant}/seed_{seed}"
+        for seed in (2, 1)
+        for variant in ("slow", "fast")
+        for row in ("allreduce", "accumadam_aer")
+    ]
+
+
 def test_finished_runs_are_skipped(registered, launched, capsys):
     assert main(["table=small"]) == 0
     launched.calls.clear()
