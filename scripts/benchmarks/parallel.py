@@ -5,8 +5,8 @@ python -m scripts.benchmarks.parallel [layouts=8x1,4x2] [mbit_per_s=200] [comput
 Every engine trains the same model from the same seed, in the same run. compute_ms=0 trains really; other values replace
 forward and backward by a wait (emulated_compute.py). Needs root (scripts.emulate). What the table in `output` holds is
 not measured again without --again; what is measured is added to it at once, so that the same command goes on after an
-interruption. All rows of a table are of one machine and the same settings. An engine that fails is named, and the
-others are still measured.
+interruption. All rows of a table are of one machine, one commit and the same settings. An engine that fails is named,
+and the others are still measured.
 """
 
 import importlib.util
@@ -79,7 +79,9 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("decent-dp is not installed: make env, or leave it out of engines")
     end_like_an_interruption()
     benchmark = Benchmark(arguments.name, "Engines of data parallelism", COLUMNS, FORMATS)
-    rows = {key_of(row): row for row in kept_rows(arguments, benchmark.machine)}
+    same = {name: getattr(arguments, name) for name in ("delay_ms", "steps", "rounds")}
+    same |= {"machine": benchmark.machine, "commit": benchmark.commit}
+    rows = {key_of(row): row for row in kept_rows(arguments, same)}
     failed = []
     for job in tqdm(list(jobs_of(arguments)), desc="engines", disable=None):
         wanted = map(float, arguments.compute_ms.split(","))
@@ -88,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
         if measured is None:
             failed.append(job)
         elif measured:
-            origin = settings_of(arguments, benchmark.machine) | {"date": now(), "commit": benchmark.commit}
+            origin = same | {"date": now()}
             rows |= {key_of(row): row for row in (vars(job) | result | origin for result in measured)}
             benchmark.save(table(rows.values()).to_dict("records"), arguments.output)
     for job in failed:
@@ -119,10 +121,10 @@ def key_of(row: Mapping[str, object]) -> tuple[object, ...]:
     return tuple(row[name] for name in KEY)
 
 
-def kept_rows(arguments: BenchArguments, machine: str) -> list[dict[str, object]]:
+def kept_rows(arguments: BenchArguments, same: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the rows of the table in `output`, if there is one.
 
-    Raises UsageError where they were measured on another machine or with other settings: they could not be compared.
+    Raises UsageError where they are not of the `same` machine, commit and settings: they could not be compared.
     """
     file = Path(arguments.output) / f"{arguments.name}.csv"
     if not file.exists():
@@ -132,7 +134,7 @@ def kept_rows(arguments: BenchArguments, machine: str) -> list[dict[str, object]
         raise UsageError(f"output={arguments.output}: {file.name} has no {', '.join(missing)}; give another output")
     rows = frame.to_dict("records")
     for row in rows:
-        expected = settings_of(arguments, machine) | {"bucket_mb": bucket_of(row["engine"], arguments)}
+        expected = same | {"bucket_mb": bucket_of(row["engine"], arguments)}
         for name, value in expected.items():
             if row[name] != value:
                 there = f"{file.name} has rows of {row['engine']} with {name}={row[name]}, this is {name}={value}"
@@ -156,11 +158,6 @@ def jobs_of(arguments: BenchArguments) -> Iterator[Measurement]:
 def bucket_of(engine: str, arguments: BenchArguments) -> float:
     """Return the size of the engine's messages, in MiB."""
     return arguments.bucket_mb if engine.startswith("ours") else arguments.peers_bucket_mb
-
-
-def settings_of(arguments: BenchArguments, machine: str) -> dict[str, object]:
-    """Return what all rows of a table have in common."""
-    return {name: getattr(arguments, name) for name in ("delay_ms", "steps", "rounds")} | {"machine": machine}
 
 
 def measure(job: Measurement, compute_ms: Sequence[float], arguments: BenchArguments) -> list[dict[str, object]] | None:

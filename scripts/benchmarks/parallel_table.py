@@ -123,24 +123,14 @@ def fastest(frame: pd.DataFrame) -> Iterator[str]:
 
 
 def beside_decent_dp(frame: pd.DataFrame) -> Iterator[str]:
-    """Yield memory and start of ours in terms of decent-dp's: medians over the topologies that one commit measured."""
-    started = frame[frame.startup_s.notna()]
-    for (model, hosts, ranks), rows in started.groupby(["model", "hosts", "ranks_per_host"]):
+    """Yield memory and start of ours in terms of decent-dp's at each rate: medians over topologies."""
+    names = {"peak_mb": "peak memory", "startup_s": "start", "ready_s": "ready"}
+    started = frame[frame.startup_s.notna()].astype(dict.fromkeys(names, float))
+    for (model, hosts, ranks, rate), rows in started.groupby(["model", "hosts", "ranks_per_host", "mbit_per_s"]):
+        cluster = f"{model}, {hosts}x{ranks}, {rate:g} Mbit/s"
+        medians = rows.groupby("engine")[[*names]].median()
         for engine in ("ours", "ours_torch"):
-            same = of_one_commit(rows, engine, "decent_dp").set_index("engine")
-            ratios = []
-            for what, column in (("peak memory", "peak_mb"), ("start", "startup_s"), ("ready", "ready_s")):
-                known = same[column].dropna()
-                if {engine, "decent_dp"} <= set(known.index):
-                    ratio = known[[engine]].median() / known[["decent_dp"]].median()
-                    ratios.append(f"{what} {ratio:.3f}")
-            if ratios:
-                place = f"{model}, {hosts}x{ranks}, {engine}, {same.commit.iloc[0]}"
-                yield f"{place}: {', '.join(ratios)} of decent-dp's (medians over topologies)"
-
-
-def of_one_commit(rows: pd.DataFrame, *engines: str) -> pd.DataFrame:
-    """Return the rows of these engines that the last commit with all of them measured: imports change with commits."""
-    commits = [set(rows[rows.engine == engine].commit) for engine in engines]
-    both = rows[rows.commit.isin(set.intersection(*commits)) & rows.engine.isin(engines)].sort_values("date")
-    return both[both.commit == both.commit.iloc[-1]] if len(both) else both
+            if {engine, "decent_dp"} <= set(medians.index):
+                known = (medians.loc[engine] / medians.loc["decent_dp"]).dropna()
+                ratios = ", ".join(f"{names[column]} {ratio:.3f}" for column, ratio in known.items())
+                yield f"{cluster}, {engine}: {ratios} of decent-dp's (medians over topologies)"

@@ -61,9 +61,7 @@ def test_emulated_compute_takes_its_time_and_gives_gradients() -> None:
 
 
 def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
-    def record(
-        engine: str, topology: str, step_ms: float, compute_ms: float = 400, rate: float = 200, day: int = 2
-    ) -> dict:
+    def record(engine: str, topology: str, step_ms: float, compute_ms: float = 400, rate: float = 200) -> dict:
         job = bench_parallel.Measurement(4, 2, rate, "gpt_5m", "even", engine, topology, 2)
         more = {
             "bytes_per_host": 12.5e6,
@@ -72,16 +70,15 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
             "startup_s": 5.0 + rate,
             "ready_s": None,
         }
-        more |= {"date": f"2026-01-0{day}T00:00:00+00:00", "commit": f"{day}a"}
         return vars(job) | more | {"step_ms": step_ms, "compute_ms": compute_ms}
 
     frame = parallel_table.table(
         [
             record("ours", "aer/staggered", 600),
             record("ours", "aer/staggered", 1300, 1200),
-            record("ours", "aer/staggered", 1100, rate=100, day=1),
-            record("decent_dp", "complete", 900, rate=100, day=1),
-            record("ours_torch", "complete", 900, rate=100, day=1),
+            record("ours", "aer/staggered", 1100, rate=100),
+            record("decent_dp", "complete", 900, rate=100),
+            record("ours_torch", "complete", 900, rate=100),
             record("alone", "torch", 480),
             record("alone", "fused", 440),
             record("ddp", "complete", 2200),
@@ -106,10 +103,11 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
         "0.600 of decent-dp's on the same topology",
         "gpt_5m, 4x2, 200 Mbit/s, 1200 ms: ours is fastest on aer/staggered, 1300 ms a step, 0.500 of DDP's",
     ]
-    # Beside the peer: rows of one commit, the last that has both; none of them knows ready_s.
+    # Peak memory: 1,400 and 1,200 MB beside 1,200; the median of 900 and 1,600 beside 1,300. No row knows ready_s.
     assert list(parallel_table.beside_decent_dp(frame)) == [
-        "gpt_5m, 4x2, ours, 2a: peak memory 0.962, start 1.000 of decent-dp's (medians over topologies)",
-        "gpt_5m, 4x2, ours_torch, 1a: peak memory 1.000, start 1.000 of decent-dp's (medians over topologies)",
+        "gpt_5m, 4x2, 100 Mbit/s, ours: peak memory 1.167, start 1.000 of decent-dp's (medians over topologies)",
+        "gpt_5m, 4x2, 100 Mbit/s, ours_torch: peak memory 1.000, start 1.000 of decent-dp's (medians over topologies)",
+        "gpt_5m, 4x2, 200 Mbit/s, ours: peak memory 0.962, start 1.000 of decent-dp's (medians over topologies)",
     ]
 
 
@@ -171,10 +169,11 @@ def test_the_table_keeps_what_was_measured(tmp_path: Path, measured: list, capsy
         ("rounds=3", "rows of alone with rounds=2, this is rounds=3"),
         ("peers_bucket_mb=4", "rows of alone with bucket_mb=5, this is bucket_mb=4.0"),
         ("machine", "rows of alone with machine=Abacus, 1 cores, this is machine="),
-        ("commit", "parallel.csv has no commit; give another output"),
+        ("commit", "rows of alone with commit=0123456789ab, this is commit="),
+        ("columns", "parallel.csv has no commit; give another output"),
     ],
 )
-def test_a_table_is_of_one_machine_and_one_setting(
+def test_a_table_is_of_one_machine_one_commit_and_one_setting(
     tmp_path: Path, measured: list, capsys: pytest.CaptureFixture, given: str, message: str
 ) -> None:
     assert bench_parallel.main([*SMALL, f"output={tmp_path}"]) == 0
@@ -182,6 +181,8 @@ def test_a_table_is_of_one_machine_and_one_setting(
     if given == "machine":
         frame.assign(machine="Abacus, 1 cores").to_csv(tmp_path / "parallel.csv", index=False)
     if given == "commit":
+        frame.assign(commit="0123456789ab").to_csv(tmp_path / "parallel.csv", index=False)
+    if given == "columns":
         frame.drop(columns="commit").to_csv(tmp_path / "parallel.csv", index=False)
     before = (tmp_path / "parallel.csv").read_bytes()
     settings = [given] if "=" in given else []
