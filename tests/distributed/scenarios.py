@@ -19,14 +19,15 @@ from common.simulate import simulate
 from common.topology import Topology
 from tests.distributed.models import mlp
 
+EPS = 1e-3  # with PyTorch's 1e-8 the first steps turn rounding, which differs by processor, into signs
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.01),
     "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.003, weight_decay=0.01),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.003, weight_decay=0.1),
-    "accumadam": lambda p: AccumAdam(p, lr=0.003, weight_decay=0.01, accumulation_steps=3),
-    "accumadamw": lambda p: AccumAdamW(p, lr=0.003, weight_decay=0.1, accumulation_steps=4),
-    "fused_accumadamw": lambda p: AccumAdamW(p, lr=0.003, weight_decay=0.1, accumulation_steps=4, fused=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.003, eps=EPS, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.003, eps=EPS, weight_decay=0.1),
+    "accumadam": lambda p: AccumAdam(p, lr=0.003, eps=EPS, weight_decay=0.01, accumulation_steps=3),
+    "accumadamw": lambda p: AccumAdamW(p, lr=0.003, eps=EPS, weight_decay=0.1, accumulation_steps=4),
+    "fused_accumadamw": lambda p: AccumAdamW(p, lr=0.003, eps=EPS, weight_decay=0.1, accumulation_steps=4, fused=True),
     "dmsgd": lambda p: DmSGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
     "dmsgd_local": lambda p: DmSGD(p, lr=0.05, momentum=0.9, weight_decay=0.01, momentum_mixing=False),
     "qg_dmsgd": lambda p: QGDmSGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
