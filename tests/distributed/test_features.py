@@ -53,7 +53,7 @@ def test_every_feature_by_every_transport_and_order() -> None:
 
 
 LOCAL = {"local_steps": 3, "merge_after": 2, "outer": Outer(lr=0.4, momentum=0.9)}
-LONGER = LOCAL | {"local_steps": 4}  # than AccumAdam's window of 3: with equal ones training diverges, and rounding grows
+LONGER = LOCAL | {"local_steps": 4}  # than AccumAdam's window of 3: with equal ones training diverges
 
 
 def test_features_with_local_steps() -> None:
