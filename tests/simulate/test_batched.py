@@ -105,7 +105,9 @@ def models(folder: Path, *overrides: str) -> list[dict[str, Tensor]]:
         [*ADAM, "training.clip=0.5", "training.gradient_accumulation=2"],
         pytest.param([*ADAM, "optimizer.fused=true"], marks=pytest.mark.slow),
         pytest.param([*ADAM, "elastic.script=[{step: 4, leave: [1]}]"], marks=pytest.mark.slow),
-        pytest.param(["parallel=allreduce", "topology=complete", "optimizer=sgd"], marks=pytest.mark.slow),
+        pytest.param(
+            ["parallel=allreduce", "topology=complete", "optimizer=sgd", "optimizer.lr=0.02"], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_runs_are_the_same_up_to_rounding(method: list[str], tmp_path: Path) -> None:
