@@ -104,7 +104,7 @@ def conclude(frame: pd.DataFrame, module: str) -> list[str]:
         f"{frame.delay_ms.iloc[0]:g} ms from host to host), gloo, AdamW: torch's for the others, ours fused for "
         "`ours`, which merges and updates in one pass.",
         f"Each row is what `python -m {module} layouts=HOSTSxRANKS mbit_per_s=RATE models=MODEL compute_ms=MS "
-        "conditions=CONDITION engines=ENGINE topologies=TOPOLOGY --again` measures with the row's values, at its "
+        "conditions=CONDITION engines=ENGINE topologies=TOPOLOGY output=FOLDER` measures with the row's values, at its "
         "commit.",
         *(["\n".join(f"- {finding}" for finding in findings)] if findings else []),
     ]
