@@ -72,7 +72,7 @@ class CheckArguments(Arguments):
 
     checks: Text = Field(",".join(map(str, CHECKS)), description=f"numbers from 1 to {len(CHECKS)}, as checks=1,2,7")
     device: Literal["cuda", "cpu"] = Field("cuda", description="cpu: small sizes on CPUs, to develop the checks")
-    quick: bool = Field(False, description="fewer tests in check 1, fewer cases in check 7")
+    quick: bool = Field(False, description="fewer tests in check 1, fewer ranks and cases in check 7")
     output: Text = Field("results/benchmarks", description="where the table is written, as .csv and .md")
 
     @field_validator("checks")

@@ -18,7 +18,8 @@ from scripts.gpu_check.outcome import FailedError, Machine
 
 STEPS = 7
 LARGE = {"cuda": (1000, 1003), "cpu": (30, 33)}
-OPTIONS = {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+# A large eps: else, among a million elements, rounding counts where a gradient with its decay is near 0.
+OPTIONS = {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1}
 # The mean and the largest difference of a parameter's elements; bfloat16 rounds every step.
 TOLERANCES = {torch.float32: (1e-6, 2e-5), torch.bfloat16: (0.015, 0.15)}
 # name: arguments of the optimizer, and whether the engine puts parameters, gradients and state into flat vectors

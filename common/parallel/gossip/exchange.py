@@ -74,7 +74,7 @@ class Exchange(ABC):
         self.staged = threading.Event()  # set when the last stage is over
         self.done: torch.cuda.Event | None = None  # what the device has passed when the last stage is over
         self._works: list[list[dist.Work]] = []
-        self._failure: RuntimeError | None = None
+        self._failure: Exception | None = None
 
     @abstractmethod
     def receives(self) -> list[dist.P2POp]:
@@ -138,10 +138,8 @@ class Exchange(ABC):
         if self._failure is None:
             try:
                 self.run(index, timeout)
-            except RuntimeError as error:
-                self._failure = error
             except Exception as error:  # a thread that died of it would be waited for without end
-                self._failure = RuntimeError(f"stage {index}: {error!r}")
+                self._failure = error
 
     def wait(self, timeout: timedelta) -> None:
         """Block until every message of this bucket has arrived and its sends are done.
