@@ -228,4 +228,4 @@ def alias(dense: Tensor, start: int, stop: int) -> Tensor:
 
     Not a view: the compiler would make a kernel for each number of dimensions of the tensor that is viewed.
     """
-    return dense.data.as_strided_((stop - start,), (1,), dense.storage_offset() + start)
+    return dense.data.as_strided((stop - start,), (1,), dense.storage_offset() + start).data

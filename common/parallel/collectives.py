@@ -93,9 +93,9 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
 
     On CPUs, whose links are slow, nothing is sent where all ranks have the same bits already, as after equal seeds.
     """
-    if not is_distributed():
-        return
     tensors = list(tensors)
+    if not tensors or not is_distributed():
+        return
     if not any(is_queued(tensor.device) for tensor in tensors) and _equal_on_all_ranks(tensors, group):
         return
     for tensor in tensors:

@@ -15,6 +15,7 @@ from scripts.gpu_check.outcome import FailedError, Machine
 from scripts.gpu_check.small_training import SmallTraining
 
 STEPS, WORKERS, TOLERANCE = 12, 4, 1e-4
+MESSAGE = 1000  # characters of the sanitizer's
 FLAT: tuple[dict[str, object], ...] = (
     {"topology": "one_peer_exponential"},
     {"topology": "ring"},
@@ -79,7 +80,8 @@ def sanitize(cases: Sequence[tuple[dict[str, object], bool]]) -> None:
                 training.run(range(STEPS))
                 training.close()
     except CUDASanitizerErrors as errors:
-        raise FailedError(f"{gossip}, fused={fused}: {' '.join(str(errors).split())[:300]}") from errors
+        first = " ".join(str(errors.errors[0]).split())  # the two operations, then where they were called
+        raise FailedError(f"{gossip}, fused={fused}: {first[:MESSAGE]}") from errors
     finally:
         sanitizer.disable()
 

@@ -49,9 +49,10 @@ class Recorder(TorchDispatchMode):
         return self._here.trace
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        reads = tuple(map(region_of, given))  # as they are before, as torch's sanitizer sees them
+        result = func(*args, **(kwargs or {}))
         results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         self._kept += [*given, *results]
         if name in SYNCS:
@@ -73,9 +74,8 @@ class Recorder(TorchDispatchMode):
             for tensor in (*given, *written):
                 if (made := self.made.get(tensor.untyped_storage().data_ptr())) is not None:
                     made.used.add(self.trace.current.name)
-            number = self.trace.queue(
-                "kernel", reads=tuple(map(region_of, given)), writes=tuple(map(region_of, [*written, *new]))
-            )
+            regions = [reads[next(i for i, other in enumerate(given) if other is tensor)] for tensor in written]
+            number = self.trace.queue("kernel", reads=reads, writes=(*regions, *map(region_of, new)))
             self.trace.entries[number].label += f" {name}"
         return result
 

@@ -1,8 +1,17 @@
-"""Errors of lost peers are told from a program's own."""
+"""Errors of lost peers are told from a program's own; nothing is sent where there is nothing to send."""
+
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from common.parallel.collectives import PeerError, explained_if_lost
+from common.parallel.collectives import PeerError, broadcast_from_first, explained_if_lost
+from common.parallel.gossip.exchange import ReceiveBuffers
+from common.parallel.gossip.hierarchical import HierarchicalByMessages
+from scripts.gpu_check.delayed import delayed_group
 
 
 @pytest.mark.parametrize(
@@ -17,3 +26,28 @@ def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match="shapes differ") as caught, explained_if_lost("averaging gradients"):
         raise RuntimeError("shapes differ")
     assert not isinstance(caught.value, PeerError)
+
+
+def test_a_stage_that_breaks_raises_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    route: Any = SimpleNamespace(local={1: 1}, index=0, allreduce=None, receives={}, sends=())
+    exchange = HierarchicalByMessages(torch.zeros(4), route, ReceiveBuffers())
+
+    def broken(*_: object) -> None:
+        raise AttributeError("torch.distributed has no such function")
+
+    monkeypatch.setattr(exchange, "run", broken)
+    exchange.run_stage(0, timedelta(seconds=1))
+    exchange.staged.set()
+    with pytest.raises(AttributeError, match="no such function"):
+        exchange.wait(timedelta(seconds=1))
+
+
+def test_broadcasting_no_tensors_calls_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def called(*_: object, **__: object) -> None:
+        raise RuntimeError("No backend type associated with device type cpu")  # as NCCL says
+
+    with delayed_group(2):
+        monkeypatch.setattr(dist, "all_gather", called)
+        broadcast_from_first([])
+        with pytest.raises(RuntimeError, match="No backend"):
+            broadcast_from_first([torch.zeros(2)])
