@@ -1,16 +1,10 @@
 """Errors of lost peers are told from a program's own; nothing is sent where there is nothing to send."""
 
-from datetime import timedelta
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
 
 from common.parallel.collectives import PeerError, broadcast_from_first, explained_if_lost
-from common.parallel.gossip.exchange import ReceiveBuffers
-from common.parallel.gossip.hierarchical import HierarchicalByMessages
 from scripts.gpu_check.delayed import delayed_group
 
 
@@ -26,20 +20,6 @@ def test_other_errors_stay_what_they_are() -> None:
     with pytest.raises(RuntimeError, match="shapes differ") as caught, explained_if_lost("averaging gradients"):
         raise RuntimeError("shapes differ")
     assert not isinstance(caught.value, PeerError)
-
-
-def test_a_stage_that_breaks_raises_its_own_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    route: Any = SimpleNamespace(local={1: 1}, index=0, allreduce=None, receives={}, sends=())
-    exchange = HierarchicalByMessages(torch.zeros(4), route, ReceiveBuffers())
-
-    def broken(*_: object) -> None:
-        raise AttributeError("torch.distributed has no such function")
-
-    monkeypatch.setattr(exchange, "run", broken)
-    exchange.run_stage(0, timedelta(seconds=1))
-    exchange.staged.set()
-    with pytest.raises(AttributeError, match="no such function"):
-        exchange.wait(timedelta(seconds=1))
 
 
 def test_broadcasting_no_tensors_calls_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
