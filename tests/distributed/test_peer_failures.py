@@ -94,17 +94,16 @@ def test_a_failure_between_hosts_reaches_everybody_in_time(how: str) -> None:
         assert int(found["step"]) in (STOP, STOP + 1)
 
 
-def broken_stage(rank: int, n: int) -> str:
-    """Let the thread that carries messages on fail; return what the training raised."""
+def broken_stage(rank: int, n: int) -> None:
+    """Let the thread that carries messages on fail, and expect its error from the training."""
 
     def fail(self: Hierarchical, timeout: timedelta) -> None:
         raise ValueError("an odd end")
 
     Hierarchical._combine_and_gather = fail
-    with pytest.raises(ValueError, match="an odd end") as error:
+    with pytest.raises(ValueError, match=r"^an odd end$"):
         real(rank, replace(BASE, topology="aer", workers_per_host=2)).run(range(3))
-    return str(error.value)
 
 
 def test_a_stage_that_raises_is_not_waited_for_and_blames_no_peer() -> None:
-    assert run_processes(broken_stage, 4) == ["an odd end"] * 4
+    run_processes(broken_stage, 4)
