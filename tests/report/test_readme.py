@@ -66,6 +66,8 @@ MADE = sorted((ROOT / "results" / "tables").glob("*.md"))
     ids=lambda page: page.stem,
 )
 def test_making_a_table_again_changes_nothing(page: Path) -> None:
+    if (ROOT / "runs" / page.stem).exists():  # as after `make quickstart`
+        pytest.skip("the table may have been made from runs of this checkout, not from the kept ones")
     Path("results").mkdir()
     for kept in ("runs", "benchmarks"):
         Path("results", kept).symlink_to(ROOT / "results" / kept)
