@@ -12,16 +12,13 @@ from pathlib import Path
 from pydantic import Field
 
 from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, main_function, parse
-from common.report.bars import draw_bars
-from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
 from common.report.collect import collect
 from common.report.drawing import save
-from common.report.figure_files import Bars, Lines, Panels, Predictions, Rows, figure_names, load_figure
-from common.report.figures import draw, write_figures
-from common.report.record_figures import draw_record
+from common.report.figure_drawings import drawing_of
+from common.report.figure_files import figure_names, load_figure
+from common.report.figures import write_figures
 from common.report.registry import full_name, load_table
 from common.report.tables import missing_lines
-from common.report.time_curves import draw_panels, draw_time_curves, of_figure
 
 
 class FiguresArguments(Arguments):
@@ -43,31 +40,16 @@ def main(argv: Sequence[str]) -> int:
         collection = collect(load_table(arguments.figure, "figure", also=figure_names()), *roots)
         files, missing = write_figures(collection, output), missing_lines(collection)
     else:
-        files, missing = write_registered(name, roots, Path(arguments.benchmarks), output)
+        drawing = drawing_of(
+            load_figure(name),
+            lambda table: collect(load_table(table), *roots, allow_empty=True),
+            Path(arguments.benchmarks),
+        )
+        files, missing = save(drawing.draw, output, name), drawing.missing
     for line in missing:
         print(f"missing: {line}")
     print("written:", *files)
     return 0
-
-
-def write_registered(name: str, roots: Sequence[Path], benchmarks: Path, output: Path) -> tuple[list[Path], list[str]]:
-    """Draw a figure of results/definitions/figures; return the files written and lines on what is missing."""
-    figure = load_figure(name)
-    if isinstance(figure, Bars):
-        table = load_benchmark(figure.table)
-        frame = build_benchmark(table, benchmarks)
-        return save(lambda: draw_bars(figure, frame), output, name), missing_records(table, benchmarks)
-    if isinstance(figure, Lines | Predictions):
-        record = figure.read(benchmarks)
-        return save(lambda: draw_record(figure, record), output, name), []
-    collection = collect(load_table(figure.table), *roots, allow_empty=True)
-    if isinstance(figure, Panels):
-        return save(lambda: draw_panels(figure, collection), output, name), missing_lines(collection)
-    if isinstance(figure, Rows):
-        collection = collection.of_rows(figure.rows, figure.title)
-        return save(lambda: draw(collection), output, name), missing_lines(collection)
-    collection = of_figure(figure, collection)
-    return save(lambda: draw_time_curves(figure, collection), output, name), missing_lines(collection)
 
 
 if __name__ == "__main__":

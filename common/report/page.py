@@ -4,7 +4,7 @@ import base64
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +13,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pandas.api.types import is_numeric_dtype
 
-from common.report.bars import draw_bars
+from common.cli import UsageError
 from common.report.benchmark import read_record
 from common.report.benchmark_tables import (
     LEFT,
@@ -29,18 +29,17 @@ from common.report.benchmark_tables import (
 from common.report.collect import Collection, collect
 from common.report.columns import PUBLISHED, Column, Label
 from common.report.drawing import save
-from common.report.figure_files import Bars, Curves, Panels, figure_names, load_figure
+from common.report.figure_drawings import drawing_of
+from common.report.figure_files import figure_names, load_figure
 from common.report.figures import write_figures
 from common.report.formats import headings, left_of, readable
 from common.report.origin import describe_commit, describe_hardware, describe_origin
 from common.report.published import load_published, published_names
-from common.report.record_figures import draw_record
 from common.report.registry import Table, load_table, table_names
 from common.report.runs import FILES, FinishedRun
 from common.report.sweep_files import LEFT as SWEEP_LEFT
 from common.report.sweep_files import column_definitions, kept_frame
 from common.report.tables import build_table, definitions, missing_lines, published_lines
-from common.report.time_curves import draw_panels, draw_time_curves, of_figure
 from common.report.tuning import SWEEPS, sweep_command
 
 BADGES = {"proxy": "proxy", "paper": "at the paper's scale", "published": "published only"}
@@ -187,21 +186,13 @@ def _short(value: float) -> str:
 
 
 def _figure(name: str, tables: dict[str, Collection], benchmarks: Path) -> Section:
-    figure, missing = load_figure(name), []
-    if isinstance(figure, Bars):
-        frame = build_benchmark(load_benchmark(figure.table), benchmarks)
-        images = _pictures(lambda folder: save(lambda: draw_bars(figure, frame), folder, name))
-    elif isinstance(figure, Panels):
-        images = _pictures(lambda folder: save(lambda: draw_panels(figure, tables[figure.table]), folder, name))
-    elif isinstance(figure, Curves):
-        collection = of_figure(figure, tables[figure.table])
-        images = _pictures(lambda folder: save(lambda: draw_time_curves(figure, collection), folder, name))
-    elif (benchmarks / figure.records).exists():
-        record = figure.read(benchmarks)
-        images = _pictures(lambda folder: save(lambda: draw_record(figure, record), folder, name))
-    else:
-        images, missing = (), [figure.command]
-    return Section(name=f"figure_{name}", title=f"{figure.title} (figure)", images=images, missing=missing)
+    figure = load_figure(name)
+    section = Section(name=f"figure_{name}", title=f"{figure.title} (figure)")
+    try:
+        drawing = drawing_of(figure, tables.__getitem__, benchmarks)
+    except UsageError as error:  # its record has not been made
+        return replace(section, missing=[str(error)])
+    return replace(section, images=_pictures(lambda folder: save(drawing.draw, folder, name)), missing=drawing.missing)
 
 
 def _published(name: str) -> Section:

@@ -7,6 +7,9 @@ from urllib.parse import unquote
 import pytest
 
 from common.report.benchmark import Benchmark
+from common.report.definitions import ROOT
+from common.report.figure_files import Curves, Panels, Rows, figure_names, load_figure
+from common.report.page import sections_of
 from scripts.report import main
 from tests.report.synthetic import write_run
 
@@ -80,6 +83,15 @@ def test_a_timed_table_before_its_runs_and_a_figure_before_its_record(monkeypatc
     assert "allreduce mbit_25 seed 9: not run yet: python -m scripts.emulate hosts=4 ranks_per_host=2" in page.text
     assert "python -m scripts.benchmarks.extrapolation" in page.text
     assert page.images == []
+
+
+def test_every_figure_of_this_project_has_its_picture_before_any_run(monkeypatch):
+    figures = [load_figure(name) for name in figure_names()]
+    tables = {figure.table for figure in figures if isinstance(figure, Curves | Panels | Rows)}
+    monkeypatch.setattr("common.report.page.table_names", lambda: sorted(tables))
+    sections = sections_of([Path("none")], ROOT / "results" / "benchmarks", Path("report.html"))
+    pictures = {section.name: len(section.images) for section in sections if section.name.startswith("figure_")}
+    assert pictures == {f"figure_{name}": 1 for name in figure_names()}
 
 
 def test_benchmarks_have_their_findings_and_hardware(monkeypatch):
