@@ -47,7 +47,10 @@ class PythonStdlib(TokenData):
 
 
 class Gpt2(Strict):
-    """The model: gpt2.model.Shape and the name of its configuration file."""
+    """The model: gpt2.model.Shape and the name of its configuration file.
+
+    gelu: the default is what runs from before this key existed have
+    """
 
     name: str
     layers: PositiveInt
@@ -57,6 +60,7 @@ class Gpt2(Strict):
     context: PositiveInt
     bias: bool
     dropout: Fraction
+    gelu: Literal["exact", "tanh"] = "tanh"
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "Gpt2":

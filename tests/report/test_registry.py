@@ -73,6 +73,9 @@ BAD = {
     "equivalent: expected with columns <quantity>_equivalent": lambda c: c.update(
         margins={"top1": 1}, columns=["top1_equivalent"]
     ),
+    "columns: a40_top1_mean: expected published numbers only, of a40": lambda c: c.update(
+        hardware={"a40": "A40"}, columns=["a40_top1_mean"]
+    ),
     "margins.top5: expected a column top5_equivalent": lambda c: c.update(margins={"top5": 1}),
     "margins.top1=0: expected greater than 0": lambda c: c.update(margins={"top1": 0}),
     "equivalent: 'alreduce': did you mean 'allreduce'?": lambda c: c.update(equivalent={"accumadam_aer": "alreduce"}),
