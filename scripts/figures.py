@@ -1,8 +1,9 @@
 """Draw the papers' figures, those of benchmarks' records, and the learning curves of any table.
 
-python -m scripts.figures figure=7 [runs=[runs,results/runs]] [output=results/figures]
+python -m scripts.figures figure=7 [runs=[runs,results/runs]] [output=runs/report]
 
-figure=7 is figure7 of results/definitions/figures; figure=table3_fair draws that table's runs.
+figure=7 is figure7 of results/definitions/figures; figure=table3_fair draws that table's runs. The kept
+figures are written with output=results/figures.
 """
 
 import sys
@@ -27,7 +28,7 @@ class FiguresArguments(Arguments):
     figure: Text = Field(description="a file of results/definitions/figures or /tables; 7 is figure7")
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
-    output: Text = Field("results/figures", description="where NAME.png and NAME.svg are written")
+    output: Text = Field("runs/report", description="where NAME.png and NAME.svg are written")
 
 
 @main_function

@@ -1,9 +1,10 @@
 """Make a table from finished runs or from a benchmark's record, with the published numbers beside ours.
 
-python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=results/tables]
+python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=runs/report]
 python -m scripts.tables readme=results/README.md
 
-table=3 is table3; also figure6, table3_fair, ...: every file of results/definitions/tables and /benchmarks.
+table=3 is table3; also figure6, table3_fair, ...: every file of results/definitions/tables and /benchmarks. The
+kept tables are written with output=results/tables.
 With readme=... the tables between its markers `<!-- table: NAME -->` and `<!-- end -->` are made anew, from kept runs
 and records; NAME is a file of results/definitions/excerpts.
 """
@@ -38,7 +39,7 @@ class TablesArguments(Arguments):
     readme: Text | None = Field(None, description="a Markdown file whose tables are made anew, instead of table=...")
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
-    output: Text = Field("results/tables", description="where NAME.csv, NAME.md and NAME.tex are written")
+    output: Text = Field("runs/report", description="where NAME.csv, NAME.md and NAME.tex are written")
 
 
 @main_function
@@ -51,7 +52,8 @@ def main(argv: Sequence[str]) -> int:
         return _fill(Path(arguments.readme))
     if not arguments.table:
         raise UsageError("table=...: missing; expected a file of results/definitions/tables or /benchmarks")
-    command, output = command_of(MODULE, arguments), Path(arguments.output)
+    output = Path(arguments.output)
+    command = command_of(MODULE, arguments.model_copy(update={"output": TablesArguments.model_fields["output"].default}))
     if full_name(arguments.table, "table") in benchmark_names():
         benchmark = load_benchmark(full_name(arguments.table, "table"))
         files = write_benchmark(benchmark, Path(arguments.benchmarks), output, command)

@@ -92,7 +92,7 @@ class TableFile(Definition):
     title: str = Field(description="a line of text")
     note: str = ""
     task: Literal["cnn", "transformer", "gpt2"]
-    runs: Name = Field(description="the sub-folder of the runs folder")
+    runs: Name = Field("", description="the sub-folder of the runs folder (default: the table's name)")
     seeds: tuple[StrictInt, ...] = Field(min_length=1, description="a list of integers")
     cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
     over: str | None = Field(

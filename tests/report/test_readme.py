@@ -75,5 +75,5 @@ def test_making_a_table_again_changes_nothing(page: Path) -> None:
     assert main([argument]) == 0
     for suffix in (".csv", ".md", ".tex"):
         file = page.with_suffix(suffix)
-        made = Path("results", "tables", file.name).read_text()
+        made = Path("runs", "report", file.name).read_text()
         assert made == file.read_text(), f"{file.name}: python -m scripts.tables {argument}"

@@ -28,6 +28,12 @@ def test_quickstart_has_its_rows_and_commands():
     )
 
 
+def test_runs_lie_in_a_folder_of_the_tables_name_unless_it_has_another(tmp_path):
+    folder = write(tmp_path, lambda content: content.pop("runs"))
+    (folder / "small.yaml").rename(folder / "mine.yaml")
+    assert next(load_table("mine", folder=folder).cells(Path("runs"))).run_dir == Path("runs/mine/allreduce/seed_1")
+
+
 def test_every_table_is_valid():
     assert [load_table(name).name for name in table_names()] == table_names()
 
