@@ -19,7 +19,7 @@ from common.report.figure_drawings import drawing_of
 from common.report.figure_files import figure_names, load_figure
 from common.report.figures import write_figures
 from common.report.registry import full_name, load_table
-from common.report.tables import missing_lines
+from common.report.tables import missing_summary
 
 
 class FiguresArguments(Arguments):
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     name = full_name(arguments.figure, "figure")
     if name not in figure_names():
         collection = collect(load_table(arguments.figure, "figure", also=figure_names()), *roots)
-        files, missing = write_figures(collection, output), missing_lines(collection)
+        files, missing = write_figures(collection, output), missing_summary(collection)
     else:
         drawing = drawing_of(
             load_figure(name),

@@ -9,10 +9,12 @@ With readme=... the tables between its markers `<!-- table: NAME -->` and `<!-- 
 and records; NAME is a file of results/definitions/excerpts.
 """
 
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from pydantic import Field
 
 from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, UsageError, command_of, main_function, parse
@@ -25,9 +27,9 @@ from common.report.benchmark_tables import (
 )
 from common.report.collect import collect
 from common.report.excerpts import fill_tables
-from common.report.formats import format_table
-from common.report.registry import full_name, load_table
-from common.report.tables import build_table, missing_lines, write_table
+from common.report.formats import format_table, format_texts, readable
+from common.report.registry import Table, full_name, load_table
+from common.report.tables import build_table, missing_summary, write_table
 
 MODULE = "scripts.tables"
 
@@ -53,7 +55,8 @@ def main(argv: Sequence[str]) -> int:
     if not arguments.table:
         raise UsageError("table=...: missing; expected a file of results/definitions/tables or /benchmarks")
     output = Path(arguments.output)
-    command = command_of(MODULE, arguments.model_copy(update={"output": TablesArguments.model_fields["output"].default}))
+    anywhere = arguments.model_copy(update={"output": TablesArguments.model_fields["output"].default})
+    command = command_of(MODULE, anywhere)
     if full_name(arguments.table, "table") in benchmark_names():
         benchmark = load_benchmark(full_name(arguments.table, "table"))
         files = write_benchmark(benchmark, Path(arguments.benchmarks), output, command)
@@ -67,12 +70,22 @@ def main(argv: Sequence[str]) -> int:
         allow_empty = bool(table.published) and arguments.runs == DEFAULT_RUNS
         collection = collect(table, *map(Path, arguments.runs), allow_empty=allow_empty)
         files = write_table(collection, output, command)
-        print(format_table(build_table(collection), "simple", table))
-        missing = missing_lines(collection)
+        print(_fitted(build_table(collection), table))
+        missing = missing_summary(collection)
     for line in missing:
         print(f"missing: {line}")
     print("written:", *files)
     return 0
+
+
+def _fitted(frame: pd.DataFrame, table: Table) -> str:
+    """Return the table for the console, rows and columns exchanged if it is too wide for the terminal."""
+    text = format_table(frame, "simple", table)
+    if len(text.partition("\n")[0]) <= shutil.get_terminal_size(fallback=(240, 24)).columns:
+        return text
+    turned = readable(frame, table).T.reset_index()
+    turned.columns = ["", *map(str, range(1, len(frame) + 1))]
+    return format_texts(turned, "simple", turned.columns)
 
 
 def _fill(readme: Path) -> int:

@@ -176,7 +176,10 @@ def test_a_variant_without_runs_is_not_drawn(monkeypatch, capsys):
             write_run(cell.run_dir, cell.overrides)
     assert main(["figure=small", "output=out"]) == 0
     assert sorted(path.name for path in Path("out").iterdir()) == ["small_de.png", "small_de.svg"]
-    assert "missing: allreduce fr seed 1: not run yet" in capsys.readouterr().out
+    assert (
+        "missing: 6 runs, the first is allreduce fr seed 1: not run yet: python -m scripts.reproduce table="
+        in capsys.readouterr().out
+    )
 
 
 def without(cell, metric):
@@ -377,7 +380,9 @@ def test_bars_measured_under_each_condition_with_marks_predicted(tmp_path):
 def test_figure_7_by_its_number(capsys):
     assert main(["figure=7", "output=out"]) == 0
     out = capsys.readouterr().out
-    assert "missing: allreduce en_de seed 810975: not run yet: python -m transformer.train" in out
+    assert (
+        "runs, the first is allreduce en_de seed 810975: not run yet: python -m scripts.reproduce table=table2" in out
+    )
     assert "en_fr" not in out
     assert "dadam" not in out
     assert Path("out/figure7.svg").exists()

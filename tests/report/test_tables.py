@@ -145,7 +145,26 @@ def test_missing_seeds_are_listed_with_their_commands(registered, capsys):
     assert "- Runs: 1 of 6 finished" in text
     assert f"- allreduce seed 2: not run yet. `{cells[1].command}`" in text
     assert text.count("not run yet") == 5
-    assert f"missing: accumadam_aer seed 3: not run yet: {cells[5].command}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert (
+        "missing: 5 runs, the first is allreduce seed 2: not run yet: python -m scripts.reproduce table=small\n" in out
+    )
+    assert out.count("missing: ") == 1
+    write_run(cells[5].run_dir, cells[5].overrides, accuracy=[80.0], status="interrupted")
+    assert main(["table=small", "output=out"]) == 0
+    assert f"missing: accumadam_aer seed 3: not finished: status 'interrupted' at step 30: {cells[5].command}\n" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("columns", ["400", "60"])
+def test_a_table_wider_than_the_terminal_is_turned(registered, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    fill(registered, accumadam_aer=ACCUMADAM)
+    assert main(["table=small", "output=results/tables"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert (["method", "AllReduce", "AccumAdam"] in rows) == (columns == "60")
+    assert "`python -m scripts.tables table=small`" in Path("results/tables/small.md").read_text()  # wherever it is
 
 
 def test_unusable_runs_are_named_and_not_averaged_in(table, caplog):
