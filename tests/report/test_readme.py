@@ -5,12 +5,15 @@ import string
 from pathlib import Path
 
 import pytest
+import yaml
 
 from common.report.benchmark_tables import benchmark_names
 from common.report.definitions import ROOT, names_in
 from common.report.excerpts import BLOCK, EXCERPTS, fill_tables
 from common.report.figure_files import figure_names
-from common.report.registry import full_name, table_names
+from common.report.registry import Table, full_name, table_names
+from common.report.table_file import TableFile
+from common.training.compose import compose_config
 from scripts.tables import main
 
 READMES = [ROOT / "README.md", *sorted(ROOT.glob("*/README.md"))]
@@ -55,6 +58,13 @@ def test_links_and_commands(readme: Path) -> None:
         assert full_name(name, "table") in (*table_names(), *benchmark_names()), name
     for name in re.findall(r"\bfigure=(\w+)", text):
         assert full_name(name, "figure") in (*table_names(), *figure_names()), name
+
+
+def test_the_example_of_a_table_is_one():
+    example = re.search(r"```yaml\n(title: .*?)```", GENERATED[1].read_text(), re.DOTALL)[1]
+    table = Table.of("mine", TableFile.model_validate(yaml.safe_load(example)))
+    for cell in table.cells(Path("runs")):
+        assert compose_config(table.task, cell.overrides).run_dir.startswith("runs/mine/")
 
 
 MADE = sorted((ROOT / "results" / "tables").glob("*.md"))
