@@ -167,6 +167,21 @@ def test_a_table_wider_than_the_terminal_is_turned(registered, capsys, monkeypat
     assert "`python -m scripts.tables table=small`" in Path("results/tables/small.md").read_text()  # wherever it is
 
 
+def test_any_runs_side_by_side(capsys):
+    write_run(Path("runs/cnn/a/lr=1"), ["seed=1", "optimizer.lr=1", "run_dir=x"], accuracy=[80.0])
+    write_run(Path("runs/cnn/a/lr=2"), ["seed=1", "optimizer.lr=2", "topology=aer"], accuracy=[81.5])
+    write_run(Path("runs/cnn/a/lr=3"), ["seed=1", "optimizer.lr=3"], status="interrupted")
+    assert main(["runs=runs/cnn/a"]) == 0
+    heading, _, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert heading[:5] == ["run", "optimizer.lr", "topology", "steps", "accuracy"]
+    assert [(row[0], row[1], "81.5" in row) for row in rows] == [
+        ("runs/cnn/a/lr=1", "1", False),
+        ("runs/cnn/a/lr=2", "2", True),
+    ]
+    assert main(["runs=nowhere"]) == 2
+    assert "runs=nowhere: expected finished runs" in capsys.readouterr().err
+
+
 def test_unusable_runs_are_named_and_not_averaged_in(table, caplog):
     fill(table)
     cells = list(table.cells(RUNS))
