@@ -9,7 +9,7 @@ help:  ## show this list
 env:  ## make the virtual environment .venv
 	@scripts/make_env.sh
 
-quickstart: env  ## train on digits by all-reduce and gossip; writes results/tables and results/figures
+quickstart: env  ## train on digits by all-reduce and gossip; writes runs/report/quickstart.*
 	$(PYTHON_ENV) -m scripts.reproduce table=quickstart
 	$(PYTHON_ENV) -m scripts.tables table=quickstart
 	$(PYTHON_ENV) -m scripts.figures figure=quickstart

@@ -1,8 +1,15 @@
 """The configuration keys that the gpt2 task adds to common.training.config."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from common.training.config import Config
 from common.training.records import Fraction, Strict
@@ -47,7 +54,10 @@ class PythonStdlib(TokenData):
 
 
 class Gpt2(Strict):
-    """The model: gpt2.model.Shape and the name of its configuration file."""
+    """The model: gpt2.model.Shape and the name of its configuration file.
+
+    gelu: what runs from before this key existed have is not written, so that they can be resumed
+    """
 
     name: str
     layers: PositiveInt
@@ -57,12 +67,17 @@ class Gpt2(Strict):
     context: PositiveInt
     bias: bool
     dropout: Fraction
+    gelu: Literal["exact", "tanh"] = "tanh"
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "Gpt2":
         if self.width % self.heads:
             raise ValueError(f"heads={self.heads}: expected a divisor of model.width={self.width}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_tanh(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in values(self).items() if (key, value) != ("gelu", "tanh")}
 
     @property
     def shape(self) -> Shape:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ class Shape:
     vocabulary: rows of the embedding, at least the tokenizer's size (a multiple of 64 is faster on GPUs)
     context:    longest sequence, in tokens
     bias:       whether linear layers and LayerNorms have biases; OpenAI's models have them, the paper's does not
+    gelu:       "exact" as in the paper's model, or its approximation by "tanh" as in OpenAI's
     """
 
     layers: int
@@ -26,6 +28,7 @@ class Shape:
     context: int
     bias: bool = False
     dropout: float = 0.0
+    gelu: Literal["exact", "tanh"] = "tanh"
 
 
 class Attention(nn.Module):
@@ -50,17 +53,17 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with GELU in its tanh form, as in GPT-2; [B, T, C] -> [B, T, C]."""
+    """Two linear layers with GELU between them; [B, T, C] -> [B, T, C]."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.dropout = shape.dropout
+        self.dropout, self.approximate = shape.dropout, "tanh" if shape.gelu == "tanh" else "none"
         self.expand = nn.Linear(shape.width, 4 * shape.width, bias=shape.bias)
         self.project = nn.Linear(4 * shape.width, shape.width, bias=shape.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [B, T, C] to [B, T, C]."""
-        hidden = F.gelu(self.expand(x), approximate="tanh")  # [B, T, 4 C]
+        hidden = F.gelu(self.expand(x), approximate=self.approximate)  # [B, T, 4 C]
         return F.dropout(self.project(hidden), self.dropout, self.training)
 
 

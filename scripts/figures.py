@@ -1,8 +1,9 @@
 """Draw the papers' figures, those of benchmarks' records, and the learning curves of any table.
 
-python -m scripts.figures figure=7 [runs=[runs,results/runs]] [output=results/figures]
+python -m scripts.figures figure=7 [runs=[runs,results/runs]] [output=runs/report]
 
-figure=7 is figure7 of results/definitions/figures; figure=table3_fair draws that table's runs.
+figure=7 is figure7 of results/definitions/figures; figure=table3_fair draws that table's runs. The kept
+figures are written with output=results/figures.
 """
 
 import sys
@@ -18,7 +19,7 @@ from common.report.figure_drawings import drawing_of
 from common.report.figure_files import figure_names, load_figure
 from common.report.figures import write_figures
 from common.report.registry import full_name, load_table
-from common.report.tables import missing_lines
+from common.report.tables import missing_summary
 
 
 class FiguresArguments(Arguments):
@@ -27,7 +28,7 @@ class FiguresArguments(Arguments):
     figure: Text = Field(description="a file of results/definitions/figures or /tables; 7 is figure7")
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
-    output: Text = Field("results/figures", description="where NAME.png and NAME.svg are written")
+    output: Text = Field("runs/report", description="where NAME.png and NAME.svg are written")
 
 
 @main_function
@@ -38,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     name = full_name(arguments.figure, "figure")
     if name not in figure_names():
         collection = collect(load_table(arguments.figure, "figure", also=figure_names()), *roots)
-        files, missing = write_figures(collection, output), missing_lines(collection)
+        files, missing = write_figures(collection, output), missing_summary(collection)
     else:
         drawing = drawing_of(
             load_figure(name),

@@ -1,6 +1,6 @@
 """Draw a trace of `profile=true`: what a worker computes, and which messages travel meanwhile.
 
-python -m scripts.plot_trace trace=RUN_DIR/trace/rank_0.json [output=results/figures/overlap.png] [steps=2]
+python -m scripts.plot_trace trace=RUN_DIR/trace/rank_0.json [output=RUN_DIR/trace/rank_0.png] [steps=2]
 """
 
 import json
@@ -34,7 +34,7 @@ class PlotTraceArguments(Arguments):
     """Command line of scripts.plot_trace."""
 
     trace: Text = Field(description="a file RUN_DIR/trace/rank_<rank>.json")
-    output: Text = Field("results/figures/overlap.png", description="the picture's file")
+    output: Text | None = Field(None, description="the picture's file (default: beside the trace)")
     steps: PositiveInt = Field(2, description="steps to show")
 
 
@@ -55,9 +55,10 @@ def main(argv: Sequence[str]) -> int:
     for begin in begins[1:]:
         axes.axvline((begin - begins[0]) / 1e3, color="black", linewidth=0.8, linestyle=":")
     figure.legend(loc="outside upper center", ncols=len(RANGES), frameon=False, fontsize="small")
-    Path(arguments.output).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(arguments.output, dpi=150)
-    print(f"written: {arguments.output}")
+    picture = Path(arguments.output or Path(arguments.trace).with_suffix(".png"))
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=150)
+    print(f"written: {picture}")
     return 0
 
 

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     states = [state_of(table, cell) for cell in cells]
     if arguments.launcher == "slurm":
         report = ("slurm/report.sbatch", f"table={table.name}", f"runs={arguments.runs}")
-        follow_up = FollowUp(report, f"builds results/tables/{table.name}.*")
+        follow_up = FollowUp(report, f"builds runs/report/{table.name}.*")
         return submit_missing(arguments, table, cells, states, follow_up)
     arguments.check_launcher()
     if arguments.dry_run:

@@ -1,20 +1,26 @@
 """Make a table from finished runs or from a benchmark's record, with the published numbers beside ours.
 
-python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=results/tables]
+python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=runs/report]
 python -m scripts.tables readme=results/README.md
+python -m scripts.tables runs=[runs/cnn/a,runs/cnn/b]
 
-table=3 is table3; also figure6, table3_fair, ...: every file of results/definitions/tables and /benchmarks.
+table=3 is table3; also figure6, table3_fair, ...: every file of results/definitions/tables and /benchmarks. The
+kept tables are written with output=results/tables.
 With readme=... the tables between its markers `<!-- table: NAME -->` and `<!-- end -->` are made anew, from kept runs
-and records; NAME is a file of results/definitions/excerpts.
+and records; NAME is a file of results/definitions/excerpts. With runs=... alone the finished runs in these folders,
+whatever they are, are printed side by side.
 """
 
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from pydantic import Field
 
 from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, UsageError, command_of, main_function, parse
+from common.report.adhoc import compare
 from common.report.benchmark_tables import (
     benchmark_names,
     load_benchmark,
@@ -24,9 +30,9 @@ from common.report.benchmark_tables import (
 )
 from common.report.collect import collect
 from common.report.excerpts import fill_tables
-from common.report.formats import format_table
+from common.report.formats import format_texts, left_of, readable
 from common.report.registry import full_name, load_table
-from common.report.tables import build_table, missing_lines, write_table
+from common.report.tables import build_table, missing_summary, write_table
 
 MODULE = "scripts.tables"
 
@@ -38,7 +44,7 @@ class TablesArguments(Arguments):
     readme: Text | None = Field(None, description="a Markdown file whose tables are made anew, instead of table=...")
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
-    output: Text = Field("results/tables", description="where NAME.csv, NAME.md and NAME.tex are written")
+    output: Text = Field("runs/report", description="where NAME.csv, NAME.md and NAME.tex are written")
 
 
 @main_function
@@ -49,9 +55,14 @@ def main(argv: Sequence[str]) -> int:
         if arguments != TablesArguments(readme=arguments.readme):
             raise UsageError(f"readme={arguments.readme}: expected no other key: it shows kept runs and records")
         return _fill(Path(arguments.readme))
+    if not arguments.table and arguments.runs != DEFAULT_RUNS:
+        print(_fitted(compare([Path(folder) for folder in arguments.runs]), ["run"]))
+        return 0
     if not arguments.table:
         raise UsageError("table=...: missing; expected a file of results/definitions/tables or /benchmarks")
-    command, output = command_of(MODULE, arguments), Path(arguments.output)
+    output = Path(arguments.output)
+    anywhere = arguments.model_copy(update={"output": TablesArguments.model_fields["output"].default})
+    command = command_of(MODULE, anywhere)
     if full_name(arguments.table, "table") in benchmark_names():
         benchmark = load_benchmark(full_name(arguments.table, "table"))
         files = write_benchmark(benchmark, Path(arguments.benchmarks), output, command)
@@ -65,12 +76,22 @@ def main(argv: Sequence[str]) -> int:
         allow_empty = bool(table.published) and arguments.runs == DEFAULT_RUNS
         collection = collect(table, *map(Path, arguments.runs), allow_empty=allow_empty)
         files = write_table(collection, output, command)
-        print(format_table(build_table(collection), "simple", table))
-        missing = missing_lines(collection)
+        print(_fitted(readable(build_table(collection), table), left_of(table)))
+        missing = missing_summary(collection)
     for line in missing:
         print(f"missing: {line}")
     print("written:", *files)
     return 0
+
+
+def _fitted(shown: pd.DataFrame, left: Sequence[str]) -> str:
+    """Return texts as a table for the console, rows and columns exchanged if it is too wide for the terminal."""
+    text = format_texts(shown, "simple", left)
+    if len(text.partition("\n")[0]) <= shutil.get_terminal_size(fallback=(240, 24)).columns:
+        return text
+    turned = shown.T.reset_index()
+    turned.columns = ["", *map(str, range(1, len(shown) + 1))]
+    return format_texts(turned, "simple", turned.columns)
 
 
 def _fill(readme: Path) -> int:

@@ -13,7 +13,7 @@ from common.report.collect import Collection
 from common.report.figure_files import Bars, FigureFile, Lines, Panels, Predictions, Rows
 from common.report.figures import draw
 from common.report.record_figures import draw_record
-from common.report.tables import missing_lines
+from common.report.tables import missing_summary
 from common.report.time_curves import draw_panels, draw_time_curves, of_figure
 
 
@@ -44,9 +44,9 @@ def drawing_of(figure: FigureFile, collection_of: Callable[[str], Collection], b
         return Drawing(partial(draw_record, figure, figure.read(benchmarks)), [])
     collection = collection_of(figure.table)
     if isinstance(figure, Panels):
-        return Drawing(partial(draw_panels, figure, collection), missing_lines(collection))
+        return Drawing(partial(draw_panels, figure, collection), missing_summary(collection))
     if isinstance(figure, Rows):
         collection = collection.of_rows(figure.rows, figure.title)
-        return Drawing(partial(draw, collection), missing_lines(collection))
+        return Drawing(partial(draw, collection), missing_summary(collection))
     collection = of_figure(figure, collection)
-    return Drawing(partial(draw_time_curves, figure, collection), missing_lines(collection))
+    return Drawing(partial(draw_time_curves, figure, collection), missing_summary(collection))

@@ -33,6 +33,7 @@ from common.report.drawing import (
 )
 from common.report.elapsed import is_simulated, seconds_until
 from common.report.over_figure import draw_over_setting
+from common.report.prediction import ASSUMED_SHORT
 from common.report.registry import Table
 from common.report.runs import FinishedRun, RunError
 
@@ -104,8 +105,8 @@ def curves(collection: Collection, metric: str) -> pd.DataFrame:
 
 
 def time_label(runs: list[FinishedRun], unit: str) -> str:
-    """Return the name of the time axis: measured for processes, predicted for simulated workers."""
-    kinds = {"predicted" if is_simulated(run) else "measured" for run in runs}
+    """Return the name of the time axis: measured for processes; for simulated workers predicted, of another model."""
+    kinds = {f"predicted for\n{ASSUMED_SHORT}" if is_simulated(run) else "measured" for run in runs}
     return ", ".join([f"time ({unit})", *filter(None, [" or ".join(sorted(kinds))])])
 
 

@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,6 +13,7 @@ from urllib.parse import quote
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pandas.api.types import is_numeric_dtype
+from tqdm import tqdm
 
 from common.cli import UsageError
 from common.report.benchmark import read_record
@@ -29,11 +31,13 @@ from common.report.benchmark_tables import (
 from common.report.collect import Collection, collect
 from common.report.columns import PUBLISHED, Column, Label
 from common.report.drawing import save
+from common.report.elapsed import is_simulated
 from common.report.figure_drawings import drawing_of
 from common.report.figure_files import figure_names, load_figure
 from common.report.figures import write_figures
 from common.report.formats import headings, left_of, readable
 from common.report.origin import describe_commit, describe_hardware, describe_origin
+from common.report.prediction import ASSUMED
 from common.report.published import load_published, published_names
 from common.report.registry import Table, load_table, table_names
 from common.report.runs import FILES, FinishedRun
@@ -51,6 +55,7 @@ class Section:
     """A table or figure of the page.
 
     badge:      a key of BADGES
+    group:      its heading in the index
     frame:      texts
     left:       its columns that are aligned to the left
     from_paper: its columns of published numbers
@@ -60,6 +65,7 @@ class Section:
     title: str
     note: str = ""
     badge: str = ""
+    group: str = "Tables"
     state: str = ""
     frame: pd.DataFrame | None = None
     left: Sequence[str] = ()
@@ -80,19 +86,21 @@ class Section:
 
 def sections_of(roots: Sequence[Path], benchmarks: Path, page: Path) -> list[Section]:
     """Return sections for tables of runs, benchmarks, figures, and published numbers that nothing here reproduces."""
-    tables = {name: collect(load_table(name), *roots, allow_empty=True) for name in table_names()}
-    sections = [_table(collection, page) for collection in tables.values()]
+    names = tqdm(table_names(), desc="reading runs", unit="table", disable=None)
+    tables = {name: collect(load_table(name), *roots, allow_empty=True) for name in names}
+    make = [partial(_table, collection, page) for collection in tables.values()]
     swept = [collection.table for collection in tables.values() if collection.table.sweep and collection.table.tuned]
-    sections += [_sweep(table) for table in swept]
+    make += [partial(_sweep, table) for table in swept]
     compared = [load_benchmark(name) for name in benchmark_names()]
-    sections += [_benchmark(table, benchmarks) for table in compared]
+    make += [partial(_benchmark, table, benchmarks) for table in compared]
     records = {file.stem for file in benchmarks.glob("*.md") if file.with_suffix(".csv").exists()}
     records -= {Path(table.records).stem for table in compared}
-    sections += [_record(benchmarks / name) for name in sorted(records)]
-    sections += [_figure(name, tables, benchmarks) for name in figure_names()]
+    make += [partial(_record, benchmarks / name) for name in sorted(records)]
+    make += [partial(_figure, name, tables, benchmarks) for name in figure_names()]
     shown = {name for collection in tables.values() for name in collection.table.published}
     shown |= {table.published for table in compared}
-    sections += [_published(name) for name in published_names() if name not in shown]
+    make += [partial(_published, name) for name in published_names() if name not in shown]
+    sections = [section() for section in tqdm(make, desc="drawing", unit="section", disable=None)]
     # Those with numbers of ours first.
     return sorted(sections, key=lambda section: section.state.startswith("0 of"))
 
@@ -106,7 +114,10 @@ def render(sections: Sequence[Section], **about: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(sections=sections, zip=zip, **about)
+    groups: dict[str, list[Section]] = {}
+    for section in sections:
+        groups.setdefault(section.group, []).append(section)
+    return environment.get_template("page.html").render(sections=sections, groups=groups, zip=zip, **about)
 
 
 def _table(collection: Collection, page: Path) -> Section:
@@ -122,12 +133,19 @@ def _table(collection: Collection, page: Path) -> Section:
         left=left_of(table),
         from_paper=[name for name, (column, _) in headings(table).items() if _is_published(column)],
         images=_pictures(lambda folder: write_figures(collection, folder)),
-        definitions=definitions(table),
+        definitions=[*definitions(table), *_predicted(collection)],
         published=published_lines(table.published),
         origin=describe_origin(collection),
         runs=_runs(collection, page),
         missing=missing_lines(collection),
     )
+
+
+def _predicted(collection: Collection) -> list[str]:
+    """Return what the figure's time is, if it is predicted."""
+    if collection.table.setting is not None or not any(map(is_simulated, collection.all_runs)):
+        return []
+    return [f"time in the figure: predicted by the runtime model for a larger model, with {ASSUMED}"]
 
 
 def _is_published(column: Column | Label) -> bool:
@@ -140,6 +158,7 @@ def _sweep(table: Table) -> Section:
     return Section(
         name=f"sweep_{table.name}",
         title=f"Tuning of {table.name}",
+        group="Tuning",
         frame=frame,
         left=SWEEP_LEFT,
         images=_pictures(lambda _: [SWEEPS / f"{table.name}.svg"]),
@@ -152,6 +171,7 @@ def _benchmark(table: BenchmarkTable, records: Path) -> Section:
     return Section(
         name=f"benchmark_{table.name}",
         title=table.title,
+        group="Benchmarks",
         note=table.note,
         frame=readable_benchmark(table, build_benchmark(table, records)),
         left=LEFT,
@@ -170,6 +190,7 @@ def _record(path: Path) -> Section:
     return Section(
         name=f"record_{path.name}",
         title=f"Benchmark {path.name}: {record.title}",
+        group="Benchmarks",
         frame=frame.fillna(dict.fromkeys(texts, "")).assign(**numbers),
         left=texts,
         from_paper=[name for name in frame if name.startswith("published")],
@@ -187,7 +208,7 @@ def _short(value: float) -> str:
 
 def _figure(name: str, tables: dict[str, Collection], benchmarks: Path) -> Section:
     figure = load_figure(name)
-    section = Section(name=f"figure_{name}", title=f"{figure.title} (figure)")
+    section = Section(name=f"figure_{name}", title=f"{figure.title} (figure)", group="Figures")
     try:
         drawing = drawing_of(figure, tables.__getitem__, benchmarks)
     except UsageError as error:  # its record has not been made
@@ -203,6 +224,7 @@ def _published(name: str) -> Section:
         name=f"published_{name}",
         title=table.title,
         badge="published",
+        group="Published alone",
         frame=texts,
         left=tuple(table.rows[0].labels),
         definitions=[f"`{key}` ({quantity.unit}): {quantity.definition}" for key, quantity in table.quantities.items()],

@@ -11,6 +11,7 @@ from common.topology import build
 
 # Like Table 2 and Figure 6 on A40s: 65 M fp32 parameters, 25 Gbit/s Ethernet. Compute and jitter are assumptions.
 PAYLOAD_MB, COMPUTE_MS, JITTER, INTER_GBPS = 260.0, 60.0, 0.05, 25.0
+ASSUMED_SHORT = f"{PAYLOAD_MB:g} MB, {INTER_GBPS:g} Gbit/s, {COMPUTE_MS:g} ms of compute"
 ASSUMED = (
     f"{INTER_GBPS:g} Gbit/s between hosts, {PAYLOAD_MB:g} MB of parameters, {COMPUTE_MS:g} ms of compute "
     f"(log-deviation {JITTER:g})"

@@ -50,11 +50,21 @@ class PublishedQuantity(Definition):
 
 
 class PublishedRow(Definition):
-    """A row, bar or curve; the row of ours beside it has the same name."""
+    """A row, bar or curve; the row of ours beside it has the same name.
+
+    beside: where several hardwares share a row, or names differ, {quantity of ours: our rows} of its only number
+    """
 
     name: str
     labels: dict[str, str | int]
     values: dict[str, Annotated[Published, BeforeValidator(_read)]]
+    beside: dict[str, tuple[str, ...]] = Field({})
+
+    @model_validator(mode="after")
+    def _check(self) -> "PublishedRow":
+        if self.beside and len(self.values) > 1:
+            raise ValueError(f"row {self.name!r}: beside: expected in rows of one value")
+        return self
 
 
 def _is_file(name: str) -> str:
@@ -132,4 +142,7 @@ def published_values(names: tuple[str, ...]) -> Mapping[str, Mapping[str, Publis
     for name in names:
         for row in load_published(name).rows:
             values.setdefault(row.name, {}).update(row.values)
+            for quantity, ours in row.beside.items():
+                for one in ours:
+                    values.setdefault(one, {})[quantity] = next(iter(row.values.values()))
     return values

@@ -41,7 +41,8 @@ class Table(TableFile):
     def of(cls, name: str, file: TableFile, tuned: TunedFile | None = None) -> "Table":
         """Return the table of a file, with what its sweep chose."""
         rows = [row.with_workers(count) for row in file.rows for count in file.workers] or file.rows
-        return cls(name=name, tuned=tuned, **dict(file) | {"workers": (), "rows": tuple(rows)})
+        changes = {"workers": (), "rows": tuple(rows), "runs": file.runs or name}
+        return cls(name=name, tuned=tuned, **dict(file) | changes)
 
     def cells(self, runs: Path) -> Iterator["Cell"]:
         """Yield every run of the table, row by row and seed by seed, in <runs>/<table>/<row>[/<variant>]/seed_<k>."""

@@ -82,7 +82,8 @@ def _parse_column(written: Any, info: ValidationInfo) -> Column | Label:
     if not isinstance(written, str):
         raise ValueError("expected a column's name")
     context = {key: info.data.get(key) for key in ("baseline", "proxy_of", "margins")}
-    return parse_column(written, info.data.get("labels", {}), info.data.get("variants", {}), **context)
+    prefixes = [*info.data.get("variants", {}), *info.data.get("hardware", {})]
+    return parse_column(written, info.data.get("labels", {}), prefixes, **context)
 
 
 class TableFile(Definition):
@@ -91,7 +92,7 @@ class TableFile(Definition):
     title: str = Field(description="a line of text")
     note: str = ""
     task: Literal["cnn", "transformer", "gpt2"]
-    runs: Name = Field(description="the sub-folder of the runs folder")
+    runs: Name = Field("", description="the sub-folder of the runs folder (default: the table's name)")
     seeds: tuple[StrictInt, ...] = Field(min_length=1, description="a list of integers")
     cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
     over: str | None = Field(
@@ -107,6 +108,9 @@ class TableFile(Definition):
     emulated: dict[Name, Emulated] = Field({}, description="emulated hosts on which the runs of each variant are made")
     target: Target | None = Field(None, description="what a validation metric is to reach, for <...>_to_target")
     published: tuple[str, ...] = Field((), description="files of results/paper whose rows have the same names")
+    hardware: dict[Name, str] = Field(
+        {}, description="the paper's clusters by name, where it has several: columns <name>_<quantity>_published"
+    )
     proxy_of: Name | None = Field(None, description="the table that this one is a small version of")
     baseline: Name | None = Field(
         None, description="the row that differences are taken from, for each number of workers"
@@ -130,6 +134,9 @@ class TableFile(Definition):
         for name in self.published:
             if name not in published_names():
                 raise ValueError(f"published={name!r}: {nearest(name, published_names())}")
+        for column in self.numbers:
+            if column.variant in self.hardware and column.statistic.of_runs:
+                raise ValueError(f"columns: {column.name}: expected published numbers only, of {column.variant}")
         names = [row.name.removesuffix(f"_{row.workers}") for row in self.rows]
         if self.baseline is not None and self.baseline not in names:
             raise ValueError(f"baseline={self.baseline!r}: {nearest(self.baseline, names)}")

@@ -37,16 +37,29 @@ def write_table(collection: Collection, folder: Path, command: str) -> list[Path
 
 def missing_lines(collection: Collection) -> list[str]:
     """Return a line for each missing run and each run without scores of the test set: which, why, and the command."""
-    return [f"{what}: {command}" for what, command in _missing(collection)]
+    return [f"{what}: {why}: {command}" for what, why, command in _missing(collection)]
 
 
-def _missing(collection: Collection) -> list[tuple[str, str]]:
-    """Return pairs: what is missing and why, and the shell command that makes it."""
+def missing_summary(collection: Collection) -> list[str]:
+    """Return the lines of `missing_lines`, but a single one for all that is missing for the same reason."""
+    by_reason: dict[str, list[tuple[str, str, str]]] = {}
+    for each in _missing(collection):
+        by_reason.setdefault(each[1], []).append(each)
+    table = collection.table
+    of_all = sweep_command(table.name) if table.untuned else reproduce_command(table, collection.root)
+    return [
+        f"{len(these)} runs, the first is {these[0][0]}: {why}: {of_all}" if len(these) > 1 else ": ".join(these[0])
+        for why, these in by_reason.items()
+    ]
+
+
+def _missing(collection: Collection) -> list[tuple[str, str, str]]:
+    """Return triples: what is missing, why, and the shell command that makes it."""
     table = collection.table
     tuning = sweep_command(table.name) if table.untuned else None
-    runs = [(f"{m.cell.label}: {m.reason}", tuning or m.cell.command) for m in collection.missing]
-    scores = [(run.folder, score_arguments(table, run.folder)) for run in collection.all_runs]
-    return runs + [(f"{run}: no scores of the test set", shlex.join(["python", *call])) for run, call in scores if call]
+    runs = [(m.cell.label, m.reason, tuning or m.cell.command) for m in collection.missing]
+    scores = [(str(run.folder), score_arguments(table, run.folder)) for run in collection.all_runs]
+    return runs + [(run, "no scores of the test set", shlex.join(["python", *call])) for run, call in scores if call]
 
 
 def definitions(table: Table) -> list[str]:
@@ -137,5 +150,5 @@ def _render(collection: Collection, frame: pd.DataFrame, command: str) -> str:
             lines.append(f"    - {label}: `{table.cell(row, 'K', collection.root, variant).command}`")
     missing = _missing(collection)
     if missing:
-        lines += ["", "## Missing", "", *(f"- {what}. `{command}`" for what, command in missing)]
+        lines += ["", "## Missing", "", *(f"- {what}: {why}. `{command}`" for what, why, command in missing)]
     return "\n".join(lines) + "\n"

@@ -3,8 +3,9 @@
 python -m scripts.gpu_check [checks=1,2,7] [--quick]
 
 Each check runs in its own processes and has a time limit: one that crashes or hangs has failed, and the others go on.
-The table is also written to results/benchmarks/gpu_check.{csv,md}; rows of checks that were not selected stay there as
-they are. Checks 9 and 10 need two GPUs; checks 7 and 8 let ranks share a single one.
+The table is also written to runs/report/gpu_check.{csv,md}; rows of checks that were not selected stay there as they
+are. The kept one is written with output=results/benchmarks. Checks 9 and 10 need two GPUs; checks
+7 and 8 let ranks share a single one.
 
 Without a GPU the tests that emulate one are run instead, and nothing is written. device=cpu runs the logic of the
 checks on CPUs with gloo at small sizes, for their own development: it says nothing about GPUs.
@@ -73,7 +74,7 @@ class CheckArguments(Arguments):
     checks: Text = Field(",".join(map(str, CHECKS)), description=f"numbers from 1 to {len(CHECKS)}, as checks=1,2,7")
     device: Literal["cuda", "cpu"] = Field("cuda", description="cpu: small sizes on CPUs, to develop the checks")
     quick: bool = Field(False, description="fewer tests in check 1, fewer ranks and cases in check 7")
-    output: Text = Field("results/benchmarks", description="where the table is written, as .csv and .md")
+    output: Text = Field("runs/report", description="where the table is written, as .csv and .md")
 
     @field_validator("checks")
     @classmethod

@@ -24,10 +24,10 @@ def transformers(monkeypatch):
     return transformers
 
 
-@pytest.mark.parametrize("bias", [True, False])
-def test_logits_loss_and_gradients_are_those_of_hugging_face(bias, transformers):
-    shape = Shape(layers=3, heads=4, width=48, vocabulary=211, context=24, bias=bias)
-    settings = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+@pytest.mark.parametrize(("bias", "gelu", "activation"), [(True, "tanh", "gelu_new"), (False, "exact", "gelu")])
+def test_logits_loss_and_gradients_are_those_of_hugging_face(bias, gelu, activation, transformers):
+    shape = Shape(layers=3, heads=4, width=48, vocabulary=211, context=24, bias=bias, gelu=gelu)
+    settings = {"activation_function": activation, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     config = transformers.GPT2Config(
         vocab_size=211, n_positions=24, n_embd=48, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0, **settings
     )

@@ -40,11 +40,11 @@ def filled(registered):
 
 def test_files_are_made_and_not_blank(filled, capsys):
     assert main(["figure=small"]) == 0
-    assert "written: results/figures/small.png results/figures/small.svg" in capsys.readouterr().out
-    image = imread("results/figures/small.png")
+    assert "written: runs/report/small.png runs/report/small.svg" in capsys.readouterr().out
+    image = imread("runs/report/small.png")
     assert image.shape[:2] == (1120, 1920)
     assert image.std() > 0.05
-    assert "validation accuracy" in Path("results/figures/small.svg").read_text()
+    assert "validation accuracy" in Path("runs/report/small.svg").read_text()
 
 
 def test_a_large_svg_is_left_out(tmp_path, monkeypatch):
@@ -176,7 +176,10 @@ def test_a_variant_without_runs_is_not_drawn(monkeypatch, capsys):
             write_run(cell.run_dir, cell.overrides)
     assert main(["figure=small", "output=out"]) == 0
     assert sorted(path.name for path in Path("out").iterdir()) == ["small_de.png", "small_de.svg"]
-    assert "missing: allreduce fr seed 1: not run yet" in capsys.readouterr().out
+    assert (
+        "missing: 6 runs, the first is allreduce fr seed 1: not run yet: python -m scripts.reproduce table="
+        in capsys.readouterr().out
+    )
 
 
 def without(cell, metric):
@@ -190,7 +193,7 @@ def test_a_run_that_cannot_be_drawn_is_named_and_left_out(filled, caplog):
     without(first, "bytes_sent")
     assert main(["figure=small"]) == 0
     assert f"train_loss: {first.run_dir}: metrics.jsonl records no 'bytes_sent'" in caplog.text
-    assert "mean of 2-3 seeds" in Path("results/figures/small.svg").read_text()
+    assert "mean of 2-3 seeds" in Path("runs/report/small.svg").read_text()
     data = curves(collect(filled, RUNS), "train_loss")
     assert set(data["run"][data["method"] == "AllReduce"]) == {str(cell.run_dir) for cell in others}
 
@@ -299,7 +302,8 @@ def test_ours_below_the_published_curves(translation, kind):
     collection = collect(translation, RUNS)
     above, below = draw_time_curves(FIGURE7, collection).axes
     assert above.get_title() == "published (digitised)"
-    assert below.get_xlabel() == f"time (s), {'measured' if kind == 'processes' else 'predicted'}"
+    predicted = "predicted for\n260 MB, 25 Gbit/s, 60 ms of compute"  # of the model that the prediction assumes
+    assert below.get_xlabel() == f"time (s), {'measured' if kind == 'processes' else predicted}"
     run = collection.all_runs[0]
     seconds = 0.3 if kind == "processes" else 30 * QUANTITIES["predicted_step_ms"].of(run) / 1000
     assert [line.get_xdata()[-1] for line in below.get_lines()] == pytest.approx([seconds] * 2)
@@ -376,7 +380,9 @@ def test_bars_measured_under_each_condition_with_marks_predicted(tmp_path):
 def test_figure_7_by_its_number(capsys):
     assert main(["figure=7", "output=out"]) == 0
     out = capsys.readouterr().out
-    assert "missing: allreduce en_de seed 810975: not run yet: python -m transformer.train" in out
+    assert (
+        "runs, the first is allreduce en_de seed 810975: not run yet: python -m scripts.reproduce table=table2" in out
+    )
     assert "en_fr" not in out
     assert "dadam" not in out
     assert Path("out/figure7.svg").exists()

@@ -64,6 +64,8 @@ def test_page(page):
     assert "Small & <odd>" in page.text
     assert "90.00 ± 0.00" in page.text
     assert "Test CPU, 2 cores, no GPU" in page.text
+    assert page.text.index("Tables") < page.text.index("Small &") < page.text.index("Published alone")
+    assert "time in the figure: predicted by the runtime model for a larger model" in page.text
     assert "0123456789ab" in page.text
     assert "order: awc" in page.text  # a configuration
     assert "allreduce seed 1: not run yet: python -m cnn.train experiment=small" in page.text

@@ -5,12 +5,15 @@ import string
 from pathlib import Path
 
 import pytest
+import yaml
 
 from common.report.benchmark_tables import benchmark_names
 from common.report.definitions import ROOT, names_in
 from common.report.excerpts import BLOCK, EXCERPTS, fill_tables
 from common.report.figure_files import figure_names
-from common.report.registry import full_name, table_names
+from common.report.registry import Table, full_name, table_names
+from common.report.table_file import TableFile
+from common.training.compose import compose_config
 from scripts.tables import main
 
 READMES = [ROOT / "README.md", *sorted(ROOT.glob("*/README.md"))]
@@ -57,6 +60,13 @@ def test_links_and_commands(readme: Path) -> None:
         assert full_name(name, "figure") in (*table_names(), *figure_names()), name
 
 
+def test_the_example_of_a_table_is_one():
+    example = re.search(r"```yaml\n(title: .*?)```", GENERATED[1].read_text(), re.DOTALL)[1]
+    table = Table.of("mine", TableFile.model_validate(yaml.safe_load(example)))
+    for cell in table.cells(Path("runs")):
+        assert compose_config(table.task, cell.overrides).run_dir.startswith("runs/mine/")
+
+
 MADE = sorted((ROOT / "results" / "tables").glob("*.md"))
 
 
@@ -75,5 +85,5 @@ def test_making_a_table_again_changes_nothing(page: Path) -> None:
     assert main([argument]) == 0
     for suffix in (".csv", ".md", ".tex"):
         file = page.with_suffix(suffix)
-        made = Path("results", "tables", file.name).read_text()
+        made = Path("runs", "report", file.name).read_text()
         assert made == file.read_text(), f"{file.name}: python -m scripts.tables {argument}"

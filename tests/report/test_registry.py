@@ -28,6 +28,12 @@ def test_quickstart_has_its_rows_and_commands():
     )
 
 
+def test_runs_lie_in_a_folder_of_the_tables_name_unless_it_has_another(tmp_path):
+    folder = write(tmp_path, lambda content: content.pop("runs"))
+    (folder / "small.yaml").rename(folder / "mine.yaml")
+    assert next(load_table("mine", folder=folder).cells(Path("runs"))).run_dir == Path("runs/mine/allreduce/seed_1")
+
+
 def test_every_table_is_valid():
     assert [load_table(name).name for name in table_names()] == table_names()
 
@@ -72,6 +78,9 @@ BAD = {
     "columns.0='top1_equivalent': it needs margins.top1": lambda c: c.update(columns=["top1_equivalent"]),
     "equivalent: expected with columns <quantity>_equivalent": lambda c: c.update(
         margins={"top1": 1}, columns=["top1_equivalent"]
+    ),
+    "columns: a40_top1_mean: expected published numbers only, of a40": lambda c: c.update(
+        hardware={"a40": "A40"}, columns=["a40_top1_mean"]
     ),
     "margins.top5: expected a column top5_equivalent": lambda c: c.update(margins={"top5": 1}),
     "margins.top1=0: expected greater than 0": lambda c: c.update(margins={"top1": 0}),

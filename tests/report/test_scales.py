@@ -32,6 +32,8 @@ WITHOUT_RECIPE = {
 WITHOUT_PROXY = {
     "exponential_cifar10": "the proxy of the ImageNet table compares the same topologies",
     "exponential_methods": "the table heterogeneous compares the methods; small networks cannot stand for these",
+    "figure6": "times of steps: benchmarks on emulated hosts stand for them",
+    "transformer_4_gpus": "the proxy of table2 compares the same methods",
 }
 
 
@@ -146,6 +148,21 @@ def test_figure6_has_every_method_for_every_number_of_workers() -> None:
         assert (config.training.steps, config.training.epochs) == (270, None)
         assert getattr(config.parallel, "push_sum", False) == (row.method == "SGP")
         assert config.build_topology().world_size == row.workers
+
+
+def test_figure6_has_every_bar_beside_its_rows() -> None:
+    table, places = TABLES["figure6_runs"], {"a100": "4", "a40": "4", "t4": "8"}
+    rows = {row.name: row for row in table.rows}
+    shown = 0
+    for bar in load_published("figure6").rows:
+        cluster, method = bar.name.split("_")[0], bar.labels["method"]
+        for name in bar.beside[f"{cluster}_time_step_ms"]:
+            row, shown = rows[name], shown + 1
+            assert (row.workers, row.labels["workers_per_host"]) == (bar.labels["workers"], places[cluster])
+            assert method.split(" ")[0] == row.method, name
+            assert row.topology in (bar.labels["topology"], "hypercube"), name
+            assert table.published_values[name][f"{cluster}_time_step_ms"] == bar.values["step_ms"]
+    assert shown == 36 + 9  # the hypercube is beside Decent (Exp), too
 
 
 def test_the_ablation_has_every_combination() -> None:

@@ -267,7 +267,7 @@ def test_rows_take_what_was_chosen_and_runs_with_other_values_are_refused(undraw
     assert reproduce(["table=small"]) == 0
     assert [call["optimizer.lr"] for call in launched.calls] == [0.01, 0.04, 0.04] * 2
     assert tables(["table=small"]) == 0
-    page = Path("results/tables/small.md").read_text()
+    page = Path("runs/report/small.md").read_text()
     assert "- Tuned: dadam: optimizer.lr=0.04, accuracy 90.07 on seeds that are not reported, best of 6 trials" in page
     assert "- Trials: results/sweeps/small.md and .csv, made by `python -m scripts.sweep table=small`" in page
     chosen = SWEEPS / "small.yaml"

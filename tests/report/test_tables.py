@@ -100,7 +100,7 @@ def test_a_topology_that_cannot_be_made_makes_a_run_unusable(tmp_path, topology)
 def test_csv_and_markdown(registered, capsys):
     fill(registered, accumadam_aer=ACCUMADAM)
     assert main(["table=small"]) == 0
-    lines = Path("results/tables/small.csv").read_text().splitlines()
+    lines = Path("runs/report/small.csv").read_text().splitlines()
     assert lines[0] == (
         "method,topology,workers,seeds,accuracy_mean,accuracy_2sigma,train_loss_mean,consensus_distance_mean,"
         "bytes_per_step,time_step_ms"
@@ -109,7 +109,7 @@ def test_csv_and_markdown(registered, capsys):
         "AllReduce,complete,4,3,90,0,0.5,0.25,1000,10",
         "AccumAdam,aer,4,3,93,7.211102551,0.3,0.4,133.3333333,7",
     ]
-    text = Path("results/tables/small.md").read_text()
+    text = Path("runs/report/small.md").read_text()
     assert text.startswith("# A small table\n\nMade by a test.\n\n| method ")
     assert "| AccumAdam | aer        |         4 |       3 |             93.00 ± 7.21 |" in text
     for line in (
@@ -128,7 +128,7 @@ def test_csv_and_markdown(registered, capsys):
         assert line in text
     assert "Missing" not in text
     assert "93.00 ± 7.21" in capsys.readouterr().out
-    tex = Path("results/tables/small.tex").read_text()
+    tex = Path("runs/report/small.tex").read_text()
     assert r"\caption{A small table}" in tex
     assert r"accuracy\_mean $\pm$ 2sigma" in tex
     assert r"93.00 $\pm$ 7.21" in tex
@@ -145,7 +145,41 @@ def test_missing_seeds_are_listed_with_their_commands(registered, capsys):
     assert "- Runs: 1 of 6 finished" in text
     assert f"- allreduce seed 2: not run yet. `{cells[1].command}`" in text
     assert text.count("not run yet") == 5
-    assert f"missing: accumadam_aer seed 3: not run yet: {cells[5].command}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert (
+        "missing: 5 runs, the first is allreduce seed 2: not run yet: python -m scripts.reproduce table=small\n" in out
+    )
+    assert out.count("missing: ") == 1
+    write_run(cells[5].run_dir, cells[5].overrides, accuracy=[80.0], status="interrupted")
+    assert main(["table=small", "output=out"]) == 0
+    assert f"missing: accumadam_aer seed 3: not finished: status 'interrupted' at step 30: {cells[5].command}\n" in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("columns", ["400", "60"])
+def test_a_table_wider_than_the_terminal_is_turned(registered, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    fill(registered, accumadam_aer=ACCUMADAM)
+    assert main(["table=small", "output=results/tables"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert (["method", "AllReduce", "AccumAdam"] in rows) == (columns == "60")
+    assert "`python -m scripts.tables table=small`" in Path("results/tables/small.md").read_text()  # wherever it is
+
+
+def test_any_runs_side_by_side(capsys):
+    write_run(Path("runs/cnn/a/lr=1"), ["seed=1", "optimizer.lr=1", "run_dir=x"], accuracy=[80.0])
+    write_run(Path("runs/cnn/a/lr=2"), ["seed=1", "optimizer.lr=2", "topology=aer"], accuracy=[81.5])
+    write_run(Path("runs/cnn/a/lr=3"), ["seed=1", "optimizer.lr=3"], status="interrupted")
+    assert main(["runs=runs/cnn/a"]) == 0
+    heading, _, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert heading[:5] == ["run", "optimizer.lr", "topology", "steps", "accuracy"]
+    assert [(row[0], row[1], "81.5" in row) for row in rows] == [
+        ("runs/cnn/a/lr=1", "1", False),
+        ("runs/cnn/a/lr=2", "2", True),
+    ]
+    assert main(["runs=nowhere"]) == 2
+    assert "runs=nowhere: expected finished runs" in capsys.readouterr().err
 
 
 def test_unusable_runs_are_named_and_not_averaged_in(table, caplog):
@@ -172,7 +206,7 @@ def test_unusable_runs_are_named_and_not_averaged_in(table, caplog):
 def test_a_diverged_run_shows_as_nan(registered):
     fill(registered, allreduce=[{}, {"train_loss": [2.0, float("nan")], "accuracy": [float("nan")]}, {}])
     assert main(["table=small"]) == 0
-    row = Path("results/tables/small.csv").read_text().splitlines()[1]
+    row = Path("runs/report/small.csv").read_text().splitlines()[1]
     assert row == "AllReduce,complete,4,3,nan,nan,nan,0.25,1000,10"
 
 
@@ -183,14 +217,14 @@ def test_origins_that_differ_are_counted(registered):
     environment |= {"git_dirty": True, "hardware": {"cpu": "Other", "cores": 16, "gpus": ["H100", "H100"]}}
     path.write_text(json.dumps(environment))
     assert main(["table=small"]) == 0
-    text = Path("results/tables/small.md").read_text()
+    text = Path("runs/report/small.md").read_text()
     assert "- Hardware: Other, 16 cores, 2 x H100 (1 of 6 runs); Test CPU, 2 cores, no GPU (5 of 6 runs)" in text
     assert "0123456789abcdef with uncommitted changes (1 of 6 runs); 0123456789abcdef (5 of 6 runs)" in text
 
 
 def test_without_any_run_nothing_is_overwritten(registered, capsys):
     assert main(["table=small", "runs=no where"]) == 2
-    assert not Path("results").exists()
+    assert not Path("runs").exists()
     error = capsys.readouterr().err
     assert "no finished run in no where/small" in error
     assert "python -m scripts.reproduce table=small 'runs=no where'" in error
@@ -240,9 +274,9 @@ def test_published_values_stand_beside_ours(published):
 
 def test_published_numbers_are_shown_without_any_run(published, capsys):
     assert main(["table=small"]) == 0
-    lines = Path("results/tables/small.csv").read_text().splitlines()
+    lines = Path("runs/report/small.csv").read_text().splitlines()
     assert lines[1:] == ["AllReduce,,0,,,76.01", "AccumAdam,,0,,,76.54"]
-    text = Path("results/tables/small.md").read_text()
+    text = Path("runs/report/small.md").read_text()
     assert "- Table 3: ResNet-50 on ImageNet-1K. From Promise to Practice" in text
     assert "76.54" in capsys.readouterr().out
     assert text.count("not run yet. `python -m cnn.train") == 6
@@ -251,7 +285,7 @@ def test_published_numbers_are_shown_without_any_run(published, capsys):
 def test_a_mistyped_folder_replaces_no_table(published, capsys):
     assert main(["table=small", "runs=rusn"]) == 2
     assert "no finished run in rusn/small" in capsys.readouterr().err
-    assert not Path("results").exists()
+    assert not Path("runs").exists()
 
 
 def test_several_folders_fill_one_another(registered, capsys):
@@ -261,8 +295,8 @@ def test_several_folders_fill_one_another(registered, capsys):
     for kept, accuracy in zip(list(registered.cells(Path("kept")))[:2], (10.0, 80.0), strict=True):
         write_run(kept.run_dir, kept.overrides, accuracy=[accuracy])
     assert main(["table=small", "runs=[runs,kept]"]) == 0
-    assert Path("results/tables/small.csv").read_text().splitlines()[1].startswith("AllReduce,complete,4,2,75,")
-    text = Path("results/tables/small.md").read_text()
+    assert Path("runs/report/small.csv").read_text().splitlines()[1].startswith("AllReduce,complete,4,2,75,")
+    text = Path("runs/report/small.md").read_text()
     assert "- Folder: runs (1 of 2 runs); kept (1 of 2 runs)" in text
     assert "- Made by `python -m scripts.tables table=small 'runs=[runs,kept]'`" in text
     assert "allreduce seed 3: not run yet. `python -m cnn.train" in text
@@ -292,9 +326,9 @@ def test_runs_without_scores_of_the_test_set_are_listed_with_the_command(monkeyp
     command = "python -m transformer.evaluate run=runs/small/allreduce/seed_2 models=last"
     missing = [line for line in capsys.readouterr().out.splitlines() if line.startswith("missing")]
     assert missing == [f"missing: runs/small/allreduce/seed_2: no scores of the test set: {command}"]
-    text = Path("results/tables/small.md").read_text()
+    text = Path("runs/report/small.md").read_text()
     assert f"- runs/small/allreduce/seed_2: no scores of the test set. `{command}`" in text
-    assert Path("results/tables/small.csv").read_text().splitlines()[1:] == ["AllReduce,3,", "AccumAdam,3,22"]
+    assert Path("runs/report/small.csv").read_text().splitlines()[1:] == ["AllReduce,3,", "AccumAdam,3,22"]
 
 
 @pytest.mark.parametrize("bucket_mb", [25.0, 1000.0])

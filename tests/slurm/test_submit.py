@@ -94,7 +94,7 @@ def test_a_table_is_an_array_and_a_report(
     assert "--partition=gpu --partition=cpu slurm/report.sbatch table=quickstart runs=runs" in report
     out, err = capsys.readouterr()
     assert f"0 of {rows} finished, 0 with Slurm, {rows} to submit\nsubmitted: 11\n" in out
-    assert ("then: 12, which builds results/tables/quickstart.*" in out) == (not refuse)
+    assert ("then: 12, which builds runs/report/quickstart.*" in out) == (not refuse)
     assert refuse in err
     assert ("\nsbatch --dependency=afterany:11" in err) == bool(refuse)
 

@@ -96,7 +96,7 @@ def test_a_part_of_a_table_is_trained_and_the_table_is_built_from_what_did_not_f
     again = call()
     assert "2 with Slurm, 0 to submit" in again
     assert slurm.wait(report) == "COMPLETED"
-    table = (copy / "results" / "tables" / "jobs.md").read_text()
+    table = (copy / "runs" / "report" / "jobs.md").read_text()
     assert "1 of 6 finished" in table
     assert "bad seed 2: not finished: status 'diverged'" in table
     folders = {f"{run.parent.name}/{run.name}" for run in (tmp_path / "runs" / "jobs").glob("*/seed_*")}
