@@ -9,14 +9,16 @@ import resource
 import signal
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gpt2 import documents, token_writer
+from gpt2 import prepare as module
 from gpt2.prepare import PUBLIC_TOKENS, PrepareArguments, describe, main, prepare, validation_documents
 from gpt2.token_files import DTYPE, DataError, Header, read_header
-from gpt2.tokenizer import load_tokenizer
+from gpt2.tokenizer import load_tokenizer, train_bpe
 from tests.gpt2.test_documents import WRITERS, write_parquet
 
 TEXTS = [f"text number {i}: {'word ' * (i % 9)}\n" for i in range(60)]
@@ -100,6 +102,42 @@ def test_a_finished_folder_is_kept_and_another_one_refused(source, tmp_path):
     assert (output / "train.bin").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("key", sorted(set(PrepareArguments.model_fields) - module.NOT_SHAPING))
+def test_every_setting_that_shapes_the_files_is_compared(key, tmp_path):
+    source, output = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_text("".join(json.dumps({"text": text, "other": text[:9]}) + "\n" for text in TEXTS))
+    first = prepare(arguments(output, source), quiet=True)
+    other = {"tokenizer": "bpe_270", "validation_fraction": 0.2, "seed": 1, "text_key": "other"}[key]
+    with pytest.raises(DataError, match=f"holds other data .{key}: .* there, {other} now"):
+        prepare(arguments(output, source, **{key: other}), quiet=True)
+    assert prepare(arguments(output, source), quiet=True) == first
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe_270"])
+def test_folders_that_do_not_say_how_they_were_made_are_compared_by_their_tokens(tokenizer, tmp_path):
+    source, output = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_text("".join(json.dumps({"text": text, "other": text[:9]}) + "\n" for text in TEXTS))
+    header = prepare(arguments(output, source, tokenizer=tokenizer), quiet=True)
+    old = replace(header, settings={}, vocabulary="")
+    (output / "header.json").write_text(old.to_json())
+    assert prepare(arguments(output, source, tokenizer=tokenizer), quiet=True) == old
+    with pytest.raises(DataError, match=r"holds other data \(its first tokens: .*removed, to prepare it anew"):
+        prepare(arguments(output, source, tokenizer=tokenizer, text_key="other"), quiet=True)
+    if tokenizer != "bytes":
+        train_bpe(tokenizer, [text[::-1] for text in TEXTS], output)
+        with pytest.raises(DataError, match="its first tokens"):
+            prepare(arguments(output, source, tokenizer=tokenizer), quiet=True)
+
+
+def test_another_vocabulary_than_that_of_the_tokens_is_refused(tmp_path):
+    source, output = tmp_path / "a.txt", tmp_path / "out"
+    WRITERS["txt"](source, TEXTS)
+    prepare(arguments(output, source, tokenizer="bpe_270"), quiet=True)
+    train_bpe("bpe_270", [text[::-1] for text in TEXTS], output)
+    with pytest.raises(DataError, match=r"vocabulary\.tiktoken: sha256"):
+        prepare(arguments(output, source, tokenizer="bpe_270"), quiet=True)
+
+
 class Killed(BaseException):
     pass
 
@@ -133,6 +171,39 @@ def test_an_interrupted_preparation_goes_on_and_ends_with_the_same_files(unit, t
         assert (resumed / name).read_bytes() == (whole / name).read_bytes()
     assert encoded.count(f"{unit - 1:08d}") == 2
     assert len(encoded) == len(set(encoded)) + 1  # nothing else was done twice
+
+
+def test_interrupted_between_the_splits_of_a_unit_it_loses_and_repeats_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "BLOCK", 300)
+    source, whole, resumed = tmp_path / "a.jsonl", tmp_path / "whole", tmp_path / "resumed"
+    WRITERS["jsonl"](source, TEXTS)
+    expected = prepare(arguments(whole, source), quiet=True)
+    count, seen = token_writer.count_tokens, []
+
+    def counted(file):
+        seen.append(file)
+        if len(seen) > 8 and file.suffix == ".val":
+            raise KeyboardInterrupt
+        return count(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(token_writer, "count_tokens", counted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(arguments(resumed, source), quiet=True)
+    assert prepare(arguments(resumed, source), quiet=True) == expected
+    for split in ("train", "val"):
+        assert (resumed / f"{split}.bin").read_bytes() == (whole / f"{split}.bin").read_bytes()
+
+
+def test_a_document_that_cannot_be_encoded_is_named(tmp_path, monkeypatch):
+    def fails(self, text):
+        raise ValueError("Max stack\nsize")
+
+    source = tmp_path / "a.jsonl"
+    WRITERS["jsonl"](source, TEXTS)
+    monkeypatch.setattr("gpt2.tokenizer.Bytes.encode", fails)
+    with pytest.raises(DataError, match=r"a\.jsonl, byte 0, document 0 of it, .* 16 characters \(Max stack size\)"):
+        prepare(arguments(tmp_path / "out", source), quiet=True)
 
 
 def test_other_settings_begin_anew(tmp_path, monkeypatch):
@@ -169,8 +240,6 @@ def test_killed_between_renaming_and_the_header(renamed, tmp_path):
     before = (output / "train.bin").read_bytes()
     # What the folder was an instant before: the header is missing, the progress still there.
     fingerprint = token_writer.begin("").fingerprint
-    from gpt2 import prepare as module
-
     settings = arguments(output, source)
     corpus = module.scan_all(module.find_inputs(str(source)), 1, quiet=True)
     fingerprint = module.fingerprint(settings, corpus, "")
@@ -261,10 +330,11 @@ def test_mistakes_are_one_line_and_exit_code_2(settings, message, tmp_path, caps
 def test_openwebtexts_public_token_counts_are_compared():
     header = Header(1, "gpt2", 50257, 50256, 50256, dict(PUBLIC_TOKENS), {"train": 1, "val": 1}, 7.0, "openwebtext",
                     {"fraction": 0.0005, "seed": 2357}, {})  # fmt: skip
-    from dataclasses import replace
     from pathlib import Path
 
     assert "9,035,582,198 (train) and 4,434,897 (val) tokens: the same" in describe(header, Path("x"))
     other = replace(header, tokens={"train": 9_035_582_198, "val": 4_434_896})
     assert "NOT the same" in describe(other, Path("x"))
     assert "public" not in describe(replace(header, source="mine"), Path("x"))
+    assert "1 document\nfew documents for validation: validation_fraction=0.0005 of 2;" in describe(header, Path("x"))
+    assert "few" not in describe(replace(header, documents={"train": 90, "val": 10}), Path("x"))
