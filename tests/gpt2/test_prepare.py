@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -270,6 +272,34 @@ def test_killed_for_good_it_goes_on(tmp_path, monkeypatch):
     assert 0 < json.loads((output / "progress.json").read_text())["units"] < 150
     assert prepare(arguments(output, source), quiet=True) == expected
     assert (output / "train.bin").read_bytes() == (whole / "train.bin").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("times", "pause", "tmpdir"), [(1, 0.0, "t"), (3, 0.01, "t" * 90), (3, 0.3, "t")])
+def test_ctrl_c_ends_it_at_once_in_one_line_and_it_goes_on(times, pause, tmpdir, tmp_path):
+    source, output = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    (tmp_path / tmpdir).mkdir()  # too long for the path of a socket, or short
+    for i in range(4):
+        WRITERS["jsonl"](source / f"{i}.jsonl", [f"document {n} {'y' * 300}" for n in range(20_000)])
+    command = [sys.executable, "-m", "gpt2.prepare", f"output={output}", f"source={source}", "tokenizer=bytes"]
+    command += ["validation_fraction=0.1", "processes=2"]
+    log, environment = tmp_path / "log", os.environ | {"TMPDIR": str(tmp_path / tmpdir)}
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, stderr=stream, env=environment, start_new_session=True)
+    end = time.monotonic() + 60
+    while not list(output.glob("parts/*")) and time.monotonic() < end:
+        time.sleep(0.01)
+    for _ in range(times):  # to the whole group, as a terminal does
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(pause)
+    assert process.wait(10) == 130
+    assert log.read_text().splitlines() == ["interrupted"]
+    assert not (output / "parts").exists()
+    expected = prepare(arguments(tmp_path / "whole", source), quiet=True)
+    assert prepare(arguments(output, source), quiet=True) == expected
+    with pytest.raises(ProcessLookupError):  # nobody is left of the group
+        os.killpg(process.pid, 0)
 
 
 def _slow_prepare(output, source):
