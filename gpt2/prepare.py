@@ -151,9 +151,13 @@ def write(arguments: PrepareArguments, corpus: Corpus, processes: int, quiet: bo
                 bar.set_postfix_str(f"{sum(writer.progress.bytes.values()) / 2e6:,.1f}M tokens")
         header = make_header(arguments, corpus, tokenizer, vocabulary, writer)
         write_atomically(folder / INPUTS, corpus.inputs.encode())
-    except BaseException:  # interrupted: the next start continues from here
-        writer.save()
-        writer.close()
+    except BaseException as error:  # interrupted: the next start continues from here
+        for step in (writer.save, writer.close):
+            with contextlib.suppress(OSError):  # a full disk: the next start continues from what was saved before
+                step()
+        if isinstance(error, OSError):
+            message = f"output={folder}: cannot be written ({error}); the same command continues"
+            raise DataError(message) from error
         raise
     finally:
         shutil.rmtree(parts, ignore_errors=True)

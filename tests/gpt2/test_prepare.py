@@ -197,6 +197,20 @@ def test_interrupted_between_the_splits_of_a_unit_it_loses_and_repeats_nothing(t
         assert (resumed / f"{split}.bin").read_bytes() == (whole / f"{split}.bin").read_bytes()
 
 
+def test_a_full_disk_is_named_and_nothing_is_lost(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    source, output = tmp_path / "a.txt", tmp_path / "out"
+    WRITERS["txt"](source, TEXTS)
+    with monkeypatch.context() as patched:
+        patched.setattr(token_writer.shutil, "copyfileobj", full)
+        patched.setattr(token_writer, "write_atomically", full)
+        with pytest.raises(DataError, match=f"output={output}: cannot be written .*No space left"):
+            prepare(arguments(output, source), quiet=True)
+    assert prepare(arguments(output, source), quiet=True) == prepare(arguments(tmp_path / "whole", source), quiet=True)
+
+
 def test_a_document_that_cannot_be_encoded_is_named(tmp_path, monkeypatch):
     def fails(self, text):
         raise ValueError("Max stack\nsize")
