@@ -4,9 +4,11 @@ python -m cnn.prepare source=IMAGENET output=data/imagenet      (IMAGENET holds 
 python -m cnn.prepare source=digits output=data/digits          (scikit-learn's digits: no download)
 """
 
+import contextlib
+import fcntl
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,6 +19,7 @@ from cnn.images.ffcv_import import import_ffcv
 from cnn.images.index import BetonIndex, index_file, write_index
 from cnn.images.tree import ImageTree, check_same_classes, read_tree
 from common.cli import Arguments, Text, UsageError, main_function, parse
+from common.interruptible import interruptible
 
 MODULE = "cnn.prepare"
 SHOWN = 20  # broken files in an error; all of them are in the index
@@ -25,7 +28,9 @@ SHOWN = 20  # broken files in an error; all of them are in the index
 class PrepareArguments(Arguments):
     """Command line of cnn.prepare."""
 
-    source: Text = Field(description="folder that holds the folders `train` and `validation`, or: digits")
+    source: Text = Field(
+        description="folder that holds the folders of `train` and `validation`, by default train and val, or: digits"
+    )
     output: Text | None = Field(None, description="folder for the .beton files (default: source)")
     train: Text = Field("train", description="folder of the training images in source; names the .beton file")
     validation: Text = Field("val", description="folder of the validation images in source; names the .beton file")
@@ -36,7 +41,7 @@ class PrepareArguments(Arguments):
     )
     compress_probability: Annotated[float, Field(ge=0, le=1)] = Field(0.5, description="for write_mode=proportion")
     corrupt: Literal["error", "skip"] = Field(
-        "error", description="what to do with files that cannot be decoded: error or skip"
+        "error", description="what to do with files that cannot be decoded or stored: error or skip"
     )
     workers: PositiveInt | None = Field(None, description="processes (default: one for each core)")
     images_only: bool = Field(False, description="with source=digits: only image files, for data.loader=torchvision")
@@ -44,6 +49,7 @@ class PrepareArguments(Arguments):
 
 
 @main_function
+@interruptible
 def main(argv: Sequence[str]) -> int:
     """Check both folders, then write both files; exit code 2 for images that are missing or broken."""
     arguments = parse(PrepareArguments, argv, MODULE, "Make .beton files of folders of images by class.")
@@ -61,15 +67,32 @@ def main(argv: Sequence[str]) -> int:
             import_ffcv()
         except ImportError as error:
             raise UsageError(f"{error}{' (made with --images-only)' * digits}") from error
-    if digits:
-        try:
-            write_digits(*folders)
-        except OSError as error:
-            raise UsageError(f"output={output}: cannot be written ({error})") from error
-    trees = read_trees(folders)
-    for tree, beton in zip(trees, betons, strict=False):
-        print(describe(beton, prepare(tree, beton, arguments)))
+    with alone(output):
+        refuse_existing((folders if digits else []) + betons, arguments.overwrite)  # made while this one waited
+        if digits:
+            try:
+                write_digits(*folders)
+            except OSError as error:
+                raise UsageError(f"output={output}: cannot be written ({error})") from error
+        trees = read_trees(folders)
+        for tree, beton in zip(trees, betons, strict=False):
+            print(describe(beton, prepare(tree, beton, arguments)))
     return 0
+
+
+@contextlib.contextmanager
+def alone(output: Path) -> Iterator[None]:
+    """Make the output folder, wait until no other process prepares in it, and remove what killed ones left."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / ".lock").open("a")
+    except OSError as error:
+        raise UsageError(f"output={output}: cannot be written ({error})") from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for dead in output.glob(".*.beton.*.part*"):
+            dead.unlink(missing_ok=True)
+        yield
 
 
 def refuse_existing(files: Sequence[Path], overwrite: bool) -> None:
@@ -132,7 +155,9 @@ def without(tree: ImageTree, broken: Mapping[str, str], corrupt: str) -> ImageTr
     """
     listed = [f"  {file}: {reason}" for file, reason in sorted(broken.items())]
     more = [f"  and {len(listed) - SHOWN} more"] if len(listed) > SHOWN else []
-    report = "\n".join([f"{len(listed)} of {len(tree.files)} files cannot be decoded:", *listed[:SHOWN], *more])
+    report = "\n".join(
+        [f"{len(listed)} of {len(tree.files)} files cannot be decoded or stored:", *listed[:SHOWN], *more]
+    )
     if corrupt == "error":
         raise UsageError(f"{report}\nremove them, or set corrupt=skip to go on without them")
     print(f"{report}\nwriting the others once more, without them", file=sys.stderr)

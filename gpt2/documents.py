@@ -1,5 +1,6 @@
 """Reading documents from files, in units small enough to process in parallel and in bounded memory."""
 
+import codecs
 import contextlib
 import hashlib
 import io
@@ -32,6 +33,11 @@ class Unit:
     documents: int
     ends_file: bool
 
+    @property
+    def place(self) -> str:
+        """The unit's file and where in it the unit begins, for messages."""
+        return f"{self.file.location}, {'row group' if self.file.kind == 'parquet' else 'byte'} {self.start}"
+
 
 @dataclass(frozen=True)
 class Scanned:
@@ -61,7 +67,7 @@ def read(unit: Unit, text_key: str) -> Iterator[tuple[str, bool]]:
             case "jsonl":
                 yield from _read_jsonl(unit, _read_bytes(unit), text_key)
             case "text":
-                for piece, ends in split_text(_read_bytes(unit), unit.ends_file):
+                for piece, ends in split_text(_without_mark(_read_bytes(unit), unit.start), unit.ends_file):
                     yield piece.decode(errors="replace"), ends
 
 
@@ -106,7 +112,7 @@ def _scan_lines(file: InputFile) -> Scanned:
             stop = start + len(block)
             ends_file = stop >= file.bytes
             if file.kind == "text":
-                documents = sum(ends for _, ends in split_text(block, ends_file))
+                documents = sum(ends for _, ends in split_text(_without_mark(block, start), ends_file))
             else:
                 documents = sum(1 for line in block.split(b"\n") if line.strip())
             units.append(Unit(file, start, stop, documents, ends_file))
@@ -126,7 +132,7 @@ def _scan_parquet(file: InputFile) -> Scanned:
 
 
 def _read_parquet(unit: Unit, text_key: str) -> Iterator[tuple[str, bool]]:
-    where = f"{unit.file.location}, row group {unit.start}"
+    row = 0
     with open_input(unit.file) as stream:
         parquet = _open_parquet(unit.file, stream)
         if text_key not in parquet.schema_arrow.names:
@@ -134,7 +140,8 @@ def _read_parquet(unit: Unit, text_key: str) -> Iterator[tuple[str, bool]]:
             raise DataError(f"{unit.file.location}: no column {text_key!r}; set text_key to one of: {names}")
         for batch in parquet.iter_batches(ROWS, row_groups=[unit.start], columns=[text_key]):
             for text in batch.column(0).to_pylist():
-                yield _text(text, text_key, where), True
+                yield _text(text, text_key, f"{unit.place}, row {row} of it, counted from 0"), True
+                row += 1
 
 
 def _open_parquet(file: InputFile, stream: BinaryIO) -> Any:
@@ -156,7 +163,7 @@ def _read_jsonl(unit: Unit, block: bytes, text_key: str) -> Iterator[tuple[str, 
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not JSON ({one_line(error)})") from error
         text = record.get(text_key) if isinstance(record, dict) else None
         yield _text(text, text_key, where), True
@@ -166,6 +173,11 @@ def _text(value: object, text_key: str, where: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}: {text_key}={type(value).__name__}, expected text; see the key text_key")
     return value
+
+
+def _without_mark(block: bytes, start: int) -> bytes:
+    """Remove the byte order mark with which a file of text may begin."""
+    return block.removeprefix(codecs.BOM_UTF8) if start == 0 else block
 
 
 def _read_bytes(unit: Unit) -> bytes:

@@ -1,10 +1,7 @@
 """Encoding units of documents in parallel processes, each result in a separate file."""
 
 import functools
-import multiprocessing
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,8 +9,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from common.interruptible import in_processes, server_context
 from gpt2.documents import Unit, read
-from gpt2.token_files import DTYPE, SPLITS
+from gpt2.sources import one_line
+from gpt2.token_files import DTYPE, SPLITS, DataError
 from gpt2.tokenizer import Tokenizer, load_tokenizer
 
 AHEAD = 4  # encoded units per process that may wait to be collected
@@ -42,7 +41,10 @@ class Job:
 
 
 def encode(job: Job) -> dict[str, int]:
-    """Write the unit's tokens, end-of-text after each document; return the number of documents of each split."""
+    """Write the unit's tokens, end-of-text after each document; return the number of documents of each split.
+
+    Raises DataError naming file and document where one cannot be encoded.
+    """
     tokenizer = _tokenizer(job.tokenizer, job.folder, job.vocabulary)
     end = np.array([tokenizer.end_of_text], DTYPE)
     validation, document = set(job.validation), 0
@@ -51,7 +53,14 @@ def encode(job: Job) -> dict[str, int]:
     try:
         for text, ends in read(job.unit, job.text_key):
             split = "val" if document in validation else "train"
-            _write(files[split], tokenizer.encode(text))
+            try:
+                tokens = tokenizer.encode(text)
+            except ValueError as error:
+                raise DataError(
+                    f"{job.unit.place}, document {document} of it, counted from 0: tokenizer={job.tokenizer} cannot "
+                    f"encode its {len(text):,} characters ({one_line(error)}); shorten or remove it"
+                ) from error
+            _write(files[split], tokens)
             if ends:
                 _write(files[split], end)
                 counts[split] += 1
@@ -70,26 +79,14 @@ def parallel_map(function: Callable[[Item], Result], items: Iterable[Item], proc
     if processes == 1:
         yield from map(function, items)
         return
-    context = multiprocessing.get_context("forkserver")  # forked from a small server, which has no threads
     # The server loads once what every process needs or would import again for its main module.
-    context.set_forkserver_preload(["gpt2.encode", "common.cli", "gpt2.token_writer"])
-    with ProcessPoolExecutor(processes, context) as pool:
-        waiting: deque[Future[Result]] = deque()
-        try:
-            for item in items:
-                waiting.append(pool.submit(function, item))
-                if len(waiting) > AHEAD * processes:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+    context = server_context(["gpt2.encode", "common.cli", "gpt2.token_writer"])
+    yield from in_processes(function, ((item,) for item in items), processes, AHEAD * processes, context)
 
 
 @functools.lru_cache(1)
 def _tokenizer(name: str, folder: Path, vocabulary: str) -> Tokenizer:
-    return load_tokenizer(name, folder)
+    return load_tokenizer(name, folder, vocabulary)
 
 
 def _write(file: Any, tokens: NDArray[np.uint16]) -> None:

@@ -18,17 +18,19 @@ import math
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field, PositiveInt
 from tqdm import tqdm
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
+from common.interruptible import interruptible
 from common.training.atomic import write_atomically
 from gpt2.documents import Scanned, Unit, read, scan
 from gpt2.encode import Job, encode, parallel_map
@@ -41,6 +43,9 @@ INPUTS = "inputs.sha256"  # in sha256sum's format
 BPE_CHARACTERS = 32_000_000  # at most, of the training documents from which a BPE is trained
 # The result of public preparations of OpenWebText (GPT-2's encoding, 0.0005 for validation, seed 2357).
 PUBLIC_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
+# Arguments that leave the files as they are; source and revision count by the checksums of the documents.
+NOT_SHAPING = {"output", "source", "revision", "processes", "streaming"}
+FEW_DOCUMENTS = 10  # for validation
 
 
 class PrepareArguments(Arguments):
@@ -85,6 +90,7 @@ class Corpus:
 
 
 @main_function
+@interruptible
 def main(argv: Sequence[str]) -> int:
     """Prepare the token files; exit code 2 for invalid arguments or documents."""
     arguments = parse(PrepareArguments, argv, "gpt2.prepare", "Turn documents into token files for training.")
@@ -105,43 +111,57 @@ def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
     trained_size(arguments.tokenizer)
     processes = arguments.processes or len(os.sched_getaffinity(0))
     folder = Path(arguments.output)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"output={folder}: cannot be made ({error.strerror})") from error
-    with locked(folder):
-        corpus = scan_all(find_inputs(arguments.source, arguments.revision, arguments.streaming), processes, quiet)
-        if (folder / HEADER).exists():
-            return check_same(read_header(folder), corpus, arguments)
-        validation = validation_documents(corpus.documents, arguments.validation_fraction, arguments.seed)
-        parts = folder / "parts"
-        shutil.rmtree(parts, ignore_errors=True)
-        parts.mkdir()
-        tokenizer, vocabulary = choose_tokenizer(arguments, corpus, validation, folder)
-        writer = TokenWriter(folder, fingerprint(arguments, corpus, vocabulary))
+    corpus = scan_all(find_inputs(arguments.source, arguments.revision, arguments.streaming), processes, quiet)
+    if not (folder / HEADER).exists():
         try:
-            jobs = make_jobs(arguments, corpus, validation, vocabulary, writer.progress.units)
-            with tqdm(
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"output={folder}: cannot be made ({error.strerror})") from error
+        with locked(folder):
+            if not (folder / HEADER).exists():  # another process may have made it meanwhile
+                return write(arguments, corpus, processes, quiet)
+    return check_same(read_header(folder), corpus, arguments)
+
+
+def write(arguments: PrepareArguments, corpus: Corpus, processes: int, quiet: bool) -> Header:
+    """Encode the corpus into the output folder, going on where an earlier call was interrupted; return the header."""
+    folder = Path(arguments.output)
+    validation = validation_documents(corpus.documents, arguments.validation_fraction, arguments.seed)
+    parts = folder / "parts"
+    shutil.rmtree(parts, ignore_errors=True)
+    parts.mkdir()
+    tokenizer, vocabulary = choose_tokenizer(arguments, corpus, validation, folder)
+    writer = TokenWriter(folder, fingerprint(arguments, corpus, vocabulary))
+    try:
+        jobs = make_jobs(arguments, corpus, validation, vocabulary, writer.progress.units)
+        with (
+            tqdm(
                 total=corpus.documents,
                 initial=sum(writer.progress.documents.values()),
                 unit=" documents",
                 unit_scale=True,
                 disable=True if quiet else None,
                 desc="encoding",
-            ) as bar:
-                for job, documents in zip(jobs, parallel_map(encode, jobs, processes), strict=True):
-                    writer.append(job.part, documents)
-                    bar.update(sum(documents.values()))
-                    bar.set_postfix_str(f"{sum(writer.progress.bytes.values()) / 2e6:,.1f}M tokens")
-            header = make_header(arguments, corpus, tokenizer, writer)
-            write_atomically(folder / INPUTS, corpus.inputs.encode())
-        except BaseException:  # interrupted: the next start continues from here
-            writer.save()
-            writer.close()
-            raise
-        finally:
-            shutil.rmtree(parts, ignore_errors=True)
-        writer.finish(header)
+            ) as bar,
+            contextlib.closing(parallel_map(encode, jobs, processes)) as encoded,
+        ):
+            for job, documents in zip(jobs, encoded, strict=True):
+                writer.append(job.part, documents)
+                bar.update(sum(documents.values()))
+                bar.set_postfix_str(f"{sum(writer.progress.bytes.values()) / 2e6:,.1f}M tokens")
+        header = make_header(arguments, corpus, tokenizer, vocabulary, writer)
+        write_atomically(folder / INPUTS, corpus.inputs.encode())
+    except BaseException as error:  # interrupted: the next start continues from here
+        for step in (writer.save, writer.close):
+            with contextlib.suppress(OSError):  # a full disk: the next start continues from what was saved before
+                step()
+        if isinstance(error, OSError):
+            message = f"output={folder}: cannot be written ({error}); the same command continues"
+            raise DataError(message) from error
+        raise
+    finally:
+        shutil.rmtree(parts, ignore_errors=True)
+    writer.finish(header)
     return header
 
 
@@ -157,9 +177,9 @@ def scan_all(files: list[InputFile], processes: int, quiet: bool) -> Corpus:
     """Checksum all files and cut them into units, in parallel."""
     # Starting a process takes longer than reading a few files.
     few = sum(file.bytes for file in files) < 64e6
-    results = parallel_map(scan, files, 1 if few else processes)
-    bar = tqdm(results, total=len(files), unit=" files", disable=True if quiet else None, desc="reading")
-    scanned: list[Scanned] = list(bar)
+    with contextlib.closing(parallel_map(scan, files, 1 if few else processes)) as results:
+        bar = tqdm(results, total=len(files), unit=" files", disable=True if quiet else None, desc="reading")
+        scanned: list[Scanned] = list(bar)
     inputs = "".join(f"{result.sha256}  {file.name}\n" for result, file in zip(scanned, files, strict=True))
     units = tuple(unit for result in scanned for unit in result.units)
     return Corpus(units, sum(file.bytes for file in files), inputs)
@@ -220,13 +240,20 @@ def make_jobs(
     return jobs
 
 
+def shaping(arguments: PrepareArguments) -> dict[str, Any]:
+    """Return the settings that decide, with documents and vocabulary, what is in the files."""
+    return arguments.model_dump(exclude=NOT_SHAPING)
+
+
 def fingerprint(arguments: PrepareArguments, corpus: Corpus, vocabulary: str) -> str:
     """Identify the output: an interrupted preparation continues only with the same fingerprint."""
-    settings = (arguments.tokenizer, vocabulary, arguments.text_key, arguments.validation_fraction, arguments.seed)
-    return hashlib.sha256(repr((FORMAT, corpus.digest, settings)).encode()).hexdigest()
+    content = (FORMAT, corpus.digest, vocabulary, sorted(shaping(arguments).items()))
+    return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-def make_header(arguments: PrepareArguments, corpus: Corpus, tokenizer: Tokenizer, writer: TokenWriter) -> Header:
+def make_header(
+    arguments: PrepareArguments, corpus: Corpus, tokenizer: Tokenizer, vocabulary: str, writer: TokenWriter
+) -> Header:
     """Make the header of the files just written."""
     progress = writer.progress
     return Header(
@@ -241,31 +268,61 @@ def make_header(arguments: PrepareArguments, corpus: Corpus, tokenizer: Tokenize
         source=arguments.source,
         split={"fraction": arguments.validation_fraction, "seed": arguments.seed},
         inputs={"files": len(corpus.inputs.splitlines()), "bytes": corpus.bytes, "sha256": corpus.digest},
+        settings=shaping(arguments),
+        vocabulary=vocabulary,
     )
 
 
 def check_same(header: Header, corpus: Corpus, arguments: PrepareArguments) -> Header:
     """Return the header of a finished folder. Raises DataError if it was made from other documents or settings."""
+    recorded = {"tokenizer": header.encoding, "validation_fraction": header.split["fraction"]}
+    there = header.settings or recorded | {"seed": header.split["seed"]}
     wanted = {
-        "tokenizer": (header.encoding, arguments.tokenizer),
-        "validation_fraction": (header.split["fraction"], arguments.validation_fraction),
-        "seed": (header.split["seed"], arguments.seed),
-        "sha256 of the inputs": (header.inputs["sha256"], corpus.digest),
+        key: (there.get(key), value) for key, value in shaping(arguments).items() if key in there or header.settings
     }
-    differences = [f"{key}: {there} there, {now} now" for key, (there, now) in wanted.items() if there != now]
+    wanted |= {"sha256 of the inputs": (header.inputs["sha256"], corpus.digest)}
+    differences = [f"{key}: {before} there, {now} now" for key, (before, now) in wanted.items() if before != now]
+    if not differences and not header.settings and not begins_alike(corpus, arguments):
+        differences = ["its first tokens: other ones would be made now"]
     if differences:
         raise DataError(
-            f"output={arguments.output}: holds other data ({'; '.join(differences)}); expected a new folder"
+            f"output={arguments.output}: holds other data ({'; '.join(differences)}); expected a new folder, or this "
+            "one removed, to prepare it anew"
         )
+    if header.vocabulary:
+        load_tokenizer(header.encoding, Path(arguments.output), header.vocabulary)
     return header
+
+
+def begins_alike(corpus: Corpus, arguments: PrepareArguments) -> bool:
+    """Encode the first documents anew and compare: folders made before their settings were recorded may hide others."""
+    validation = validation_documents(corpus.documents, arguments.validation_fraction, arguments.seed)
+    file = Path(arguments.output) / VOCABULARY
+    vocabulary = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+    first, *_ = make_jobs(arguments, corpus, validation, vocabulary, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        part = Path(folder) / "first"
+        encode(replace(first, part=part))
+        for split in SPLITS:
+            expected = part.with_suffix(f".{split}").read_bytes()
+            with (Path(arguments.output) / f"{split}.bin").open("rb") as stream:
+                if stream.read(len(expected)) != expected:
+                    return False
+    return True
 
 
 def describe(header: Header, folder: Path) -> str:
     """Summarise the result in a few lines."""
     lines = [
-        f"{folder / split}.bin: {header.tokens[split]:,} tokens of {header.documents[split]:,} documents"
+        f"{folder / split}.bin: {header.tokens[split]:,} tokens of {header.documents[split]:,} "
+        f"document{'s' * (header.documents[split] != 1)}"
         for split in SPLITS
     ]
+    if header.documents["val"] < FEW_DOCUMENTS:
+        lines += [
+            f"few documents for validation: validation_fraction={header.split['fraction']} of "
+            f"{sum(header.documents.values()):,}; a larger fraction, in a new folder, gives losses that say more"
+        ]
     lines += [
         f"encoding {header.encoding}, {header.vocabulary_size:,} tokens; "
         f"unigram entropy {header.unigram_entropy:.4f} nats"

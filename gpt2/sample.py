@@ -64,7 +64,8 @@ def load(run: Path, checkpoint: str) -> tuple[GPT2, Tokenizer]:
         raise ConfigError(f"run={run}: expected the config.yaml of a gpt2 run ({one_line(error)})") from error
     model = GPT2(shape)
     load_model(model, str(run / "checkpoints" / f"{checkpoint}.pt"))
-    return model.eval(), load_tokenizer(read_header(folder).encoding, folder)
+    header = read_header(folder)
+    return model.eval(), load_tokenizer(header.encoding, folder, header.vocabulary)
 
 
 def write(model: GPT2, tokenizer: Tokenizer, arguments: SampleArguments) -> Iterator[str]:

@@ -1,6 +1,10 @@
 """Finding the files of documents: on this machine, on the Hugging Face hub, or in Python's standard library."""
 
+import glob
+import logging
+import os
 import sysconfig
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +20,7 @@ KINDS: dict[str, Literal["parquet", "jsonl", "text"]] = {
     ".py": "text",
 }
 # Left out: tests, tables of data, and packages that pip installed.
+SHOWN = 5  # files that are left out, in a warning
 STDLIB_WITHOUT = {"test", "tests", "idle_test", "encodings", "pydoc_data", "site-packages", "dist-packages"}
 
 
@@ -54,32 +59,37 @@ def find_inputs(source: str, revision: str = "main", streaming: bool = False) ->
 
 def stdlib_files(folder: Path) -> list[InputFile]:
     """List the sources of Python's standard library."""
-    paths = [path.relative_to(folder) for path in folder.rglob("*.py")]
-    kept = sorted(path for path in paths if STDLIB_WITHOUT.isdisjoint(path.parts))
+    kept = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = set(folders) - STDLIB_WITHOUT  # not even walked: packages hold many files
+        kept += [(Path(root) / name).relative_to(folder) for name in names if name.endswith(".py")]
     if not kept:
         raise DataError(f"source={STDLIB}: {folder} holds no .py files; expected Python's own sources")
-    return [_local(folder / path, path.as_posix()) for path in kept]
+    return [_local(folder / path, path.as_posix()) for path in sorted(kept)]
 
 
 def local_files(source: str) -> list[InputFile]:
-    """List files of a known kind: a single one, all below a folder, or all that match a glob."""
+    """List files of a known kind: a single one, all below a folder, or all that match a glob.
+
+    Links are followed. What is left out (hidden or of another kind) is named in a warning.
+    """
     path = Path(source)
     if path.is_file():
-        if path.suffix not in KINDS:
+        if _kind(path) is None:
             raise DataError(f"source={source}: expected a file whose name ends with one of {', '.join(KINDS)}")
         return [_local(path, path.name)]
-    if path.is_dir():
-        root, found = path, path.rglob("*")
-    else:
-        root = Path(path.anchor)
-        found = root.glob(str(path.relative_to(root)))
-    files = sorted(file for file in found if file.suffix in KINDS and file.is_file())
+    found, left_out = _below(path) if path.is_dir() else _matching(source)
+    files = sorted(file for file in found if _kind(file) is not None)
     if not files:
         raise DataError(
             f"source={source}: no {', '.join(KINDS)} files there; expected openwebtext, {STDLIB}, hub:OWNER/NAME, or "
             "a file, folder or glob"
         )
-    common = root if path.is_dir() else Path(*_common_parts(files))
+    left_out += sorted(str(file) for file in found if _kind(file) is None)
+    if left_out:
+        more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
+        logging.warning("source=%s: left out are %s%s", source, ", ".join(left_out[:SHOWN]), more)
+    common = path if path.is_dir() else Path(*_common_parts(files))
     return [_local(file, file.relative_to(common).as_posix()) for file in files]
 
 
@@ -118,8 +128,39 @@ def one_line(error: Exception) -> str:
     return text if len(text) <= 200 else text[:200] + " ..."
 
 
+def _below(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return all files below a folder and what is hidden; a folder to which several links lead is entered once."""
+    files, hidden, entered, tops = [], [], set(), deque([str(folder)])
+    while tops:
+        for root, folders, names in os.walk(tops.popleft()):
+            if (real := os.path.realpath(root)) in entered:
+                folders.clear()
+                continue
+            entered.add(real)
+            hidden += [os.path.join(root, name) for name in sorted(folders + names) if name.startswith(".")]
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            # Later: files have the names under which they lie, if they lie below the folder too.
+            tops += [path for path in (os.path.join(root, name) for name in folders) if os.path.islink(path)]
+            files += [Path(root) / name for name in names if not name.startswith(".")]
+    return [file for file in files if file.is_file()], hidden
+
+
+def _matching(pattern: str) -> tuple[list[Path], list[str]]:
+    """Return the files that match a glob, each once however many links lead to its folder, and the folders that do."""
+    matches = glob.glob(pattern, recursive=True)
+    files = [Path(path) for path in matches if os.path.isfile(path)]
+    # Those without a link come first, then those with the fewest.
+    files.sort(key=lambda file: (os.path.realpath(file.parent) != os.path.abspath(file.parent), len(file.parts), file))
+    unique = {(os.path.realpath(file.parent), file.name): file for file in reversed(files)}
+    return list(unique.values()), [] if "**" in pattern else sorted(path for path in matches if os.path.isdir(path))
+
+
+def _kind(path: Path) -> Literal["parquet", "jsonl", "text"] | None:
+    return KINDS.get(path.suffix.lower())
+
+
 def _local(path: Path, name: str) -> InputFile:
-    return InputFile(name, str(path), KINDS[path.suffix], path.stat().st_size)
+    return InputFile(name, str(path), KINDS[path.suffix.lower()], path.stat().st_size)
 
 
 def _common_parts(files: list[Path]) -> list[str]:

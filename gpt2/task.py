@@ -18,7 +18,7 @@ from gpt2.prefetch import prefetch
 from gpt2.prepare import PrepareArguments, prepare
 from gpt2.sources import STDLIB
 from gpt2.throughput import known_peak_tflops, utilisation
-from gpt2.token_files import HEADER, DataError, Header, check_fits, open_tokens, read_header
+from gpt2.token_files import DataError, Header, check_fits, open_tokens, read_header
 
 EvaluationBatch = tuple[str, Tensor]  # split, windows [B, T + 1]
 
@@ -139,7 +139,6 @@ def ensure_data(data: TokenFolder | PythonStdlib) -> Header:
 
     Raises DataError if the data is missing, damaged or made with other settings.
     """
-    folder = Path(data.folder)
     if isinstance(data, PythonStdlib):
         wanted = {
             "output": data.folder,
@@ -148,17 +147,8 @@ def ensure_data(data: TokenFolder | PythonStdlib) -> Header:
             "validation_fraction": data.validation_fraction,
             "processes": 1,  # a task may run in a process that must not have children; it takes only seconds
         }
-        if not (folder / HEADER).exists():
-            return prepare(PrepareArguments.model_validate(wanted), quiet=True)
-        header = read_header(folder)
-        there = (header.source, header.encoding, header.split["fraction"])
-        if there != (STDLIB, data.tokenizer, data.validation_fraction):
-            raise DataError(
-                f"holds {there[0]} with tokenizer {there[1]} and validation fraction {there[2]}, expected {STDLIB}, "
-                f"{data.tokenizer} and {data.validation_fraction}: set data.folder to another folder"
-            )
-        return header
-    return read_header(folder)
+        return prepare(PrepareArguments.model_validate(wanted), quiet=True)
+    return read_header(Path(data.folder))
 
 
 TASK = LanguageModelling

@@ -4,7 +4,7 @@ header.json is written last and atomically, so a folder that has it is complete.
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Header:
     source:           source of the documents, as given to gpt2.prepare
     split:            {"fraction": share of the documents used for validation, "seed": ...}
     inputs:           {"files": number, "bytes": ..., "sha256": checksum of inputs.sha256, which lists all files}
+    settings:         everything in gpt2.prepare's command that shapes the files; empty: made before this was recorded
+    vocabulary:       sha256 of vocabulary.tiktoken, "" if the tokenizer has none
     """
 
     format: int
@@ -49,6 +51,8 @@ class Header:
     source: str
     split: dict[str, Any]
     inputs: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    vocabulary: str = ""
 
     def to_json(self) -> str:
         """Return the header as text for header.json."""
@@ -63,8 +67,9 @@ def read_header(folder: Path) -> Header:
         raise DataError(f"{file} is missing{started}; make the data with: python -m gpt2.prepare output={folder} ...")
     try:
         header = Header(**json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{file} is not a header of prepared data ({error})") from error
+        _ = [(header.tokens[split], header.documents[split]) for split in SPLITS]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{file} is not a header of prepared data ({error}); prepare the data again") from error
     if header.format != FORMAT:
         raise DataError(f"{file}: format={header.format}, expected {FORMAT}; prepare the data again")
     return header

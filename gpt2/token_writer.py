@@ -67,9 +67,14 @@ class TokenWriter:
             with source.open("rb") as stream:
                 shutil.copyfileobj(stream, file, CHUNK)
             source.unlink()
-            self.progress.documents[split] += documents[split]
-            self.progress.bytes[split] = file.tell()
-        self.progress.units += 1
+        done = self.progress
+        # In one statement: what is saved after an interruption at any point holds the unit in both splits or in none.
+        self.progress = Progress(
+            done.fingerprint,
+            done.units + 1,
+            {split: done.documents[split] + documents[split] for split in SPLITS},
+            {split: file.tell() for split, file in self._files.items()},
+        )
         if time.monotonic() - self._saved > SECONDS_BETWEEN_SAVES:
             self.save()
 

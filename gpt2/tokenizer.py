@@ -7,6 +7,7 @@ bpe_N     byte-level BPE with N tokens in all, trained from the training documen
 
 import base64
 import hashlib
+import itertools
 import os
 import re
 import tempfile
@@ -17,8 +18,8 @@ from typing import Protocol
 import numpy as np
 import tiktoken
 from numpy.typing import NDArray
-from tiktoken.load import load_tiktoken_bpe
 
+from common.training.atomic import write_atomically
 from gpt2.token_files import LARGEST_VOCABULARY, DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -29,6 +30,9 @@ GPT2_FILES = (  # as in tiktoken_ext.openai_public.gpt2
 )
 # How GPT-2 splits text into words before merging bytes, in tiktoken's faster form of the released pattern.
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
+SPACES = re.compile(r"[^\S\x1c-\x1f]+")  # what \s+ means in WORDS
+LONG_RUN = 1000  # spaces
+LONGEST_WORD = 1000  # characters; the time to train a BPE grows with the square of longer ones, which are cut for it
 
 
 class Tokenizer(Protocol):
@@ -75,12 +79,31 @@ class Tiktoken:
             # Into an array: the lists of `encode_ordinary` would cost more than a tenth of the time.
             tokens = self._encoding.encode_to_numpy(text, disallowed_special=())
         except UnicodeEncodeError:
-            tokens = self._encoding.encode_to_numpy(repaired(text), disallowed_special=())
+            return self.encode(repaired(text))
+        except ValueError:  # a million spaces before a word exceed the stack of tiktoken's regular expressions
+            pieces = cut_at_spaces(text)
+            if len(pieces) == 1:
+                raise
+            return np.concatenate([self.encode(piece) for piece in pieces])
         return tokens.astype(np.uint16)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of ids."""
         return self._encoding.decode(list(tokens))
+
+
+def cut_at_spaces(text: str) -> list[str]:
+    """Cut a text around long runs of spaces into pieces that give the same tokens as the whole.
+
+    In WORDS the first of several spaces begins a word, which ends before the last one (that may belong to the next
+    word) or with the text. A run without its last space, taken as a text, is thus the same word.
+    """
+    cuts = [0]
+    for run in SPACES.finditer(text):
+        if len(run[0]) > LONG_RUN:
+            cuts += [run.start(), run.end() - (run.end() < len(text))]
+    pieces = (text[begin:end] for begin, end in itertools.pairwise([*cuts, len(text)]))
+    return [piece for piece in pieces if piece]
 
 
 def repaired(text: str) -> str:
@@ -102,10 +125,12 @@ def trained_size(name: str) -> int | None:
     return int(size[1])
 
 
-def load_tokenizer(name: str, folder: Path) -> Tokenizer:
+def load_tokenizer(name: str, folder: Path, vocabulary: str = "") -> Tokenizer:
     """Load a tokenizer; the vocabulary of a trained one is in the prepared folder.
 
-    Raises DataError if the name is unknown, or the vocabulary is missing or cannot be downloaded.
+    vocabulary: checksum of that file, "" if it is not known
+
+    Raises DataError if the name is unknown, or the vocabulary is missing, another one or cannot be downloaded.
     """
     size = trained_size(name)
     if name == "bytes":
@@ -114,9 +139,14 @@ def load_tokenizer(name: str, folder: Path) -> Tokenizer:
         return load_gpt2()
     file = folder / VOCABULARY
     try:
-        ranks = load_tiktoken_bpe(str(file))
+        content = file.read_bytes()  # tiktoken's own reader would take what it once read under this path
+        pairs = (line.split() for line in content.splitlines())
+        ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
     except (OSError, ValueError) as error:
         raise DataError(f"{file}: the vocabulary of tokenizer {name} cannot be read ({error})") from error
+    found = hashlib.sha256(content).hexdigest()
+    if vocabulary not in ("", found):
+        raise DataError(f"{file}: sha256 {found}, expected {vocabulary}, with which the tokens were made; prepare anew")
     if len(ranks) != size - 1:
         raise DataError(f"{file}: {len(ranks)} tokens, expected {size - 1} for tokenizer {name}")
     return from_ranks(name, ranks)
@@ -155,6 +185,7 @@ def train_bpe(name: str, texts: Iterable[str], folder: Path) -> Tokenizer:
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(WORDS), "isolated"),
+            pre_tokenizers.Split(Regex(rf"[\s\S]{{1,{LONGEST_WORD}}}"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -166,7 +197,7 @@ def train_bpe(name: str, texts: Iterable[str], folder: Path) -> Tokenizer:
         raise DataError(f"tokenizer={name}: the corpus gives only {len(learned) + 1} tokens; expected at most that")
     ranks = {as_bytes(token): rank for token, rank in learned}
     lines = [b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks.items()]
-    (folder / VOCABULARY).write_bytes(b"".join(lines))
+    write_atomically(folder / VOCABULARY, b"".join(lines))
     return from_ranks(name, ranks)
 
 

@@ -12,7 +12,7 @@ from transformer.config import Folder, NumberNames
 from transformer.data import ParallelText
 from transformer.model import PAD
 from transformer.preparation import folder
-from transformer.preparation.files import read_lines
+from transformer.preparation.files import read_text
 from transformer.search import EOS
 from transformer.text import CODES, MosesText, Subwords, join_subwords
 
@@ -49,6 +49,7 @@ class Corpus:
             raise ConfigError(
                 f"data.path={data.path}: pad, eos and unk are {indices}, expected fairseq's {(PAD, EOS, UNKNOWN)}"
             )
+        folder.check_unchanged(self.folder, (f"dict.{self.source}.txt", f"dict.{self.target}.txt", CODES))
 
     @property
     def vocabulary(self) -> int:
@@ -56,8 +57,14 @@ class Corpus:
         return len(self._dictionary)
 
     def split(self, name: str, max_length: int | None = None) -> ParallelText:
-        """Open the split `name`: train, valid or test."""
-        return ParallelText(self.folder, name, self.source, self.target, max_length)
+        """Open the split `name`: train, valid or test. Raises ConfigError if it holds tokens beyond the dictionary."""
+        text = ParallelText(self.folder, name, self.source, self.target, max_length)
+        if text.largest_token >= self.vocabulary:
+            raise ConfigError(
+                f"data.path={self.folder}: split {name} holds token {text.largest_token}, but the dictionary has "
+                f"{self.vocabulary}; expected the dictionary with which it was made"
+            )
+        return text
 
     def evaluated(self, name: str) -> ParallelText:
         """Open a split to evaluate on: whole lines, but held-out training lines are cut like the others."""
@@ -83,7 +90,7 @@ class Corpus:
         text = self.split(split)
         file = self.folder / RAW / f"{split}.{self.target}"
         if file.is_file():
-            lines = list(itertools.islice(read_lines(file), len(text) + 1))
+            lines = list(itertools.islice(read_text(file), len(text) + 1))
             if len(lines) != len(text):
                 raise ConfigError(f"data.path={self.folder}: {file} and the binarized split differ in length")
             return lines, True

@@ -72,6 +72,13 @@ class ParallelText:
         return len(self.source_lengths)
 
     @property
+    def largest_token(self) -> int:
+        """The largest token of both sides."""
+        from transformer.fairseq_compat import largest_token
+
+        return max(largest_token(side) for side in self._sides)
+
+    @property
     def longest(self) -> int:
         """Number of tokens on the longest side of any pair."""
         return int(max(self.source_lengths.max(), self.target_lengths.max()))

@@ -14,14 +14,18 @@ import contextlib
 import copy
 import dataclasses
 import logging
+import multiprocessing
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from hydra.core.config_store import ConfigStore
 
+from common.interruptible import unheard
 from common.training.config import ConfigError
 
 INSTALL = "pip install bitarray cffi regex sacrebleu; pip install --no-deps fairseq==0.12.2 (needs a C++ compiler)"
@@ -100,6 +104,16 @@ fairseq, _preprocess = _import()
 Dictionary = fairseq.data.Dictionary
 TokenData = fairseq.data.indexed_dataset.MMapIndexedDataset
 INDEX_MAGIC = TokenData.Index._HDR_MAGIC
+TOKEN_TYPES = fairseq.data.indexed_dataset._code_to_dtype
+
+
+def _pool(*arguments: Any, **options: Any) -> Any:
+    """Make a pool whose processes leave Ctrl-C to this one."""
+    with unheard():
+        return multiprocessing.Pool(*arguments, **options)
+
+
+fairseq.binarizer.Pool = fairseq.data.dictionary.Pool = _pool
 
 
 def read_dictionary(folder: Path, language: str) -> Any:
@@ -107,7 +121,7 @@ def read_dictionary(folder: Path, language: str) -> Any:
     file = folder / f"dict.{language}.txt"
     try:
         return Dictionary.load(str(file))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of a plain Exception, too, where it is not UTF-8
         raise ConfigError(f"data.path={folder}: {file.name} cannot be read ({error})") from error
 
 
@@ -123,17 +137,31 @@ def read_tokens(folder: Path, split: str, pair: str, language: str) -> Any:
         if not prefix.with_name(prefix.name + suffix).is_file():
             raise ConfigError(f"data.path={folder}: {prefix.name}{suffix} is missing")
     try:
-        check_format(prefix.with_name(f"{prefix.name}.idx"))
+        check_format(*(prefix.with_name(prefix.name + suffix) for suffix in (".idx", ".bin")))
         return TokenData(str(prefix))
-    except (OSError, ValueError, AssertionError) as error:
+    except Exception as error:  # its reader may fail in any way on a foreign file
         raise ConfigError(f"data.path={folder}: {prefix.name} is not fairseq's mmap format ({error})") from error
 
 
-def check_format(index: Path) -> None:
-    """Raise ValueError unless an .idx file has the mmap format; fairseq's reader fails again in its destructor."""
+def check_format(index: Path, tokens: Path) -> None:
+    """Raise ValueError unless two files are whole and of the mmap format; fairseq's reader fails in its destructor."""
     with index.open("rb") as stream:
         if stream.read(len(INDEX_MAGIC)) != INDEX_MAGIC:
             raise ValueError(f"{index.name} does not begin as one")
+        _, code, sentences = struct.unpack("<QBQ", stream.read(17))  # version, type of the tokens
+        lengths = np.fromfile(stream, np.int32, sentences)
+    expected = {
+        index: len(INDEX_MAGIC) + 17 + 12 * sentences,  # a length and a position for each
+        tokens: int(lengths.sum(dtype=np.int64)) * TOKEN_TYPES[code]().itemsize,
+    }
+    for file, size in expected.items():
+        if file.stat().st_size != size:
+            raise ValueError(f"{file.name} has {file.stat().st_size} bytes, expected {size}")
+
+
+def largest_token(tokens: Any) -> int:
+    """Return the largest token of one side of a split."""
+    return int(np.frombuffer(tokens._bin_buffer, tokens._index.dtype).max(initial=0))
 
 
 def binarize(texts: Path, folder: Path, source: str, target: str, jobs: int, dictionary: Path | None = None) -> None:

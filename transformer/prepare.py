@@ -11,24 +11,32 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
+from common.interruptible import interruptible
 from common.training.compose import compose_config
 from common.training.config import ConfigError
 from transformer.config import Cleaning, NumberNames, Validation
 from transformer.preparation import folder
 from transformer.preparation.download import fetch
-from transformer.preparation.files import exclusive, read_lines
+from transformer.preparation.files import digest, exclusive, read_text
 from transformer.preparation.manifest import read_manifest
 from transformer.preparation.number_names import number_name_pairs
 from transformer.preparation.pipeline import SPLITS, Pair, Recipe
 from transformer.preparation.wmt14 import wmt14_pairs
 
 CorpusName = Literal["wmt14_en_de", "wmt14_en_fr", "number_names_en_de", "number_names_en_fr", "files"]
+
+
+# Arguments that leave the data as they are, and those that only one kind of corpus has; all others are compared.
+NOT_SHAPING = {"output", "archives", "jobs"}
+OF_WMT14 = {"validation", "cleaning"}
+OF_FILES = {"texts", "source", "target"}
 
 
 class PrepareArguments(Arguments):
@@ -45,7 +53,9 @@ class PrepareArguments(Arguments):
         description="what is dropped from WMT14: empty_lines as in the paper, or length_ratio, also pairs of very "
         "different lengths or with more than 250 subwords on a side",
     )
-    merges: PositiveInt | None = Field(None, description="byte pair merges; null: 37000 for En-De, 32000 for En-Fr")
+    merges: PositiveInt | None = Field(
+        None, description="byte pair merges; null: 37000 for WMT14 En-De, 32000 for En-Fr; corpus=files needs a number"
+    )
     texts: Text | None = Field(None, description="corpus=files: a folder of {train,valid,test}.{source,target}")
     source: Text | None = Field(None, description="corpus=files: the source language, as en")
     target: Text | None = Field(None, description="corpus=files: the target language, as de")
@@ -53,6 +63,7 @@ class PrepareArguments(Arguments):
 
 
 @main_function
+@interruptible
 def main(argv: Sequence[str]) -> int:
     """Make the folder unless it exists; exit code 2 for errors that the user has to correct."""
     arguments = parse(PrepareArguments, argv, "transformer.prepare", "Make a data folder from raw parallel text.")
@@ -78,7 +89,7 @@ def make_embedded(data: NumberNames, jobs: int = 1) -> None:
     """
     output = Path(data.path)
     description = data.model_dump(exclude={"path", "max_length"})
-    with exclusive(output.with_name(f"{output.name}.lock")):
+    with locked(output):
         if is_made(output, description, "data.path"):
             return
         print(f"making {output} (once, about a minute) ...", file=sys.stderr, flush=True)
@@ -94,9 +105,16 @@ def make_from_files(arguments: PrepareArguments, output: Path) -> None:
         raise ConfigError(f"corpus=files: {', '.join(missing)} missing; see --help")
     source, target = str(arguments.source), str(arguments.target)
     texts, recipe = Path(str(arguments.texts)), Recipe(source, target, arguments.merges or 0)
-    description = {"corpus": "files", "texts": str(texts.resolve()), "source": source, "target": target}
-    description |= {"merges": arguments.merges}
-    if not is_made(output, description, "output"):
+    sides = [f"{split}.{language}" for split in SPLITS for language in (source, target)]
+    try:
+        content = {f"sha256 of {side}": digest(texts / side) for side in sides}
+    except OSError as error:
+        raise ConfigError(f"texts={texts}: {error}") from error
+    description = arguments.model_dump(exclude={*NOT_SHAPING, *OF_WMT14})
+    description |= {"texts": str(texts.resolve())} | content
+    with locked(output):
+        if is_made(output, description, "output"):
+            return
         for split in SPLITS:  # before any work that would be lost
             if not sum(1 for _ in file_pairs(texts, split, source, target)):
                 raise ConfigError(f"texts={texts}: {split}.{source} and {split}.{target} have no lines")
@@ -113,17 +131,23 @@ def make_wmt14(arguments: PrepareArguments, output: Path) -> None:
     cleaned = ("train", "valid") if arguments.validation == "held_out" else ("train",)
     limits = {"longest": math.inf, "max_ratio": math.inf} if arguments.cleaning == "empty_lines" else {}
     recipe = Recipe(pair.source, pair.target, merges, cleaned=cleaned, **limits)
-    description = {"corpus": arguments.corpus, "source": pair.source, "target": pair.target, "merges": merges}
-    description |= {"validation": arguments.validation, "cleaning": arguments.cleaning}
-    if is_made(output, description, "output"):
-        return
-    corpora = [*pair.train, pair.test, *([pair.valid] if arguments.validation == "newstest2013" else [])]
-    names = dict.fromkeys(corpus.archive for corpus in corpora)
-    seen = [fetch(manifest.archives[name], archives) for name in names]
-    for archive in seen:
-        print(f"{archive['file']}: sha256 {archive['sha256']}, {archive['checked']}")
-    pairs = wmt14_pairs(manifest, pair, archives, arguments.validation)
-    folder.build(output, recipe, description | {"archives": seen}, pairs, arguments.jobs)
+    description = arguments.model_dump(exclude={*NOT_SHAPING, *OF_FILES})
+    description |= {"source": pair.source, "target": pair.target, "merges": merges}
+    with locked(output):
+        if is_made(output, description, "output"):
+            return
+        corpora = [*pair.train, pair.test, *([pair.valid] if arguments.validation == "newstest2013" else [])]
+        names = dict.fromkeys(corpus.archive for corpus in corpora)
+        seen = [fetch(manifest.archives[name], archives) for name in names]
+        for archive in seen:
+            print(f"{archive['file']}: sha256 {archive['sha256']}, {archive['checked']}")
+        pairs = wmt14_pairs(manifest, pair, archives, arguments.validation)
+        folder.build(output, recipe, description | {"archives": seen}, pairs, arguments.jobs)
+
+
+def locked(output: Path) -> AbstractContextManager[None]:
+    """Let one process of this machine at a time make the folder; the others wait, and find it made."""
+    return exclusive(output.with_name(f"{output.name}.lock"))
 
 
 def is_made(output: Path, description: dict, key: str) -> bool:
@@ -131,10 +155,16 @@ def is_made(output: Path, description: dict, key: str) -> bool:
     if not output.exists():
         return False
     found = folder.describe(output)
-    if found is None or any(found.get(name) != value for name, value in description.items()):
+    if found is None:
+        differences = ["not made by transformer.prepare"]
+    else:
+        there = {name: found.get(name, "not recorded") for name in description}
+        differences = [
+            f"{name}: {there[name]} there, {now} now" for name, now in description.items() if there[name] != now
+        ]
+    if differences:
         raise ConfigError(
-            f"{key}={output}: holds other data ({found or 'not made by transformer.prepare'}), expected {description}; "
-            "remove it or choose another folder"
+            f"{key}={output}: holds other data ({'; '.join(differences)}); remove it or choose another folder"
         )
     return True
 
@@ -143,8 +173,10 @@ def file_pairs(texts: Path, split: str, source: str, target: str) -> Iterator[Pa
     """Yield the line pairs of two text files. Raises ConfigError if one is missing or their lengths differ."""
     sides = [texts / f"{split}.{language}" for language in (source, target)]
     try:
-        yield from zip(*(read_lines(side) for side in sides), strict=True)
-    except (OSError, UnicodeDecodeError) as error:
+        yield from zip(*(read_text(side) for side in sides), strict=True)
+    except ConfigError:
+        raise
+    except OSError as error:
         raise ConfigError(f"texts={texts}: {error}") from error
     except ValueError as error:
         raise ConfigError(f"texts={texts}: {sides[0].name} and {sides[1].name} differ in length") from error

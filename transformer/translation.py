@@ -39,9 +39,9 @@ class Translator:
     device: torch.device
 
     def lines(self, lines: Sequence[str]) -> list[str]:
-        """Translate raw lines; an empty line stays empty."""
+        """Translate raw lines; a line without any word stays empty."""
         sources = [self.corpus.encode(line) for line in lines]
-        full = [i for i, line in enumerate(lines) if line.strip()]
+        full = [i for i, source in enumerate(sources) if len(source) > 1]  # more than EOS
         lengths = np.array([len(sources[i]) for i in full], dtype=np.int64)
         translated = [""] * len(lines)
         batches = batch_by_tokens(lengths, lengths, self.batch_size)

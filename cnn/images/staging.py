@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.training.config import ConfigError
@@ -26,6 +26,7 @@ def stage(files: Sequence[Path], target: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
+            _remove_partial_copies(folder, target)
             todo = [(file, copy) for file, copy in zip(files, copies, strict=True) if not _is_copy(file, copy)]
             _check_space(todo, target)
             for file, copy in todo:
@@ -48,6 +49,15 @@ def _is_copy(file: Path, copy: Path) -> bool:
         return False
     original, present = file.stat(), copy.stat()
     return original.st_size == present.st_size and abs(original.st_mtime - present.st_mtime) < 2
+
+
+def _remove_partial_copies(folder: Path, target: Path) -> None:
+    """Remove what killed processes left: in `folder`, whose lock is held, and of other data sets that nobody copies."""
+    for partial in target.glob(f"*-{'[0-9a-f]' * 8}/.*.part"):
+        with suppress(OSError), (partial.parent / ".lock").open("a") as handle:  # being copied, or somebody else's
+            if partial.parent != folder:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            partial.unlink(missing_ok=True)
 
 
 def _check_space(todo: Sequence[tuple[Path, Path]], target: Path) -> None:

@@ -60,7 +60,7 @@ class TorchvisionReader:
         try:
             image, _ = read_rgb(file)
         except BROKEN as error:
-            raise RuntimeError(f"{file}: cannot be read as an image ({error})") from error
+            raise RuntimeError(f"{file}: cannot be read as an image ({error}); repair or remove it") from error
         with np.errstate(over="ignore"):  # the hash wraps around
             top, left, height, width, flip = self._rectangle(ticket, image.height, image.width)
         image = functional.resized_crop(image, top, left, height, width, [self._pixels, self._pixels])

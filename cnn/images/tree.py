@@ -1,14 +1,17 @@
 """Reading folders of images by class, and single images."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 # What Pillow raises for files that are not images, truncated, or absurdly large.
 BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+SHOWN = 5  # files that are left out, in a warning
 
 
 @dataclass(frozen=True)
@@ -21,19 +24,38 @@ class ImageTree:
 
 
 def read_tree(folder: Path) -> ImageTree:
-    """List the images in folder/<class>/. Raises ValueError if there are none or a class has none."""
+    """List the images in folder/<class>/, and name in a warning what is left out: hidden or not of a known kind.
+
+    Raises ValueError if there are none or a class has none.
+    """
     from cnn.torchvision_shim import torchvision  # takes a second or two to import
 
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; expected one that holds a folder of images for each class")
+    folders = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    classes = [name for name in folders if not name.startswith(".")]
+    if not classes:
+        raise ValueError(f"{folder}: expected a folder of images for each class, found no folders in it")
+    left_out = [str(folder / name) for name in folders if name.startswith(".")]
+    kinds = torchvision.datasets.folder.IMG_EXTENSIONS
+
+    def taken(file: str) -> bool:
+        hidden = any(part.startswith(".") for part in Path(file).relative_to(folder).parts)
+        if hidden or not file.lower().endswith(kinds):
+            left_out.append(file)
+            return False
+        return True
+
+    numbers = {name: label for label, name in enumerate(classes)}
     try:
-        found = torchvision.datasets.ImageFolder(str(folder))
+        found = torchvision.datasets.DatasetFolder.make_dataset(str(folder), numbers, is_valid_file=taken)
     except FileNotFoundError as error:
-        if any(entry.is_dir() for entry in os.scandir(folder)):
-            raise ValueError(f"{folder}: {str(error).split('. Supported')[0]}") from error
-        raise ValueError(f"{folder}: expected a folder of images for each class, found no folders in it") from error
-    files, labels = zip(*found.samples, strict=True)
-    return ImageTree(found.classes, list(files), list(labels))
+        raise ValueError(f"{folder}: {error} (expected one of {', '.join(kinds)})") from error
+    if left_out:
+        more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
+        logging.warning("%s: left out are %s%s", folder, ", ".join(left_out[:SHOWN]), more)
+    files, labels = zip(*found, strict=True)
+    return ImageTree(classes, list(files), list(labels))
 
 
 def check_same_classes(train: Sequence[str], validation: Sequence[str]) -> None:
@@ -50,11 +72,29 @@ def check_same_classes(train: Sequence[str], validation: Sequence[str]) -> None:
 def read_rgb(file: str | Path) -> tuple[Image.Image, str]:
     """Read an image as RGB, and return it with its mode in the file (RGB, L, P, CMYK, ...).
 
-    Raises one of BROKEN if it cannot be decoded.
+    Raises one of BROKEN if it cannot be decoded, or if nothing of its content would be left.
     """
     with Image.open(file) as image:
-        mode = image.mode
+        mode, kind = image.mode, image.format
         image.load()
-    if mode == "P":
-        image = image.convert("RGBA")  # Pillow's way to convert palettes with transparency
-    return image if mode == "RGB" else image.convert("RGB"), mode
+    if mode == "RGB":
+        return image, mode
+    if mode.startswith("I;16") or (mode == "I" and kind in ("PNG", "PPM")):  # 0 to 65535; Pillow would clip at 255
+        image = Image.fromarray(np.asarray(image).astype(np.int32))
+        levels = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif mode in ("I", "F"):
+        raise ValueError(f"mode {mode} does not say which levels are black and white; expected 8 or 16 bits")
+    else:
+        levels = image = (
+            image.convert("RGBA") if mode == "P" else image
+        )  # as Pillow asks for where a palette may be transparent
+    rgb = levels.convert("RGB")
+    if is_flat(rgb) and not is_flat(image):
+        raise ValueError(f"mode {mode}: as RGB it would have one colour only; expected 8 bits that hold the content")
+    return rgb, mode
+
+
+def is_flat(image: Image.Image) -> bool:
+    """Decide whether all pixels are equal."""
+    extrema = image.getextrema()
+    return all(low == high for low, high in (extrema if isinstance(extrema[0], tuple) else [extrema]))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cv2
 from ffcv.fields import IntField, RGBImageField
 from ffcv.memory_allocator import MemoryAllocator
 from ffcv.writer import DatasetWriter, worker_job_indexed_dataset
@@ -18,10 +19,12 @@ from PIL import Image
 from tqdm import tqdm
 
 from cnn.images.tree import BROKEN, ImageTree, read_rgb
+from common.interruptible import unheard
 
 CHUNK = 64  # images per job of a worker process
 SMALLEST_PAGE, LARGEST_PAGE = 2**21, 2**31  # bytes; FFCV's limits
 LARGEST_IMAGE = 2**27  # bytes of pixels, where the resolution is not limited
+PLACEHOLDER = Image.new("RGB", (1, 1))  # FFCV needs an image in the place of a broken one
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Encoding:
 class Written:
     """What a pass over the images found.
 
-    broken:    reason for each file that cannot be decoded
+    broken:    reason for each file that cannot be decoded or stored
     converted: number of images converted to RGB, by original mode
     """
 
@@ -75,20 +78,25 @@ class RgbImages:
 
     def __init__(self, tree: ImageTree, journal: Path) -> None:
         self._tree, self._journal = tree, journal
+        self._file = ""  # read last by this process
 
     def __len__(self) -> int:
         return len(self._tree.files)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        file = self._tree.files[index]
+        self._file = file = self._tree.files[index]
         try:
             image, mode = read_rgb(file)
         except BROKEN as error:
-            self._note({"file": file, "error": " ".join(str(error).split())})
-            image, mode = Image.new("RGB", (1, 1)), "RGB"  # FFCV needs an image in its place
+            self.note_broken(error)
+            image, mode = PLACEHOLDER, "RGB"
         if mode != "RGB":
             self._note({"mode": mode})
         return image, self._tree.labels[index]
+
+    def note_broken(self, error: Exception) -> None:
+        """Note that the image read last by this process cannot be stored."""
+        self._note({"file": self._file, "error": " ".join(str(error).split())})
 
     def _note(self, note: dict[str, Any]) -> None:
         with self._journal.open("ab", buffering=0) as journal:
@@ -100,6 +108,7 @@ class Writer(DatasetWriter):
 
     def write(self, images: RgbImages, description: str) -> None:
         """Write all images. Raises RuntimeError if that fails, for example for lack of space."""
+        name_what_cannot_be_encoded(self.fields["image"], images)
         self.num_samples = len(images)
         self.prepare()  # the header, and shared memory for the images' metadata
         chunks, done, allocations = multiprocessing.Queue(), multiprocessing.Value(c_uint64, 0), multiprocessing.Queue()
@@ -109,8 +118,9 @@ class Writer(DatasetWriter):
             multiprocessing.Process(target=_work, args=arguments, daemon=True) for _ in range(self.num_workers)
         ]
         try:
-            for process in processes:
-                process.start()
+            with unheard():
+                for process in processes:
+                    process.start()
             numbered = [(index, index) for index in range(len(images))]
             for first in range(0, len(images), CHUNK):
                 chunks.put(numbered[first : first + CHUNK])
@@ -130,6 +140,20 @@ class Writer(DatasetWriter):
                 process.terminate()
             self.metadata_sm.close()
             self.metadata_sm.unlink()
+
+
+def name_what_cannot_be_encoded(field: RGBImageField, images: RgbImages) -> None:
+    """Let an image that FFCV cannot store count as broken: too narrow to be reduced, or too large for a page."""
+    encode = field.encode
+
+    def encode_or_note(destination: Any, image: Image.Image, malloc: Any) -> None:
+        try:
+            encode(destination, image, malloc)
+        except (cv2.error, ValueError) as error:
+            images.note_broken(ValueError(f"{image.width} x {image.height} pixels cannot be stored ({error})"))
+            encode(destination, PLACEHOLDER, malloc)
+
+    field.encode = encode_or_note
 
 
 def write_beton(tree: ImageTree, target: Path, encoding: Encoding, workers: int, description: str) -> Written:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from PIL import Image
 
 from cnn.config import ImageFolder
 from cnn.digits import MEAN, STD, load_digits
+from cnn.images.tree import read_rgb, read_tree
 from cnn.prepare import main
 from tests.cnn.trees import smooth_image, write_tree
 
@@ -53,7 +55,7 @@ def test_files_and_index(source: Path, tmp_path: Path, capsys: pytest.CaptureFix
     output = tmp_path / "new" / "data"
     run(f"source={source}", f"output={output}", "write_mode=raw")
     assert sorted(file.name for file in output.iterdir()) == [
-        "train.beton", "train.beton.json", "val.beton", "val.beton.json",
+        ".lock", "train.beton", "train.beton.json", "val.beton", "val.beton.json",
     ]  # fmt: skip
     index = json.loads((output / "train.beton.json").read_text())
     assert (index["classes"], index["counts"]) == (["ant", "bee", "cat"], [3, 2, 4])
@@ -122,6 +124,35 @@ def test_corrupt_images_are_an_error_or_skipped(source: Path, capsys: pytest.Cap
 
 
 @needs_ffcv
+@pytest.mark.parametrize(
+    ("size", "arguments", "pixels"),
+    [((3, 900), ["resolution=100"], "3 x 900"), ((1000, 800), ["resolution=null", "write_mode=raw"], "1000 x 800")],
+)
+def test_images_that_cannot_be_stored_are_named_as_corrupt_ones(
+    size: tuple[int, int], arguments: list[str], pixels: str, source: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr("cnn.images.writer.LARGEST_IMAGE", 2**21)
+    file = source / "train" / "ant" / "001.png"
+    Image.new("RGB", size).save(file)
+    assert main([f"source={source}", "workers=1", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert "1 of 9 files cannot be decoded or stored" in error
+    assert f"{file}: {pixels} pixels cannot be stored (" in error
+    (source / ".train.beton.1.part").write_text("of a process that was killed")
+    assert main([f"source={source}", "workers=1", "corrupt=skip", *arguments]) == 0
+    assert json.loads((source / "train.beton.json").read_text())["skipped"] == [str(file)]
+    assert not (source / ".train.beton.1.part").exists()
+
+
+@needs_ffcv
+def test_a_second_preparation_waits_and_is_then_refused(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with ThreadPoolExecutor(2) as pool:  # a lock belongs to an open file: threads exclude each other as processes do
+        codes = list(pool.map(lambda _: main([f"source={source}", "workers=1"]), range(2)))
+    assert sorted(codes) == [0, 2]
+    assert "there already" in capsys.readouterr().err
+
+
+@needs_ffcv
 def test_a_class_of_corrupt_images_only_is_an_error(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for file in (source / "train" / "bee").iterdir():
         file.write_text("no image")
@@ -156,7 +187,50 @@ def test_a_writing_process_that_dies_ends_it(source: Path, failure, message: str
     error = capsys.readouterr().err
     assert "train.beton: cannot be written" in error
     assert message in error
-    assert sorted(file.name for file in source.iterdir()) == ["train", "val"]
+    assert sorted(file.name for file in source.iterdir()) == [".lock", "train", "val"]
+
+
+LEVELS = np.linspace(0, 65535, 24 * 30).reshape(24, 30)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("a.png", np.uint16), ("a.tif", np.uint16), ("a.pgm", np.uint16)])
+def test_sixteen_bits_become_eight(name: str, dtype: type, tmp_path: Path) -> None:
+    Image.fromarray(LEVELS.astype(dtype)).save(tmp_path / name)
+    image, mode = read_rgb(tmp_path / name)
+    assert mode.startswith("I")
+    expected = np.repeat(LEVELS.astype(np.uint16)[..., None] >> 8, 3, axis=2)
+    assert np.array_equal(np.asarray(image), expected)
+
+
+def only_transparent() -> Image.Image:
+    image = Image.new("RGBA", (30, 24))
+    image.putalpha(Image.fromarray((LEVELS / 257).astype(np.uint8)))
+    return image
+
+
+@pytest.mark.parametrize(
+    ("name", "image", "message"),
+    [
+        ("a.tif", Image.fromarray(LEVELS.astype(np.int32)), "mode I does not say which levels are black and white"),
+        ("a.tif", Image.fromarray((LEVELS / 65535).astype(np.float32)), "mode F does not say which levels"),
+        ("a.png", Image.fromarray((LEVELS / 257).astype(np.uint16)), "mode I;16: as RGB it would have one colour only"),
+        ("a.png", only_transparent(), "mode RGBA: as RGB it would have one colour only"),
+    ],
+)
+def test_conversions_that_would_lose_the_content_are_refused(name: str, image, message: str, tmp_path: Path) -> None:
+    image.save(tmp_path / name)
+    with pytest.raises(ValueError, match=message):
+        read_rgb(tmp_path / name)
+
+
+def test_what_is_no_image_of_a_known_kind_is_left_out_aloud(source: Path, caplog: pytest.LogCaptureFixture) -> None:
+    whole = read_tree(source / "train")
+    for name in (".ipynb_checkpoints/000.png", "ant/.ipynb_checkpoints/000.png", "ant/._000.png", "ant/a.gif"):
+        (source / "train" / name).parent.mkdir(exist_ok=True)
+        (source / "train" / name).write_bytes(Path(whole.files[0]).read_bytes())
+    assert read_tree(source / "train") == whole
+    for name in (".ipynb_checkpoints", "ant/.ipynb_checkpoints/000.png", "ant/._000.png", "ant/a.gif"):
+        assert str(source / "train" / name) in caplog.text
 
 
 def empty_class(source: Path) -> None:
@@ -224,7 +298,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path: Path, capsys, mo
 
 def test_digits_become_images_of_the_same_split(tmp_path: Path) -> None:
     assert main(["source=digits", f"output={tmp_path}", "--images-only"]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["train", "val"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "train", "val"]
     for folder, (images, labels) in zip(("train", "val"), load_digits(0.2), strict=True):
         assert len(list((tmp_path / folder).glob("*/*.png"))) == len(labels)
         for number in range(0, len(labels), 97):

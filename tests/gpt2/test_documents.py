@@ -101,6 +101,29 @@ def test_sources_are_a_file_a_folder_or_a_glob(tmp_path):
             find_inputs(str(nothing))
 
 
+def test_links_are_followed_once_and_what_is_left_out_is_said(tmp_path, caplog):
+    for name in ("source/a/1.txt", "source/B.TXT", "source/.hidden/2.txt", "source/3.gz", "elsewhere/4.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    source = tmp_path / "source"
+    for link, target in (("shard", "../elsewhere"), ("again", "a"), ("loop", ".")):
+        (source / link).symlink_to(target)
+    assert [file.name for file in find_inputs(str(source))] == ["B.TXT", "a/1.txt", "shard/4.txt"]
+    assert f"source={source}: left out are {source}/.hidden, {source}/3.gz" in caplog.text
+    names = [Path(file.location).relative_to(source).as_posix() for file in find_inputs(f"{source}/**/*.txt")]
+    assert names == ["a/1.txt", "shard/4.txt"]
+    caplog.clear()
+    assert [file.name for file in find_inputs(f"{source}/[Ba]*")] == ["B.TXT"]
+    assert f"left out are {source}/a, {source}/again" in caplog.text
+
+
+def test_a_byte_order_mark_is_no_text_and_hides_no_separator(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "BLOCK", 8)
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf<|endoftext|>\none\n")
+    (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "two"}\n')
+    assert documents_of(find_inputs(str(tmp_path))) == ["", "one\n", "two"]
+
+
 def test_the_standard_library_is_python_without_tests_and_installed_packages():
     files = find_inputs("python_stdlib")
     names = {file.name for file in files}
@@ -113,6 +136,8 @@ def broken(kind, tmp_path):
     match kind:
         case "json":
             (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"text": broken}\n')
+        case "deep":
+            (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + "[" * 100_000 + "\n")
         case "key":
             (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"content": "x"}\n')
         case "null":
@@ -131,7 +156,8 @@ def broken(kind, tmp_path):
     [
         ("json", r"a\.jsonl, byte 17: not JSON"),
         ("key", r"a\.jsonl, byte 17: text=NoneType, expected text"),
-        ("null", r"a\.parquet, row group 0: text=NoneType, expected text"),
+        ("null", r"a\.parquet, row group 0, row 1 of it, counted from 0: text=NoneType, expected text"),
+        ("deep", r"a\.jsonl, byte 17: not JSON \(maximum recursion depth"),
         ("column", r"a\.parquet: no column 'text'; set text_key to one of: id, content"),
         ("parquet", r"a\.parquet: not a parquet file"),
         ("gone", r"a\.txt: cannot be read"),

@@ -7,16 +7,20 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from gpt2 import documents, token_writer
+from gpt2 import prepare as module
 from gpt2.prepare import PUBLIC_TOKENS, PrepareArguments, describe, main, prepare, validation_documents
 from gpt2.token_files import DTYPE, DataError, Header, read_header
-from gpt2.tokenizer import load_tokenizer
+from gpt2.tokenizer import load_tokenizer, train_bpe
 from tests.gpt2.test_documents import WRITERS, write_parquet
 
 TEXTS = [f"text number {i}: {'word ' * (i % 9)}\n" for i in range(60)]
@@ -100,6 +104,42 @@ def test_a_finished_folder_is_kept_and_another_one_refused(source, tmp_path):
     assert (output / "train.bin").stat().st_mtime_ns == before
 
 
+@pytest.mark.parametrize("key", sorted(set(PrepareArguments.model_fields) - module.NOT_SHAPING))
+def test_every_setting_that_shapes_the_files_is_compared(key, tmp_path):
+    source, output = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_text("".join(json.dumps({"text": text, "other": text[:9]}) + "\n" for text in TEXTS))
+    first = prepare(arguments(output, source), quiet=True)
+    other = {"tokenizer": "bpe_270", "validation_fraction": 0.2, "seed": 1, "text_key": "other"}[key]
+    with pytest.raises(DataError, match=f"holds other data .{key}: .* there, {other} now"):
+        prepare(arguments(output, source, **{key: other}), quiet=True)
+    assert prepare(arguments(output, source), quiet=True) == first
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe_270"])
+def test_folders_that_do_not_say_how_they_were_made_are_compared_by_their_tokens(tokenizer, tmp_path):
+    source, output = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_text("".join(json.dumps({"text": text, "other": text[:9]}) + "\n" for text in TEXTS))
+    header = prepare(arguments(output, source, tokenizer=tokenizer), quiet=True)
+    old = replace(header, settings={}, vocabulary="")
+    (output / "header.json").write_text(old.to_json())
+    assert prepare(arguments(output, source, tokenizer=tokenizer), quiet=True) == old
+    with pytest.raises(DataError, match=r"holds other data \(its first tokens: .*removed, to prepare it anew"):
+        prepare(arguments(output, source, tokenizer=tokenizer, text_key="other"), quiet=True)
+    if tokenizer != "bytes":
+        train_bpe(tokenizer, [text[::-1] for text in TEXTS], output)
+        with pytest.raises(DataError, match="its first tokens"):
+            prepare(arguments(output, source, tokenizer=tokenizer), quiet=True)
+
+
+def test_another_vocabulary_than_that_of_the_tokens_is_refused(tmp_path):
+    source, output = tmp_path / "a.txt", tmp_path / "out"
+    WRITERS["txt"](source, TEXTS)
+    prepare(arguments(output, source, tokenizer="bpe_270"), quiet=True)
+    train_bpe("bpe_270", [text[::-1] for text in TEXTS], output)
+    with pytest.raises(DataError, match=r"vocabulary\.tiktoken: sha256"):
+        prepare(arguments(output, source, tokenizer="bpe_270"), quiet=True)
+
+
 class Killed(BaseException):
     pass
 
@@ -133,6 +173,53 @@ def test_an_interrupted_preparation_goes_on_and_ends_with_the_same_files(unit, t
         assert (resumed / name).read_bytes() == (whole / name).read_bytes()
     assert encoded.count(f"{unit - 1:08d}") == 2
     assert len(encoded) == len(set(encoded)) + 1  # nothing else was done twice
+
+
+def test_interrupted_between_the_splits_of_a_unit_it_loses_and_repeats_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "BLOCK", 300)
+    source, whole, resumed = tmp_path / "a.jsonl", tmp_path / "whole", tmp_path / "resumed"
+    WRITERS["jsonl"](source, TEXTS)
+    expected = prepare(arguments(whole, source), quiet=True)
+    count, seen = token_writer.count_tokens, []
+
+    def counted(file):
+        seen.append(file)
+        if len(seen) > 8 and file.suffix == ".val":
+            raise KeyboardInterrupt
+        return count(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(token_writer, "count_tokens", counted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(arguments(resumed, source), quiet=True)
+    assert prepare(arguments(resumed, source), quiet=True) == expected
+    for split in ("train", "val"):
+        assert (resumed / f"{split}.bin").read_bytes() == (whole / f"{split}.bin").read_bytes()
+
+
+def test_a_full_disk_is_named_and_nothing_is_lost(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    source, output = tmp_path / "a.txt", tmp_path / "out"
+    WRITERS["txt"](source, TEXTS)
+    with monkeypatch.context() as patched:
+        patched.setattr(token_writer.shutil, "copyfileobj", full)
+        patched.setattr(token_writer, "write_atomically", full)
+        with pytest.raises(DataError, match=f"output={output}: cannot be written .*No space left"):
+            prepare(arguments(output, source), quiet=True)
+    assert prepare(arguments(output, source), quiet=True) == prepare(arguments(tmp_path / "whole", source), quiet=True)
+
+
+def test_a_document_that_cannot_be_encoded_is_named(tmp_path, monkeypatch):
+    def fails(self, text):
+        raise ValueError("Max stack\nsize")
+
+    source = tmp_path / "a.jsonl"
+    WRITERS["jsonl"](source, TEXTS)
+    monkeypatch.setattr("gpt2.tokenizer.Bytes.encode", fails)
+    with pytest.raises(DataError, match=r"a\.jsonl, byte 0, document 0 of it, .* 16 characters \(Max stack size\)"):
+        prepare(arguments(tmp_path / "out", source), quiet=True)
 
 
 def test_other_settings_begin_anew(tmp_path, monkeypatch):
@@ -169,8 +256,6 @@ def test_killed_between_renaming_and_the_header(renamed, tmp_path):
     before = (output / "train.bin").read_bytes()
     # What the folder was an instant before: the header is missing, the progress still there.
     fingerprint = token_writer.begin("").fingerprint
-    from gpt2 import prepare as module
-
     settings = arguments(output, source)
     corpus = module.scan_all(module.find_inputs(str(source)), 1, quiet=True)
     fingerprint = module.fingerprint(settings, corpus, "")
@@ -201,6 +286,34 @@ def test_killed_for_good_it_goes_on(tmp_path, monkeypatch):
     assert 0 < json.loads((output / "progress.json").read_text())["units"] < 150
     assert prepare(arguments(output, source), quiet=True) == expected
     assert (output / "train.bin").read_bytes() == (whole / "train.bin").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("times", "pause", "tmpdir"), [(1, 0.0, "t"), (3, 0.01, "t" * 90), (3, 0.3, "t")])
+def test_ctrl_c_ends_it_at_once_in_one_line_and_it_goes_on(times, pause, tmpdir, tmp_path):
+    source, output = tmp_path / "source", tmp_path / "out"
+    source.mkdir()
+    (tmp_path / tmpdir).mkdir()  # too long for the path of a socket, or short
+    for i in range(4):
+        WRITERS["jsonl"](source / f"{i}.jsonl", [f"document {n} {'y' * 300}" for n in range(20_000)])
+    command = [sys.executable, "-m", "gpt2.prepare", f"output={output}", f"source={source}", "tokenizer=bytes"]
+    command += ["validation_fraction=0.1", "processes=2"]
+    log, environment = tmp_path / "log", os.environ | {"TMPDIR": str(tmp_path / tmpdir)}
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, stderr=stream, env=environment, start_new_session=True)
+    end = time.monotonic() + 60
+    while not list(output.glob("parts/*")) and time.monotonic() < end:
+        time.sleep(0.01)
+    for _ in range(times):  # to the whole group, as a terminal does
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(pause)
+    assert process.wait(10) == 130
+    assert log.read_text().splitlines() == ["interrupted"]
+    assert not (output / "parts").exists()
+    expected = prepare(arguments(tmp_path / "whole", source), quiet=True)
+    assert prepare(arguments(output, source), quiet=True) == expected
+    with pytest.raises(ProcessLookupError):  # nobody is left of the group
+        os.killpg(process.pid, 0)
 
 
 def _slow_prepare(output, source):
@@ -261,10 +374,11 @@ def test_mistakes_are_one_line_and_exit_code_2(settings, message, tmp_path, caps
 def test_openwebtexts_public_token_counts_are_compared():
     header = Header(1, "gpt2", 50257, 50256, 50256, dict(PUBLIC_TOKENS), {"train": 1, "val": 1}, 7.0, "openwebtext",
                     {"fraction": 0.0005, "seed": 2357}, {})  # fmt: skip
-    from dataclasses import replace
     from pathlib import Path
 
     assert "9,035,582,198 (train) and 4,434,897 (val) tokens: the same" in describe(header, Path("x"))
     other = replace(header, tokens={"train": 9_035_582_198, "val": 4_434_896})
     assert "NOT the same" in describe(other, Path("x"))
     assert "public" not in describe(replace(header, source="mine"), Path("x"))
+    assert "1 document\nfew documents for validation: validation_fraction=0.0005 of 2;" in describe(header, Path("x"))
+    assert "few" not in describe(replace(header, documents={"train": 90, "val": 10}), Path("x"))

@@ -169,5 +169,9 @@ def test_the_embedded_corpus_is_prepared_once_and_kept(tmp_path, monkeypatch):
     assert 2.5 < task.metrics(dict.fromkeys(task.sums, 1.0))["unigram_entropy"] < 3.7  # of Python, in nats per byte
     text = bytes(np.fromfile(folder / "val.bin", "<u2")[:-1].clip(0, 255).astype(np.uint8)).decode(errors="replace")
     assert "def __init__(self" in text
-    with pytest.raises(ConfigError, match=r"holds python_stdlib with tokenizer bytes .* set data.folder to another"):
+    message = r"holds other data \(validation_fraction: 0\.05 there, 0\.2 now\); expected a new folder"
+    with pytest.raises(ConfigError, match=message):
         TASK(compose_config("gpt2", [*overrides, "data.validation_fraction=0.2"]))
+    monkeypatch.undo()  # as with the sources of another version of Python
+    with pytest.raises(ConfigError, match=r"data\.folder=.*sha256 of the inputs: "):
+        TASK(compose_config("gpt2", overrides))

@@ -9,7 +9,7 @@ import requests
 import tiktoken
 
 from gpt2.token_files import DataError
-from gpt2.tokenizer import BYTE_OF, VOCABULARY, WORDS, Bytes, load_tokenizer, train_bpe
+from gpt2.tokenizer import BYTE_OF, VOCABULARY, WORDS, Bytes, cut_at_spaces, load_tokenizer, train_bpe
 
 TEXTS = [
     "def f(x):\n    return x + 1  # naïve\n",
@@ -58,6 +58,27 @@ def test_encoding_is_tiktokens_own(bpe):
         assert bpe[0].encode(text).tolist() == encoding.encode_ordinary(text)
 
 
+@pytest.mark.parametrize(
+    "text", ["a  b", " \t\n " * 500 + "x", "x" + " " * 3000, "a" + "\n" * 1500 + "'s 12" + "\u3000" * 1500]
+)
+def test_pieces_cut_at_long_runs_of_spaces_give_the_tokens_of_the_whole(text, bpe):
+    pieces = cut_at_spaces(text)
+    assert "".join(pieces) == text
+    assert (len(pieces) > 1) == (len(text) > 1000)
+    assert np.concatenate([bpe[0].encode(piece) for piece in pieces]).tolist() == bpe[0].encode(text).tolist()
+
+
+def test_more_spaces_than_tiktoken_can_match_are_encoded(bpe):
+    text = "a" + " " * 1_100_000 + "b"
+    with pytest.raises(ValueError, match="stack"):
+        bpe[0]._encoding.encode_to_numpy(text, disallowed_special=())
+    assert bpe[0].decode(bpe[0].encode(text).tolist()) == text
+
+
+def test_a_bpe_is_trained_from_long_words_in_bounded_time(tmp_path):
+    assert train_bpe("bpe_300", [" " * 1_000_000 + "x", *TEXTS], tmp_path).vocabulary_size == 300
+
+
 def test_byte_table_is_gpt2s():
     """tiktoken reads it off GPT-2's files in the same way."""
     from tokenizers.pre_tokenizers import ByteLevel
@@ -86,6 +107,17 @@ def test_a_vocabulary_of_another_size_is_refused(bpe, tmp_path):
     (tmp_path / VOCABULARY).write_bytes(b"".join(lines[:-1]))
     with pytest.raises(DataError, match="298 tokens, expected 299 for tokenizer bpe_300"):
         load_tokenizer("bpe_300", tmp_path)
+
+
+def test_the_vocabulary_read_is_the_files_and_is_compared(bpe, tmp_path, monkeypatch):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "cache"))
+    first = train_bpe("bpe_300", TEXTS * 20, tmp_path).encode(TEXTS[0]).tolist()
+    digest = hashlib.sha256((tmp_path / VOCABULARY).read_bytes()).hexdigest()
+    assert load_tokenizer("bpe_300", tmp_path, digest).encode(TEXTS[0]).tolist() == first
+    other = train_bpe("bpe_300", [text[::-1] for text in TEXTS] * 20, tmp_path)
+    assert load_tokenizer("bpe_300", tmp_path).encode(TEXTS[0]).tolist() == other.encode(TEXTS[0]).tolist() != first
+    with pytest.raises(DataError, match=f"{VOCABULARY}: sha256 .*, expected {digest}"):
+        load_tokenizer("bpe_300", tmp_path, digest)
 
 
 def test_a_corpus_too_small_for_the_vocabulary(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 from tqdm import tqdm
 
 from common.training.config import ConfigError
-from transformer.preparation.files import BLOCK, digest
+from transformer.preparation.files import BLOCK, digest, exclusive
 from transformer.preparation.manifest import Archive
 
 TIMEOUT_S = 60
@@ -23,17 +23,23 @@ def fetch(archive: Archive, folder: Path) -> dict[str, Any]:
     """
     file = folder / archive.file
     if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f"{archive.file}.partial"
-        try:
-            download(archive.url, partial)
-        except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
-            raise ConfigError(
-                f"{archive.file}: cannot be downloaded from {archive.url} ({error}). Call this again to go on, or get "
-                f"the file in another way and put it at {file}"
-            ) from error
-        partial.replace(file)
+        with exclusive(folder / f"{archive.file}.lock"):  # several data sets share archives
+            if not file.exists():
+                download_to(archive, file)
     return {"file": archive.file, "url": archive.url} | check(archive, file)
+
+
+def download_to(archive: Archive, file: Path) -> None:
+    """Download an archive. Raises ConfigError, saying where to put the file by hand, if that fails."""
+    partial = file.with_name(f"{archive.file}.partial")
+    try:
+        download(archive.url, partial)
+    except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+        raise ConfigError(
+            f"{archive.file}: cannot be downloaded from {archive.url} ({error}). Call this again to go on, or get "
+            f"the file in another way and put it at {file}"
+        ) from error
+    partial.replace(file)
 
 
 def download(url: str, partial: Path) -> None:

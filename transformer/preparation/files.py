@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from common.training.config import ConfigError
+
 BLOCK = 1 << 20
 
 
@@ -40,10 +42,23 @@ def write_lines(file: Path, lines: Iterable[str]) -> None:
 
 
 def read_lines(file: Path) -> Iterator[str]:
-    """Yield the lines of a text file, split at line feeds only: text may hold other separators."""
-    with file.open(encoding="utf-8", newline="\n") as stream:
-        for line in stream:
-            yield line.rstrip("\n")
+    """Yield the lines of a text file, split at line feeds only: text may hold other separators.
+
+    Raises ConfigError naming the first line that is not UTF-8.
+    """
+    with file.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            try:
+                yield line.removesuffix(b"\n").decode()
+            except UnicodeDecodeError as error:
+                reason = f"byte {error.object[error.start]:#04x}, number {error.start + 1} of the line, {error.reason}"
+                raise ConfigError(f"{file}, line {number}: expected UTF-8, found {reason}") from error
+
+
+def read_text(file: Path) -> Iterator[str]:
+    """Yield the lines of a user's text, without a byte order mark and carriage returns, which are no part of them."""
+    for number, line in enumerate(read_lines(file)):
+        yield (line if number else line.removeprefix("\ufeff")).rstrip("\r")
 
 
 def write_json(file: Path, content: dict[str, Any]) -> None:

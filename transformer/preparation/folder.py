@@ -16,9 +16,34 @@ PACKAGES = ("sacremoses", "subword-nmt", "fairseq", "num2words")
 
 
 def describe(folder: Path) -> dict[str, Any] | None:
-    """Return the description from which a folder was made, or None if it was not made by transformer.prepare."""
-    content = read_json(folder / RECORD)
-    return None if content is None else content["recipe"]
+    """Return the description from which a folder was made, or None if it was not made by transformer.prepare.
+
+    Raises ConfigError as `record` does.
+    """
+    found = record(folder)
+    return None if found is None else found["recipe"]
+
+
+def record(folder: Path) -> dict[str, Any] | None:
+    """Return the content of prepared.json, or None if there is none. Raises ConfigError if it is damaged."""
+    file = folder / RECORD
+    if not file.exists():
+        return None
+    content = read_json(file)
+    if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in ("recipe", "sha256")):
+        raise ConfigError(f"{file}: damaged; prepare the folder again (python -m transformer.prepare --help)")
+    return content
+
+
+def check_unchanged(folder: Path, names: Iterable[str]) -> None:
+    """Raise ConfigError if one of these files is missing or another one than transformer.prepare recorded."""
+    found = record(folder)
+    for name in names if found is not None else ():
+        expected = found["sha256"].get(name)
+        if expected is not None and (not (folder / name).is_file() or digest(folder / name) != expected):
+            raise ConfigError(
+                f"{folder / name}: not the file that was prepared, by its sha256; prepare the folder again"
+            )
 
 
 def build(
@@ -35,7 +60,7 @@ def build(
 
     work = output.with_name(f"{output.name}.work")
     begun = read_json(work / RECORD)
-    if begun not in (None, description):
+    if begun != description and any(work.glob("[!.]*")):
         raise ConfigError(f"{work} holds unfinished work with other settings: {begun}; remove it, or set them again")
     write_json(work / RECORD, description)
     stages = Stages(recipe, work, jobs)
@@ -50,8 +75,8 @@ def build(
     binarize(work / "texts", finished, recipe.source, recipe.target, jobs)
     shutil.copyfile(codes, finished / CODES)
     files = {str(f.relative_to(finished)): digest(f) for f in sorted(finished.rglob("*")) if f.is_file()}
-    record = {"recipe": description, "pairs": counts, "versions": versions(), "sha256": files}
-    write_json(finished / RECORD, record)
+    made = {"recipe": description, "pairs": counts, "versions": versions(), "sha256": files}
+    write_json(finished / RECORD, made)
     finished.rename(output)
     shutil.rmtree(work)
     return counts

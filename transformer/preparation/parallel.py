@@ -1,11 +1,12 @@
 """Running many small jobs on a few processes with a progress bar, in bounded memory."""
 
-from collections import deque
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any, TypeVar
 
 from tqdm import tqdm
+
+from common.interruptible import in_processes
 
 Result = TypeVar("Result")
 
@@ -23,19 +24,13 @@ def results(
                 yield function(*each)
                 progress.update()
             return
-        with ProcessPoolExecutor(jobs) as pool:
-            pending: deque[Future[Result]] = deque()
-            for each in arguments:
-                pending.append(pool.submit(function, *each))
-                if len(pending) > 2 * jobs:
-                    yield pending.popleft().result()
-                    progress.update()
-            while pending:
-                yield pending.popleft().result()
-                progress.update()
+        for result in in_processes(function, arguments, jobs, 2 * jobs):
+            yield result
+            progress.update()
 
 
 def run(function: Callable[..., None], arguments: Iterable[tuple[Any, ...]], jobs: int, title: str) -> None:
     """Do the same for a function that returns nothing."""
-    for _ in results(function, arguments, jobs, title):
-        pass
+    with contextlib.closing(results(function, arguments, jobs, title)) as done:
+        for _ in done:
+            pass

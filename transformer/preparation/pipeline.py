@@ -10,7 +10,7 @@ Each stage works on chunks of lines in parallel, and reuses what is already fini
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import redirect_stderr
+from contextlib import closing, redirect_stderr
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 
 from common.training.config import ConfigError
-from transformer.preparation.files import read_lines, whole, write_lines
+from transformer.preparation.files import digest, read_lines, whole, write_lines
 from transformer.preparation.parallel import results, run
 from transformer.text import CODES, MosesText, Subwords
 
@@ -81,8 +81,9 @@ class Stages:
         if not codes.exists():
             words: Counter[str] = Counter()
             files = [(file,) for file in self._files("tokenized", "train")]
-            for counts in results(count_words, files, self.jobs, "count words"):
-                words.update(counts)
+            with closing(results(count_words, files, self.jobs, "count words")) as counted:
+                for counts in counted:
+                    words.update(counts)
             learn_codes(words, self.recipe.merges, codes)
         return codes
 
@@ -154,14 +155,14 @@ def learn_codes(words: Counter[str], merges: int, codes: Path) -> None:
 
 def encode_chunk(recipe: Recipe, codes: Path, clean: bool, words: Path, file: Path) -> None:
     """Write a chunk of subwords, without the pairs that cleaning drops."""
-    subwords = subwords_of(codes)
+    subwords = subwords_of(codes, digest(codes))
     rows = ([subwords.split(source), subwords.split(target), *raw] for source, target, *raw in read_rows(words))
     write_lines(file, ("\t".join(row) for row in rows if not clean or recipe.keeps(*row[:2])))
 
 
 @cache
-def subwords_of(codes: Path) -> Subwords:
-    """Return the codes, read once in each process; they cache the words that they have split."""
+def subwords_of(codes: Path, sha256: str) -> Subwords:
+    """Return the codes with this checksum, read once in each process; they cache the words that they have split."""
     return Subwords(codes)
 
 

@@ -1,0 +1,105 @@
+"""Work that Ctrl-C may end at any time: commands that prepare data, and the processes that they start."""
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing.connection import wait
+from typing import Any, TypeVar
+
+GRACE_S = 2.0  # in which processes may finish what they have begun
+LONGEST_SOCKET_PATH = 107  # bytes, on Linux
+SERVER_SOCKET = len("/pymp-12345678/listener-12345678")
+
+Result = TypeVar("Result")
+
+
+def interruptible(function: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+    """Decorate a command's main: the first Ctrl-C ends it with one line and exit code 130.
+
+    Further ones are ignored, so that what is done is saved and no temporary file stays.
+    """
+
+    def first(signum: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    @functools.wraps(function)
+    def main(argv: Sequence[str]) -> int:
+        # Ctrl-C may be ignored already, as in the background of a script.
+        heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if heard and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, first)
+        try:
+            return function(argv)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
+        finally:
+            if signal.getsignal(signal.SIGINT) is first:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    return main
+
+
+@contextlib.contextmanager
+def unheard() -> Iterator[None]:
+    """Hold Ctrl-C back; processes started inside the block never get it, so that their parent decides what it means."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by fork and exec
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def server_context(preload: list[str]) -> multiprocessing.context.BaseContext:
+    """Return the way to start processes from a small server, which has no threads and has loaded `preload`.
+
+    Where TMPDIR is too long for the server's socket, every process starts from nothing instead.
+    """
+    if len(os.fsencode(tempfile.gettempdir())) + SERVER_SOCKET > LONGEST_SOCKET_PATH:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(preload)
+    return context
+
+
+def in_processes(
+    function: Callable[..., Result],
+    arguments: Iterable[tuple[Any, ...]],
+    processes: int,
+    ahead: int,
+    context: multiprocessing.context.BaseContext | None = None,
+) -> Iterator[Result]:
+    """Yield function(*a) for each a of `arguments`, in order; at most `ahead` results wait to be collected.
+
+    If it ends early (an error, Ctrl-C, closed), nothing more is started, and what takes longer than GRACE_S is killed.
+    """
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(processes, context)
+    waiting: deque[Future[Result]] = deque()
+    try:
+        for each in arguments:
+            with unheard():  # to submit is to start a process, at first
+                waiting.append(pool.submit(function, *each))
+            if len(waiting) > ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        end = time.monotonic() + GRACE_S
+        for process in set(multiprocessing.active_children()) - others:
+            if not wait([process.sentinel], max(0.0, end - time.monotonic())):
+                process.kill()
+        raise
+    finally:
+        pool.shutdown()

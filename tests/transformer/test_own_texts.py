@@ -1,0 +1,183 @@
+"""The user's own parallel text: what is compared, cleaned, locked and refused by name."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.training.compose import compose_config
+from common.training.config import ConfigError
+from transformer import prepare
+from transformer.corpus import Corpus
+from transformer.preparation import pipeline
+
+LINES = {"train": 60, "valid": 6, "test": 6}
+
+
+def write_texts(texts: Path, train: int = LINES["train"]) -> None:
+    texts.mkdir()
+    for split, count in (LINES | {"train": train}).items():
+        for language in ("en", "de"):
+            lines = [f"word{n % 7} other{n % 5} {language} line {n}\n" for n in range(count)]
+            (texts / f"{split}.{language}").write_text("".join(lines))
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    write_texts(tmp_path / "texts")
+    return tmp_path / "texts"
+
+
+def run(texts: Path, *more: str) -> int:
+    arguments = ["corpus=files", f"texts={texts}", "source=en", "target=de", "merges=30", "jobs=1"]
+    return prepare.main([*arguments, f"output={texts.parent}/out", *more])
+
+
+def corpus_of(folder: Path) -> Corpus:
+    data = ["data=folder", "data.source=en", "data.target=de", f"data.path={folder}"]
+    return Corpus(compose_config("transformer", data).data)
+
+
+def test_edited_texts_are_other_data(texts: Path, capsys: pytest.CaptureFixture) -> None:
+    assert run(texts) == run(texts) == 0
+    for side in ("train.en", "valid.de"):
+        before = (texts / side).read_text()
+        (texts / side).write_text(before.replace("line 3", "line 3a"))
+        assert run(texts) == 2
+        error = capsys.readouterr().err
+        assert f"output={texts.parent}/out: holds other data (sha256 of {side}: " in error
+        assert error.count("sha256 of") == 1
+        (texts / side).write_text(before)
+    assert run(texts) == 0
+
+
+def test_unfinished_work_with_other_texts_is_not_continued(
+    texts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pipeline, "encode_chunk", interrupted)
+        assert run(texts) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "interrupted"
+    (texts / "train.en").write_text((texts / "train.en").read_text().replace("line 3", "line 3a"))
+    assert run(texts) == 2
+    assert "out.work holds unfinished work with other settings" in capsys.readouterr().err
+
+
+def test_codes_are_those_of_the_file_and_not_of_one_that_was_there_before(texts: Path) -> None:
+    assert run(texts) == 0
+    (texts.parent / "out").rename(texts.parent / "first")
+    (texts / "train.en").write_text("".join(f"completely new {n}\n" for n in range(60)))
+    assert run(texts) == 0
+    again = texts.parent / "again"
+    pipeline.subwords_of.cache_clear()
+    assert run(texts, f"output={again}") == 0
+    ours, fresh = (json.loads((folder / "prepared.json").read_text()) for folder in (texts.parent / "out", again))
+    assert ours["sha256"] == fresh["sha256"]
+
+
+def test_byte_order_marks_and_carriage_returns_are_no_part_of_references(texts: Path) -> None:
+    assert run(texts, f"output={texts.parent}/clean") == 0
+    for side in texts.iterdir():
+        side.write_bytes(b"\xef\xbb\xbf" + side.read_bytes().replace(b"\n", b"\r\n"))
+    assert run(texts) == 0
+    clean, marked = texts.parent / "clean", texts.parent / "out"
+    for file in (file for file in clean.rglob("*") if file.is_file() and file.name != "prepared.json"):
+        assert (marked / file.relative_to(clean)).read_bytes() == file.read_bytes(), file
+    raw = marked / "raw" / "test.de"
+    raw.write_bytes(b"\xef\xbb\xbf" + raw.read_bytes().replace(b"\n", b"\r\n"))  # put there by hand
+    assert corpus_of(marked).references("test") == corpus_of(clean).references("test")
+
+
+def test_a_line_that_is_not_utf_8_is_named(texts: Path, capsys: pytest.CaptureFixture) -> None:
+    lines = (texts / "train.de").read_bytes().splitlines(keepends=True)
+    lines[41] = "naïve\n".encode("latin-1")
+    (texts / "train.de").write_bytes(b"".join(lines))
+    assert run(texts) == 2
+    assert f"{texts}/train.de, line 42: expected UTF-8, found byte 0xef, number 3 of the" in capsys.readouterr().err
+
+
+def test_of_two_at_once_one_works_and_the_other_waits(texts: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:  # a lock belongs to an open file: threads exclude each other as processes do
+        assert list(pool.map(run, [texts, texts])) == [0, 0]
+
+
+def edited(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        for file in folder.glob(name):
+            file.write_bytes(change(file.read_bytes()))
+
+    return edit
+
+
+DICTIONARY, INDEX, TOKENS = "dict.*.txt", "train.en-de.en.idx", "valid.en-de.de.bin"
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (edited(DICTIONARY, lambda content: b"\xff\xfe 3\n" + content), r"dict\.en\.txt"),
+        (edited(DICTIONARY, lambda content: content + content.splitlines()[0] + b"\n"), r"dict\.en\.txt"),
+        (edited(DICTIONARY, lambda content: b"\n".join(content.splitlines()[:5]) + b"\n"), "dict"),
+        (edited(DICTIONARY, lambda _: b""), "dict"),
+        (edited(INDEX, lambda content: content[:20]), r"train\.en-de\.en is not fairseq's"),
+        (edited(INDEX, lambda content: content[:200]), r"train\.en-de\.en is not fairseq's"),
+        (edited(INDEX, lambda _: b""), r"train\.en-de\.en is not fairseq's"),
+        (edited(TOKENS, lambda content: content[:-2]), r"valid\.en-de\.de\.bin has \d+ bytes, expected"),
+        (edited(TOKENS, lambda _: b""), r"valid\.en-de\.de"),
+    ],
+)
+def test_damaged_data_do_not_pass_the_door(
+    spoil: Callable[[Path], None], message: str, recorded: bool, data_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(data_folder, tmp_path / "data")
+    if not recorded:  # as fairseq-preprocess leaves a folder
+        (folder / "prepared.json").unlink()
+    opened = corpus_of(folder)
+    assert len(opened.split("train")) == 300
+    spoil(folder)
+    with pytest.raises(ConfigError, match=message):
+        [corpus_of(folder).split(split) for split in ("train", "valid")]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"recipe": 3, "sha256": {}}'])
+def test_a_damaged_record_is_named(content: str, data_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(data_folder, tmp_path / "data")
+    (folder / "prepared.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"data/prepared\.json: damaged; prepare the folder again"):
+        corpus_of(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["tokenized", "finished"])
+def test_ctrl_c_ends_it_at_once_in_one_line_and_it_goes_on(stage: str, tmp_path: Path) -> None:
+    texts, work, log = tmp_path / "texts", tmp_path / "out.work", tmp_path / "log"
+    write_texts(texts, train=24_000)
+    command = [sys.executable, "-m", "transformer.prepare", "corpus=files", f"texts={texts}", "source=en", "target=de"]
+    command += ["merges=30", "jobs=3", f"output={tmp_path}/out"]
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, stderr=stream, start_new_session=True)
+    end = time.monotonic() + 120
+    while not list(work.glob(f"{stage}/*")) and time.monotonic() < end:
+        time.sleep(0.005)
+    for _ in range(3):  # to the whole group, as a terminal does
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.05)
+    assert process.wait(15) == 130
+    assert log.read_text().splitlines() == ["interrupted"]
+    assert run(texts) == 0
+    with pytest.raises(ProcessLookupError):  # nobody is left of the group
+        os.killpg(process.pid, 0)
+    assert len(corpus_of(tmp_path / "out").split("train")) == 24_000
