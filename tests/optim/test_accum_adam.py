@@ -274,7 +274,7 @@ def test_a_change_of_the_window_does_not_change_the_size_of_a_step(before, after
     for step in range(60):
         if step == 40:
             state = optimizer.state_dict()
-            state["state"][0].pop("windows")
+            state["state"][0].pop("windows", None)
             optimizer.load_state_dict(state)
             optimizer.param_groups[0]["accumulation_steps"] = after
         old, param.grad = param.detach().clone(), torch.ones(3, dtype=torch.float64)
