@@ -141,7 +141,8 @@ class FlatVector:
                 raise RuntimeError(
                     f"{where}: parameter '{slot.name}' is no longer a view of the flat vector that gossip mixes. "
                     "Call .to(...) (device, dtype, memory_format) on the module before wrapping it, and "
-                    "load_state_dict() without assign=True."
+                    "load_state_dict() without assign=True; a module that two others share belongs in one wrapper: "
+                    "wrap one module that holds them all."
                 )
             if self._versions is not None and self._version(parameter) != self._versions[index]:
                 raise RuntimeError(

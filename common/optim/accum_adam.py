@@ -6,8 +6,8 @@ With s = 1 it is Adam (AdamW), then better taken from `torch.optim`.
 
 Differences to the algorithm as printed, after the authors' later notes: the persistent second moment decays with beta2
 (beta1 is printed), and eps stands outside the square root, as in `torch.optim.Adam`. As in the authors' package the
-bias correction counts windows, ceil(k/s), and an unfinished window carries over epochs and checkpoints. Unlike there,
-weight decay never writes into `.grad`, and each parameter counts its own updates.
+bias correction counts windows, ceil(k/s) while s stays the same, and an unfinished window carries over epochs and
+checkpoints. Unlike there, weight decay never writes into `.grad`, and each parameter counts its own updates.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from common.flat import Bucket
 from common.optim.checks import dense_grad, require, require_count, require_decay_rate, require_non_negative
 from common.optim.closure import loss_of
 from common.optim.flat_state import STATE_NAMES, Alone, FlatState, Incoming, ParameterVector
+from common.optim.foreach import scale_
 from common.optim.functional import Hyper, accum_adam_update
 
 OPTIONS = ("lr", "betas", "eps", "weight_decay", "accumulation_steps", "foreach", "fused")
@@ -36,19 +37,23 @@ class AccumAdam(Optimizer):
 
     params:             parameters or parameter groups; a group may override every option below
     lr:                 learning rate; may change between steps
-    betas:              decay rates of the moments, for each window of s steps
+    betas:              decay rates of the moments, for each window of s steps. They may change between steps (as
+                        OneCycleLR changes them): with s = 1 as in torch's Adam; with s > 1 moments have decayed with
+                        the rates that held at the end of their last window
     eps:                added to the square root of the second moment
     weight_decay:       coefficient of the L2 penalty, added to the gradient (not to `.grad`)
-    accumulation_steps: s, the steps of a window, whose mean gradient enters the moments. Set to 1 later, it drops what
-                        an unfinished window has accumulated
+    accumulation_steps: s, the steps of a window, whose mean gradient enters the moments. It may change between steps;
+                        bias corrections go on from the windows closed so far. Set to 1, it drops what an unfinished
+                        window has accumulated; any other change within a window sums up what its gradients weigh
     foreach:            False takes the plain loop over parameters, the reference; None and True the fast one
     fused:              True compiles the update into one pass over memory (it needs a C++ compiler, or triton on a
                         GPU); the first steps take seconds then
 
     A parameter without a gradient is skipped: neither its state nor its count of updates changes. State of each
-    parameter: `step`, its count of updates (an int), and `exp_avg`, `exp_avg_sq`, `accumulator`, of the parameter's
-    shape, dtype and memory layout; no `accumulator` with windows of one step. With `fused` these are views of vectors
-    laid out as the parameters. Of a DTensor (FSDP2) each rank updates its local part, and the state is placed alike.
+    parameter: `step` and `windows`, its count of updates and of closed windows (ints), and `exp_avg`, `exp_avg_sq`,
+    `accumulator`, of the parameter's shape, dtype and memory layout; no `accumulator` with windows of one step. With
+    `fused` these are views of vectors laid out as the parameters. Of a DTensor (FSDP2) each rank updates its local
+    part, and the state is placed alike.
 
     Raises ValueError for an argument out of range or a parameter that is complex or not floating-point, and
     RuntimeError in `step` for a gradient that is sparse, or a DTensor placed otherwise than its parameter.
@@ -56,7 +61,7 @@ class AccumAdam(Optimizer):
 
     arriving: Callable[[], Iterable[tuple[Bucket, Incoming | None]]] | None = None
     _flat: Sequence[FlatState] = ()  # one for each vector of `flatten_state`
-    _alone: Mapping[nn.Parameter, FlatState] = MappingProxyType({})  # of fused parameters that lie in none of them
+    _alone: Mapping[nn.Parameter, tuple[Alone, FlatState]] = MappingProxyType({})  # of fused ones that lie elsewhere
     decoupled_weight_decay = False
 
     def __init__(
@@ -106,16 +111,29 @@ class AccumAdam(Optimizer):
         place_gradients: whether backward puts gradients there by itself (see `FlatState`)
 
         The vectors are reordered by parameter group, so that elements which take the same update are adjacent.
-        Afterwards `update` takes buckets of these vectors, and `step` updates whole vectors or, where `arriving` is
-        set, the buckets that it yields, in its order.
+        `step` then updates whole vectors. With vectors of one owner it may set `arriving`: `step` updates the buckets
+        that it yields, in its order. Vectors of a further owner end that.
         """
-        for flat in self._flat:
-            flat.close()
+        self.release_state(vectors)
+        self.arriving = None
         groups = {param: index for index, group in enumerate(self.param_groups) for param in group["params"]}
         for vector in vectors:
             vector.group_by(groups.get)
-        self._flat = [FlatState(vector, place_gradients=place_gradients) for vector in vectors]
+        placed = groups if place_gradients else ()
+        self._flat = [*self._flat, *(FlatState(vector, placed=placed) for vector in vectors)]
         self._alone = {}
+
+    def release_state(self, vectors: Sequence[ParameterVector]) -> None:
+        """Forget vectors of `flatten_state`: their parameters may move."""
+        released = {id(vector) for vector in vectors}
+        for flat in self._flat:
+            if id(flat.vector) in released:
+                flat.close()
+        self._flat = [flat for flat in self._flat if id(flat.vector) not in released]
+
+    def has_flat(self, vectors: Sequence[ParameterVector]) -> bool:
+        """Return whether these, and no others, are the vectors of `flatten_state`."""
+        return [id(flat.vector) for flat in self._flat] == [id(vector) for vector in vectors]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -131,12 +149,14 @@ class AccumAdam(Optimizer):
                 self._update_lists(params, steps, hyper, foreach=group["foreach"] is not False)
         for flat in self._flat:
             flat.begin(fused, self.state)
-        missing = {param: FlatState(Alone(param)) for param in fused if param not in self._alone}
+        missing = [param for param in fused if param not in self._alone or not self._alone[param][0].is_current]
         if missing:
-            self._alone = {**self._alone, **missing}
+            made = [Alone(param) for param in missing]
+            self._alone = {**self._alone, **{alone.parameters[0]: (alone, FlatState(alone)) for alone in made}}
         for param in list(fused):  # they lie in none of the vectors
-            self._alone[param].begin(fused, self.state)
-            self._alone[param].update(slice(0, local(param).numel()))
+            _, flat = self._alone[param]
+            flat.begin(fused, self.state)
+            flat.update(slice(0, local(param).numel()))
         for bucket, incoming in (self.arriving or self._whole_vectors)():
             self.update(bucket, incoming)
         return loss
@@ -150,14 +170,34 @@ class AccumAdam(Optimizer):
             yield Bucket(index, slice(0, flat.numel)), None
 
     def _count_updates(self, group: dict[str, Any]) -> tuple[list[nn.Parameter], list[int]]:
-        """Count an update of every parameter of the group that has a gradient; return these and their counts."""
+        """Count an update of every parameter of the group that has a gradient; return these and their counts.
+
+        A count is what it would be had s always been the same: s times the closed windows, and the place in this one.
+        """
+        s = group["accumulation_steps"]
+        self._follow_betas(group)
         params = [param for param in group["params"] if param.grad is not None]
         for param in params:
             dense_grad(type(self).__name__, param)
         states = [self._state_of(param, group) for param in params]
+        counts = []
         for state in states:
+            counts.append(state["windows"] * s + state["step"] % s + 1)
             state["step"] += 1
-        return params, [state["step"] for state in states]
+            state["windows"] += counts[-1] % s == 0
+        return params, counts
+
+    def _follow_betas(self, group: dict[str, Any]) -> None:
+        """With s = 1, let moments, stored as they have decayed, decay with these betas instead of the last step's."""
+        betas = tuple(group["betas"])
+        former = group.setdefault("stored_betas", betas)
+        group["stored_betas"] = betas
+        if former == betas or group["accumulation_steps"] > 1:
+            return
+        states = [self.state[param] for param in group["params"] if param in self.state]
+        for name, now, before in zip(STATE_NAMES[:2], betas, former, strict=True):
+            for moment in (local(state[name]) for state in states if name in state and now != before):
+                scale_([moment], now / before if before else 0.0)
 
     def _update_lists(self, params: list[nn.Parameter], steps: list[int], hyper: Hyper, foreach: bool) -> None:
         states = [self.state[param] for param in params]
@@ -175,14 +215,15 @@ class AccumAdam(Optimizer):
                 self._check_keys(
                     "the state of a parameter", param_state, ("step", *state_names(group["accumulation_steps"]))
                 )
-                param_state["step"] = int(param_state["step"])  # a tensor in earlier state dicts
+                param_state["step"] = int(param_state["step"])  # a tensor in earlier state dicts, without the next one
+                param_state.setdefault("windows", param_state["step"] // group["accumulation_steps"])
         super().__setstate__(state)
 
     def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """Return the state of `param`; what is missing is made of zeros, what its group has no use for is dropped."""
         state = self.state[param]
         if not state:
-            state["step"] = 0
+            state["step"] = state["windows"] = 0
         names = state_names(group["accumulation_steps"])
         for name in names:
             if name not in state and not group["fused"]:  # else FlatState has a place for it

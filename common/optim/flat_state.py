@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Hashable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from common.optim.compiled import Vectors, merge_, update_compiled
 from common.optim.functional import Hyper
 
 STATE_NAMES = ("exp_avg", "exp_avg_sq", "accumulator")  # the last one only where a window has several steps
+KEPT_SPANS = 4096  # of one vector; where gradients come and go at random there is no end of them
 
 
 class Incoming(NamedTuple):
@@ -45,12 +46,19 @@ class Alone:
     def __init__(self, parameter: nn.Parameter) -> None:
         self.parameters = [parameter]
         part = local(parameter)
+        self._kind = (part.dtype, part.device, part.stride())
         self.slots, _ = layout([("", part)])
         if not part.is_contiguous() and part.stride() != self.slots[0].stride:
             raise ValueError(
                 f"fused=True: parameter of shape {tuple(part.shape)} and strides {part.stride()}: expected "
                 "elements without gaps between them (a copy by .clone() has none)"
             )
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the parameter still has the dtype, device and strides that it had."""
+        part = local(self.parameters[0])
+        return self._kind == (part.dtype, part.device, part.stride())
 
     @property
     def data(self) -> Tensor:
@@ -73,25 +81,33 @@ class FlatState:
 
     Gradients and state of a DTensor are DTensors too, whose local parts are these views.
 
-    place_gradients: whether backward puts gradients into their vector by itself; else `begin` copies them there. Not
-                     with DDP, which has a place for them already.
+    placed: parameters whose gradients backward puts into their vector by itself; those of others `begin` copies there.
+            None with DDP, which has a place for them already
+
+    When the vector is laid out anew, for another optimizer of these parameters, the next update follows.
     """
 
-    def __init__(self, vector: ParameterVector, *, place_gradients: bool = False) -> None:
+    def __init__(self, vector: ParameterVector, *, placed: Container[nn.Parameter] = ()) -> None:
         self._vector = vector
-        self._slots = vector.slots
+        self._placed = placed
         self._stretches: list[Stretch] = []
+        self._written: list[nn.Parameter] = []  # parameters whose version has to count this update
+        self._handles: list[RemovableHandle] = []
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        self.close()
+        self._slots = self._vector.slots
         self._state: dict[str, Tensor] = {}  # vectors by name
         self._views: dict[str, list[Tensor]] = {}  # their views, by parameter
         self._spans: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # x, m, v and a of earlier updates
         self._address = 0  # of x in these
         self._gradient = torch.zeros(0)
         self._gradient_views: list[Tensor] = []
-        self._written: list[nn.Parameter] = []  # parameters whose version has to count this update
-        self._handles: list[RemovableHandle] = []
-        if place_gradients:
+        if any(parameter in self._placed for parameter in self.parameters):
             self._make_gradient()
-            for parameter, view in zip(vector.parameters, self._gradient_views, strict=True):
+        for parameter, view in zip(self.parameters, self._gradient_views, strict=False):
+            if parameter in self._placed:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(_placing(view)))
 
     def close(self) -> None:
@@ -99,6 +115,11 @@ class FlatState:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    @property
+    def vector(self) -> ParameterVector:
+        """The vector of the parameters."""
+        return self._vector
 
     @property
     def parameters(self) -> Sequence[nn.Parameter]:
@@ -121,6 +142,8 @@ class FlatState:
                  vector are taken out
         state:   the optimizer's, with a dict for each of them
         """
+        if self._slots is not self._vector.slots:
+            self._lay_out()
         self._stretches, self._written = [], []
         ends = [*(slot.offset for slot in self._slots[1:]), self.numel]
         begin, stop, last = 0, 0, None
@@ -165,6 +188,8 @@ class FlatState:
             self._spans.clear()
             self._address = data.data_ptr()
         if (start, stop) not in self._spans:
+            if len(self._spans) >= KEPT_SPANS:
+                del self._spans[next(iter(self._spans))]  # the oldest
             names = STATE_NAMES if "accumulator" in self._state else STATE_NAMES[:2]
             lasting = (data, *(self._state[name] for name in names))
             self._spans[start, stop] = tuple(alias(tensor, start, stop) for tensor in lasting)

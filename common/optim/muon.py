@@ -15,19 +15,31 @@ from common.optim.closure import loss_of
 class MuonAdamW(Optimizer):
     """`torch.optim.Muon` and `torch.optim.AdamW` as one optimizer: one step, one schedule, one state dict.
 
-    Groups and state are the two's own, Muon's groups first. As one optimizer they take one decision of a gradient
-    scaler, and `attach` sees one step in an update.
+    Groups and state are the two's own, Muon's groups first; a group that is added later is AdamW's. As one optimizer
+    they take one decision of a gradient scaler, and `attach` sees one step in an update.
     """
 
+    _parts: tuple[Optimizer, ...] = ()
+
     def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
-        self._parts: tuple[Optimizer, ...] = (muon, adamw)
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
+        self._parts = (muon, adamw)
         self._share()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a pickle or a deep copy keeps."""
+        return {**super().__getstate__(), "_parts": self._parts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over what `load_state_dict` loaded."""
         super().__setstate__(state)
         self._share()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to AdamW, whose options hold where the group has none."""
+        super().add_param_group(param_group)
+        if self._parts:  # else it is one of the two's
+            self._parts[-1].add_param_group(self.param_groups[-1])
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Update every parameter that has a gradient; return what `closure` returns, if given."""

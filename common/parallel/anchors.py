@@ -4,12 +4,14 @@ Inner steps do not change an anchor, so sends read it in place while they go on,
 anchors and clock: a checkpoint needs no message.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
 
-from common.flat import Bucket
+from common.flat import Bucket, FlatVector
 from common.local_steps import LocalSteps, Outer
 
 
@@ -27,6 +29,8 @@ class Anchors:
         self.momenta = [torch.zeros_like(x) for x in parameters] if plan.outer.momentum else []
         self._current = False  # whether anchors of rounds that begin are known to be the parameters
         self._missing = ""  # what has to be loaded before the next update
+        self._fresh: set[int] = set()  # workers whose anchors were loaded after the last update
+        self._overwritten: set[int] = set()  # those of them whose anchors `reset` has overwritten
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -44,9 +48,16 @@ class Anchors:
         self._missing = " and ".join(["anchors"] * inside + ["outer momenta"] * moved)
         self._current = False
 
-    def loaded(self) -> None:
+    def loaded(self, worker: int = 0) -> None:
         """Note that `state` was loaded."""
         self._missing = ""
+        self._fresh.add(worker)
+        self._overwritten.discard(worker)
+
+    def overwrite(self, clock: int, worker: int = 0) -> None:
+        """Note that parameters are loaded: within a round, anchors that were loaded before them have to come again."""
+        if worker in self._fresh and self.anchors and len(self._plan.beginning(clock)) < self._plan.fragments:
+            self._overwritten.add(worker)
 
     def prepare(self, clock: int) -> None:
         """Make anchors of rounds that begin after `clock` updates the parameters, unless they are.
@@ -55,11 +66,12 @@ class Anchors:
         """
         if self._current:
             return
-        if self._missing:
+        if missing := self._missing or ("anchors" if self._overwritten else ""):
             raise RuntimeError(
-                f"clock={clock} with local_steps={self._plan.steps}: {self._missing} of the round are missing: call "
-                "load_communication_state(...) after load_clock(...)"
+                f"clock={clock} with local_steps={self._plan.steps}: {missing} of the round are missing: call "
+                "load_communication_state(...) after load_clock(...) and load_state_dict(...)"
             )
+        self._fresh.clear()
         self._copy_parameters(self._plan.beginning(clock))
         self._current = True
 
@@ -132,3 +144,49 @@ class Anchors:
 def numbered(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
     """Return tensors as "name.0", "name.1" and so on."""
     return {f"{name}.{index}": tensor for index, tensor in enumerate(tensors)}
+
+
+def with_layout(state: dict[str, Tensor], vectors: Sequence[FlatVector]) -> dict[str, Tensor]:
+    """Add to a state of 1-D tensors laid out as these vectors where each parameter lies; nothing to an empty one."""
+    return state | numbered("layout", [_layout(vector) for vector in vectors]) if state else state
+
+
+def with_own_layout(state: Mapping[str, Tensor], vectors: Sequence[FlatVector]) -> dict[str, Tensor]:
+    """Return a state that was saved `with_layout` as it is laid out in these vectors.
+
+    One without a layout, of an earlier checkpoint, is taken to have this one. Raises ValueError for parameters of other
+    names or shapes.
+    """
+    result = with_layout(dict(state), vectors) | dict(state)
+    for index, vector in enumerate(vectors):
+        name = f"layout.{index}"
+        if name not in state or (theirs := _places(state[name])) == (ours := _places(_layout(vector))):
+            continue
+        if [(key, size) for key, size, _, _ in theirs] != [(key, size) for key, size, _, _ in ours]:
+            names = ", ".join(slot.name for slot in vector.slots)
+            raise ValueError(f"communication state: {name}: expected that of {names}; got other names or shapes")
+        result[name] = _layout(vector)
+        for kept in (kept for kept in state if kept.endswith(f".{index}") and kept != name):
+            result[kept] = moved = torch.zeros_like(state[kept])
+            for (_, size, offset, stride), (_, _, own_offset, own_stride) in zip(theirs, ours, strict=True):
+                values = state[kept].as_strided(size, stride, state[kept].storage_offset() + offset)
+                moved.as_strided(size, own_stride, own_offset).copy_(values)
+    return result
+
+
+def _layout(vector: FlatVector) -> Tensor:
+    """Return where parameters lie, as a vector of integers that does not depend on their order."""
+    rows = (
+        (zlib.crc32(slot.name.encode()), len(slot.size), *slot.size, slot.offset, *slot.stride)
+        for slot in sorted(vector.slots, key=lambda slot: slot.name)
+    )
+    return torch.tensor([number for row in rows for number in row], dtype=torch.int64)
+
+
+def _places(layout: Tensor) -> list[tuple[int, tuple[int, ...], int, tuple[int, ...]]]:
+    """Return (hash of the name, size, offset, stride) of each parameter."""
+    numbers, places = iter(layout.tolist()), []
+    for key in numbers:
+        size = tuple(islice(numbers, next(numbers)))
+        places.append((key, size, next(numbers), tuple(islice(numbers, len(size)))))
+    return places

@@ -6,6 +6,7 @@ An update is, in this order: `_before_update`, the optimizer's step, `_after_upd
 
 import contextlib
 import inspect
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -48,6 +49,11 @@ class DataParallel(nn.Module, ABC):
         self._stepping: set[int] = set()
         self._stepped: set[int] = set()
         self._averaged = False
+        # What workers keep in common, in gradients or parameters: what is trained when the module is wrapped.
+        self._common = {p for p in module.parameters() if p.requires_grad}
+        self._held = 0  # parameters of the attached optimizers
+        self._others: list[tuple[str, nn.Parameter]] = []  # the module's among these that workers do not have in common
+        self._warned = world_size == 1
         self._handles: list[RemovableHandle] = []
         # Kept out of the module tree: its parameters are the module's own.
         self.__dict__["_ddp"] = None
@@ -185,7 +191,27 @@ class DataParallel(nn.Module, ABC):
             )
         if not self._stepping:
             self._before_update()
+            if not self._warned:
+                self._warn_of_others()
         self._stepping.add(key)
+
+    def _warn_of_others(self) -> None:
+        """Warn once of a parameter of the module that each worker trains for itself."""
+        held = sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
+        if held != self._held:
+            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+            trained = {p for group in groups for p in group["params"]} - self._common
+            self._held, self._others = held, [(name, p) for name, p in self.named_parameters() if p in trained]
+        for name, parameter in self._others:
+            if parameter.grad is not None:
+                warnings.warn(
+                    f"parameter '{name}' is trained, but was frozen or missing when the module was wrapped: each "
+                    "worker trains it for itself, and averages leave it out. To train it together, call close(), make "
+                    "it trainable, and wrap and attach again",
+                    stacklevel=4,
+                )
+                self._warned = True
+                return
 
     def _post_step(self, key: int) -> None:
         self._stepped.add(key)

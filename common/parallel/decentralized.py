@@ -23,8 +23,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
-from common.optim import QGDmSGD
-from common.parallel.anchors import Anchors, numbered
+from common.optim import AccumAdam, QGDmSGD
+from common.parallel.anchors import Anchors, numbered, with_layout, with_own_layout
 from common.parallel.averaging import average_buffers_, consensus_distance
 from common.parallel.checks import (
     check_device,
@@ -44,6 +44,7 @@ from common.parallel.mesh import ranks_per_worker_of
 from common.parallel.optimizers import (
     BucketwiseOptimizer,
     MomentumVectors,
+    check_layout_is_free,
     is_bucketwise,
     mixes_momentum,
     tracks_mixing,
@@ -63,7 +64,8 @@ class DecentralizedDataParallel(DataParallel):
 
     module:           a module whose device, dtype and memory format are final; its trainable parameters become views
                       of flat vectors. Gossip mixes these: what an optimizer trains besides, such as a parameter that
-                      is frozen now, every worker trains for itself. Rank 0's parameters and buffers are broadcast.
+                      is frozen now, every worker trains for itself (with a warning), and what forward writes into a
+                      frozen parameter or a buffer stays local. Rank 0's parameters and buffers are broadcast.
                       Or a module to which `fully_shard` was applied over the ranks of each worker, see
                       `common.parallel.sharded`
     topology:         a name of `common.topology.NAMES` or a Topology over the workers
@@ -163,6 +165,7 @@ class DecentralizedDataParallel(DataParallel):
         self._replica.broadcast()
         self._vectors = self._replica.vectors()
         self._flat = [vector.data for vector in self._vectors]
+        self._common = {parameter for vector in self._vectors for parameter in vector.parameters}
         self._anchors = Anchors(plan, self._flat)
         self.mixer = Mixer(
             self._vectors,
@@ -187,7 +190,13 @@ class DecentralizedDataParallel(DataParallel):
             self._average_gradients(groups.within_worker, find_unused_parameters=find_unused_parameters)
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
-        """Attach to `optimizer.step()`.
+        """Attach to `optimizer.step()`; on every rank, in the same order. Collective.
+
+        A wrapper may have several optimizers, and an optimizer several wrappers: each mixes its own module's parameters
+        and nothing else. Of one wrapper alone are DmSGD with momentum mixing and QGDmSGD, whose steps the wrapper
+        finishes; a second attach raises ValueError. A fused AccumAdam(W) of several wrappers, or one of several
+        optimizers, updates whole vectors. Hooks of `optimizer.step()` that were registered before see, with order
+        "atc", parameters before they are mixed: register an average of weights after attaching.
 
         DmSGD with momentum mixing has its momentum placed in flat vectors too; QGDmSGD finishes its step after the
         exchange. Alone, with order "awc" and without local steps, a fused AccumAdam(W) steps bucket by bucket: merging
@@ -200,8 +209,12 @@ class DecentralizedDataParallel(DataParallel):
         if (mixes or tracks) and self.mixer.errors:
             name = "DmSGD(momentum_mixing=True)" if mixes else "QGDmSGD"
             raise ValueError(f"{name}: expected messages of 16 bits or more, got message_dtype=int8")
+        if is_bucketwise(optimizer):
+            check_layout_is_free(self.clock, self.communication_state())
         self._reshard()
         self._replica.check_optimizer(optimizer)
+        fused = {"whether the optimizer is a fused AccumAdam(W)": is_bucketwise(optimizer)}
+        check_equal_on_all_ranks(fused, self._groups.world)
         super().attach(optimizer)
         if self._groups.rank == 0:
             warn_of_window(optimizer, self._plan)
@@ -215,21 +228,27 @@ class DecentralizedDataParallel(DataParallel):
 
     def _step_by_bucket(self, optimizer: Optimizer | None) -> None:
         """Let the optimizer's step go bucket by bucket if it can and is the only one; take that from any other."""
-        if self._bucketwise is not None:
-            self._bucketwise.arriving = self._bucketwise = None
+        if self._steps_by_bucket():
+            self._bucketwise.arriving = None
+        self._bucketwise = None
         if optimizer is None or not is_bucketwise(optimizer):
             return
-        if self.clock and self._anchors.state:
-            where = f"attach: a fused optimizer after {self.clock} updates"
-            raise ValueError(f"{where}: expected before the first one: it lays parameters out anew, but not anchors")
         self.drain()
         optimizer.flatten_state(self._vectors, place_gradients=self._ddp is None)
         names = [slot.name for vector in self._vectors for slot in vector.slots]
         check_equal_on_all_ranks({"the order of the optimizer's parameters": names}, self._groups.world)
-        alone = len(self._optimizers) == 1 and self.world_size > 1
+        alone = len(self._optimizers) == 1 and self.world_size > 1 and optimizer.has_flat(self._vectors)
         if alone and not self._debiasing.needed and self.order == "awc" and self._plan.every_update:
             optimizer.arriving = self.mixer.arriving
             self._bucketwise = optimizer
+
+    def _steps_by_bucket(self) -> bool:
+        optimizer = self._bucketwise
+        if optimizer is None or optimizer.arriving != self.mixer.arriving:  # another wrapper's attach ended it
+            return False
+        if not is_bucketwise(optimizer):  # a group was added
+            optimizer.arriving = None
+        return optimizer.arriving is not None
 
     def _before_forward(self) -> None:
         self._launch()  # the first round, and the one after an average: later ones follow an update
@@ -238,7 +257,7 @@ class DecentralizedDataParallel(DataParallel):
         self._reshard()
         self._anchors.prepare(self.clock)
         self.mixer.strength = self._mixing.strength(self._optimizers[0], self.clock)
-        if self._bucketwise is None:  # else buckets are merged inside the step
+        if not self._steps_by_bucket():  # else buckets are merged inside the step
             self._anchors.merge(self.clock, self.mixer.merge)
         self._debiasing.remember()
 
@@ -277,6 +296,7 @@ class DecentralizedDataParallel(DataParallel):
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the bare module's state dict; anchors, until they are loaded, are these parameters. Collective."""
         result = super().load_state_dict(state_dict, *args, **kwargs)
+        self._anchors.overwrite(self.clock)
         self._anchors.reset()
         return result
 
@@ -306,8 +326,12 @@ class DecentralizedDataParallel(DataParallel):
 
     def close(self) -> None:
         """Drain and detach from the optimizers; the bare module and they stay usable. Collective."""
+        attached = list(self._optimizers)
         super().close()
         self._step_by_bucket(None)
+        for optimizer in attached:
+            if isinstance(optimizer, AccumAdam):
+                optimizer.release_state(self._vectors)
         self.mixer.close()
         for momentum in self._momentum:
             momentum.close()
@@ -317,12 +341,15 @@ class DecentralizedDataParallel(DataParallel):
         self._tracking.clear()
 
     def communication_state(self) -> dict[str, Tensor]:
-        """Return anchors, outer momenta, and what messages of 8 bits have left out so far, one of each for a vector."""
-        return self._anchors.state | numbered("message_error", self.mixer.errors)
+        """Return anchors, outer momenta, and what messages of 8 bits have left out so far, one of each for a vector.
+
+        And the layout of the vectors, which depends on the optimizers attached.
+        """
+        return with_layout(self._anchors.state | numbered("message_error", self.mixer.errors), self._vectors)
 
     def load_communication_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `communication_state()`; after `load_clock`. Collective: drains first."""
-        super().load_communication_state(state)
+        super().load_communication_state(with_own_layout(state, self._vectors))
         self._anchors.loaded()
 
     def load_clock(self, clock: int) -> None:

@@ -4,7 +4,7 @@ To go bucket by bucket, to have momentum mixed, or to see what mixing did to the
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeGuard
 
 import torch
@@ -22,13 +22,20 @@ from common.topology import Topology
 class BucketwiseOptimizer(Protocol):
     """An optimizer that can merge and update one bucket of the flat vectors at a time.
 
-    arriving: if set, its `step()` calls this once and `update`s every bucket it yields, in this order
+    arriving: if set, its `step()` calls this once and `update`s every bucket it yields, in this order; a
+              `flatten_state` for further vectors unsets it
     """
 
     arriving: Callable[[], Iterable[tuple[Bucket, Incoming | None]]] | None
 
     def flatten_state(self, vectors: Sequence[FlatVector], *, place_gradients: bool) -> None:
         """Keep gradients and state in vectors laid out as these."""
+
+    def release_state(self, vectors: Sequence[FlatVector]) -> None:
+        """Forget vectors of `flatten_state`."""
+
+    def has_flat(self, vectors: Sequence[FlatVector]) -> bool:
+        """Return whether these are all vectors of `flatten_state`."""
 
     def update(self, bucket: Bucket, incoming: Incoming | None) -> None:
         """Merge `incoming`, if given, into the bucket, then update it."""
@@ -37,6 +44,15 @@ class BucketwiseOptimizer(Protocol):
 def is_bucketwise(optimizer: Optimizer) -> TypeGuard[BucketwiseOptimizer]:
     """Return whether the optimizer can go bucket by bucket: a fused AccumAdam(W)."""
     return isinstance(optimizer, AccumAdam) and all(group["fused"] for group in optimizer.param_groups)
+
+
+def check_layout_is_free(clock: int, state: Mapping[str, Tensor]) -> None:
+    """Raise ValueError if a fused optimizer comes after updates that left a communication state in the old layout."""
+    if clock and state:
+        raise ValueError(
+            f"attach: a fused optimizer after {clock} updates: expected before the first one: it lays parameters out "
+            "anew, but not anchors nor errors of messages"
+        )
 
 
 def warn_of_window(optimizer: Optimizer, plan: LocalSteps) -> None:
@@ -54,23 +70,34 @@ def mixes_momentum(optimizer: Optimizer, order: str, topology: Topology, plan: L
     """Return whether the momentum of `optimizer` travels too.
 
     Raises ValueError for DmSGD(momentum_mixing=True) in another order than "atc", with local steps, or with a topology
-    that needs push-sum.
+    that needs push-sum, and for one that is attached already.
     """
     if not (isinstance(optimizer, DmSGD) and optimizer.momentum_mixing and topology.world_size > 1):
         return False
     _require_definition("DmSGD(momentum_mixing=True)", order, topology, plan, "momentum_mixing=False")
+    _require_unattached("DmSGD(momentum_mixing=True)", optimizer)
     return True
 
 
 def tracks_mixing(optimizer: Optimizer, order: str, topology: Topology, plan: LocalSteps) -> TypeGuard[QGDmSGD]:
     """Return whether `optimizer` needs a call of `track()` after the parameters were mixed.
 
-    Raises ValueError for QGDmSGD in another order than "atc", with local steps, or with a topology that needs push-sum.
+    Raises ValueError for QGDmSGD in another order than "atc", with local steps, or with a topology that needs push-sum,
+    and for one that is attached already.
     """
     if not isinstance(optimizer, QGDmSGD) or topology.world_size == 1:
         return False
     _require_definition("QGDmSGD", order, topology, plan, "DmSGD(momentum_mixing=False)")
+    _require_unattached("QGDmSGD", optimizer)
     return True
+
+
+def _require_unattached(name: str, optimizer: DmSGD | QGDmSGD) -> None:
+    if optimizer.deferred:
+        raise ValueError(
+            f"attach: this {name} is attached already, and its wrapper finishes each step after mixing: expected an "
+            "optimizer for each wrapper, or one wrapper around all modules (close() a former wrapper first)"
+        )
 
 
 def _require_definition(optimizer: str, order: str, topology: Topology, plan: LocalSteps, instead: str) -> None:
@@ -96,6 +123,7 @@ class MomentumVectors:
         self.optimizer = optimizer
         self._vectors = vectors
         self._flat = [torch.zeros_like(vector.data) for vector in vectors]
+        self._slots = [vector.slots for vector in vectors]
         self._moving: list[tuple[list[Tensor], float]] = []
         optimizer.init_state()
         optimizer.deferred = True
@@ -125,8 +153,12 @@ class MomentumVectors:
     def flat(self) -> list[Tensor]:
         """Return the momentum as 1-D tensors, one for each flat vector; padding and foreign parameters are 0.
 
-        Loading the optimizer's state replaces its tensors: the new ones are moved into the vectors again.
+        Loading the optimizer's state replaces its tensors: the new ones are moved into the vectors again. So are all
+        when a parameter vector was laid out anew.
         """
+        for index, vector in enumerate(self._vectors):
+            if vector.slots is not self._slots[index]:
+                self._flat[index], self._slots[index] = torch.zeros_like(vector.data), vector.slots
         for vector, flat in zip(self._vectors, self._flat, strict=True):
             for slot, parameter in zip(vector.slots, vector.parameters, strict=True):
                 state = self.optimizer.state.get(parameter)

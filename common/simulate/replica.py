@@ -15,9 +15,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
+from common.optim import AccumAdam
+from common.parallel.anchors import with_layout, with_own_layout
 from common.parallel.checks import check_order, resolve_topology
 from common.parallel.data_parallel import DataParallel
-from common.parallel.optimizers import is_bucketwise, mixes_momentum, tracks_mixing, warn_of_window
+from common.parallel.optimizers import (
+    check_layout_is_free,
+    is_bucketwise,
+    mixes_momentum,
+    tracks_mixing,
+    warn_of_window,
+)
 from common.simulate.cohort import Cohort
 from common.topology import Topology
 
@@ -84,9 +92,12 @@ class SimulatedReplica(DataParallel):
         super().__init__(module, worker, cohort.world_size)
         self._cohort = cohort
         self.topology, self.order, self.plan = cohort.topology, cohort.order, cohort.plan
+        self._warned |= not cohort.gossips  # gradients of whatever is trained are averaged
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
-        """Attach to `optimizer.step()`."""
+        """Attach to `optimizer.step()`, as DecentralizedDataParallel does."""
+        if self._cohort.gossips and is_bucketwise(optimizer):
+            check_layout_is_free(self.clock, self.communication_state())
         mixes = self._cohort.gossips and mixes_momentum(optimizer, self.order, self.topology, self.plan)
         tracks = self._cohort.gossips and tracks_mixing(optimizer, self.order, self.topology, self.plan)
         super().attach(optimizer)
@@ -103,6 +114,9 @@ class SimulatedReplica(DataParallel):
 
     def close(self) -> None:
         """Detach from the optimizers; the bare module and they stay usable."""
+        for optimizer in self._optimizers:
+            if isinstance(optimizer, AccumAdam):
+                optimizer.release_state(self._cohort.vectors[self.worker])
         super().close()
         self._cohort.remove_momentum(self.worker)
         for optimizer in self._cohort.tracking[self.worker]:
@@ -134,18 +148,20 @@ class SimulatedReplica(DataParallel):
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the bare module's state dict; this worker's anchors, until they are loaded, are these parameters."""
         result = super().load_state_dict(state_dict, *args, **kwargs)
+        self._cohort.anchors.overwrite(self.clock, self.worker)
         for anchors, vector in zip(self._cohort.anchors.anchors, self._cohort.vectors[self.worker], strict=False):
             anchors[self.worker, : vector.numel].copy_(vector.data)
         return result
 
     def communication_state(self) -> dict[str, Tensor]:
-        """Return this worker's anchors and outer momenta."""
-        return {name: matrix[self.worker] for name, matrix in self._cohort.anchors.state.items()}
+        """Return this worker's anchors and outer momenta, and the layout of its vectors."""
+        state = {name: matrix[self.worker] for name, matrix in self._cohort.anchors.state.items()}
+        return with_layout(state, self._cohort.vectors[self.worker])
 
     def load_communication_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `communication_state()`; after `load_clock`."""
-        super().load_communication_state(state)
-        self._cohort.anchors.loaded()
+        super().load_communication_state(with_own_layout(state, self._cohort.vectors[self.worker]))
+        self._cohort.anchors.loaded(self.worker)
 
     def load_clock(self, clock: int) -> None:
         """Continue after `clock` updates. In the middle of a round the communication state must follow."""

@@ -248,3 +248,35 @@ def test_closure_runs_with_gradients_and_its_loss_is_returned():
 
     assert optimizer.step(closure).item() == 2.0
     assert (param < 1).all()
+
+
+@pytest.mark.usefixtures("eager_kernel")
+@pytest.mark.parametrize("how", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
+def test_windows_of_one_step_follow_betas_that_move_as_torch_does(how):
+    params = [nn.Parameter(torch.ones(5, dtype=torch.float64)) for _ in range(2)]
+    optimizers = [torch.optim.AdamW(params[:1], lr=0.1), AccumAdamW(params[1:], lr=0.1, accumulation_steps=1, **how)]
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["weight_decay"] = 0.01
+    for step in range(12):
+        for param, optimizer in zip(params, optimizers, strict=True):
+            optimizer.param_groups[0]["betas"] = (0.85 + 0.01 * step, 0.99 - 0.01 * (step % 3))
+            param.grad = None if step == 5 else torch.linspace(-1, 1, 5, dtype=torch.float64) * (step % 4 - 1.3)
+            optimizer.step()
+    torch.testing.assert_close(params[1], params[0], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4), (4, 8)])
+def test_a_change_of_the_window_does_not_change_the_size_of_a_step(before, after):
+    """With a gradient that stays the same every step is lr, whatever the window; from an old state dict too."""
+    param = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    optimizer = AccumAdamW([param], lr=0.1, weight_decay=0.0, eps=0.0, accumulation_steps=before)
+    state = None
+    for step in range(60):
+        if step == 40:
+            state = optimizer.state_dict()
+            state["state"][0].pop("windows", None)
+            optimizer.load_state_dict(state)
+            optimizer.param_groups[0]["accumulation_steps"] = after
+        old, param.grad = param.detach().clone(), torch.ones(3, dtype=torch.float64)
+        optimizer.step()
+        torch.testing.assert_close(old - param, torch.full_like(param, 0.1), rtol=1e-9, atol=0)

@@ -50,7 +50,7 @@ def test_resume_in_a_window_continues_bit_for_bit(stop, dtype):
     for a, b in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
         state, resumed_state = optimizer.state[a], resumed_optimizer.state[b]
-        assert set(state) == {"step", "exp_avg", "exp_avg_sq", "accumulator"}
+        assert set(state) == {"step", "windows", "exp_avg", "exp_avg_sq", "accumulator"}
         assert state["step"] == resumed_state["step"]
         for key in STATE_NAMES:
             value = state[key]
@@ -65,6 +65,7 @@ def test_state_of_windows_of_one_step_has_no_accumulator_and_is_resumed():
     saved = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     assert {name for state in saved["optimizer"]["state"].values() for name in state} == {
         "step",
+        "windows",
         "exp_avg",
         "exp_avg_sq",
     }
