@@ -88,7 +88,9 @@ class FinishedRun:
         return float(self._rows(split, metric)[metric].iloc[-1])
 
     def total(self, key: str) -> float:
-        """Return a number of summary.json; raises RunError if it is missing."""
+        """Return a number of summary.json, NaN for null; raises RunError if it is missing."""
+        if key in self.summary and self.summary[key] is None:
+            return math.nan
         value = self.summary.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise RunError(f"{self.folder}: summary.json: {key}={value!r}: expected a number")
