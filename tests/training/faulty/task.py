@@ -1,6 +1,6 @@
 """The cnn task, but rank 1 raises in its fifth step, and process groups do not close, as NCCL's after an error.
 
-With HANGS in the environment, rank 1 hangs instead. With SLOW_SUMMARY_S, summaries take so many seconds.
+With HANGS in the environment, rank 1 hangs instead.
 """
 
 import os
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from cnn.data import Images
 from cnn.task import ImageClassification
 from common.training.config import Config
-from common.training.run_folder import RunFolder
 
 
 class Faulty(ImageClassification):
@@ -21,11 +20,7 @@ class Faulty(ImageClassification):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        if delay_s := float(os.environ.get("SLOW_SUMMARY_S", 0)):
-            finish = RunFolder.finish
-            RunFolder.finish = lambda *arguments: (time.sleep(delay_s), finish(*arguments))
-        else:
-            dist.destroy_process_group = lambda *_: time.sleep(3600)
+        dist.destroy_process_group = lambda *_: time.sleep(3600)
 
     def loss(self, model: nn.Module, batch: Images) -> Tensor:
         self.steps += 1
