@@ -58,6 +58,7 @@ class RunLock:
         self._made = False
         self._other: Holder | None = None
         self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
     @property
     def start(self) -> str:
@@ -76,7 +77,8 @@ class RunLock:
                 pass
         except OSError as error:
             raise ConfigError(f"run_dir={self._folder}: cannot be written ({error.strerror})") from error
-        threading.Thread(target=self._beat, name="run lock", daemon=True).start()
+        self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
+        self._thread.start()
 
     def check(self) -> None:
         """Raise RuntimeError if another process has taken the lock, as this one was silent for too long."""
@@ -86,6 +88,8 @@ class RunLock:
     def release(self) -> None:
         """Give the lock back if this process has it, and remove the folder if it was made for nothing but the lock."""
         self._over.set()
+        if self._thread is not None:
+            self._thread.join(BEAT_S)  # which may be about to create the file again
         with suppress(OSError):
             holder = _read(self._file)
             if holder is not None and holder.id == self._mine.id:

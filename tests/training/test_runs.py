@@ -8,15 +8,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from common.report.runs import read_run
 from common.training.compose import compose_config
 from common.training.config import ConfigError
 from common.training.launch import launch
+from common.training.recorder import Recorder
 from common.training.run_folder import RunFolder
 
 SHORT = ["training.steps=12", "schedule.warmup=2", "evaluation.every=6", "logging.every=4"]
@@ -202,6 +205,18 @@ def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
     line = '{"step": 1, "split": "train", "loss": null, "grad_norm": null, "sums": [1.0, null]}\n'
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == line
     assert math.isnan(run.last("train", "loss"))
+
+
+@pytest.mark.parametrize("higher_is_better", [False, True])
+def test_an_evaluation_that_is_not_a_number_is_the_worst(higher_is_better: bool) -> None:
+    task = SimpleNamespace(primary_metric="loss", higher_is_better=higher_is_better)
+    recorder = Recorder(SimpleNamespace(), task, None)
+    counters, streams = SimpleNamespace(bytes_sent=0), [SimpleNamespace(epochs=1.0)]
+    model = SimpleNamespace(clock=1, counters=counters)
+    recorder._workers, recorder._device = [SimpleNamespace(model=model, streams=streams)], torch.device("cpu")
+    values = [math.nan, math.nan, 3.0, math.nan, 4.0, 2.0]
+    best = [recorder.validation({"loss": value}) for value in values]
+    assert best == [True, False, True, False, higher_is_better, not higher_is_better]
 
 
 def test_a_full_disk_leaves_the_error_and_no_temporary_files(
