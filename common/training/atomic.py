@@ -75,8 +75,10 @@ def write_atomically(file: Path, content: bytes | Callable[[Hashing], object]) -
             stream.flush()
             os.fsync(stream.fileno())
         mine.replace(file)
-    except BaseException:
+    except BaseException as error:
         mine.unlink(missing_ok=True)
+        if isinstance(error, RuntimeError) and isinstance(cause := error.__context__, OSError):  # torch.save buries it
+            raise OSError(cause.errno, cause.strerror, str(file)) from None
         raise
     directory = os.open(file.parent, os.O_RDONLY)
     try:

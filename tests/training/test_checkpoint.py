@@ -1,5 +1,6 @@
 """Checkpoints as files: memory while they are written and read, the order in which a run takes its state over."""
 
+import errno
 import hashlib
 import io
 import json
@@ -84,6 +85,15 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         write_atomically(file, fail)
     assert file.read_bytes() == b"old"
     assert [f.name for f in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_a_full_disk_is_named_where_torch_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Hashing, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Hashing, "write", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*last\.pt'"):
+        Checkpoints(tmp_path, "mine", keep=1).save_model("last.pt", STATE)
 
 
 def test_processes_that_write_the_same_file_do_not_meet(tmp_path: Path) -> None:
