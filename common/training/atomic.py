@@ -77,7 +77,8 @@ def write_atomically(file: Path, content: bytes | Callable[[Hashing], object]) -
         mine.replace(file)
     except BaseException as error:
         mine.unlink(missing_ok=True)
-        if isinstance(error, RuntimeError) and isinstance(cause := error.__context__, OSError):  # torch.save buries it
+        cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch.save buries it
+        if isinstance(cause, OSError) and cause.errno:
             raise OSError(cause.errno, cause.strerror, str(file)) from None
         raise
     directory = os.open(file.parent, os.O_RDONLY)
