@@ -20,6 +20,7 @@ from cnn.images.index import BetonIndex, index_file, write_index
 from cnn.images.tree import ImageTree, check_same_classes, read_tree
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.interruptible import interruptible
+from common.training.atomic import temporary
 
 MODULE = "cnn.prepare"
 SHOWN = 20  # broken files in an error; all of them are in the index
@@ -121,7 +122,7 @@ def prepare(tree: ImageTree, beton: Path, arguments: PrepareArguments) -> BetonI
 
     encoding = Encoding(arguments.resolution, arguments.quality, arguments.write_mode, arguments.compress_probability)
     workers = arguments.workers or os.cpu_count() or 1
-    part = beton.with_name(f".{beton.name}.{os.getpid()}.part")
+    part = temporary(beton, "part")
     try:
         beton.parent.mkdir(parents=True, exist_ok=True)
         written = write_beton(tree, part, encoding, workers, beton.name)

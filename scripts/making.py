@@ -159,10 +159,8 @@ def _train(table: Table, cell: Cell) -> str | None:
 def _train_on_emulated_hosts(cell: Cell) -> int:
     """Make one run and return its exit code; at a signal wait until its workers have saved and its hosts are gone."""
     if cell.emulated.engine == "decent_dp" and _resume(cell):
-        print(f"{cell.label}: decent-dp keeps no state to continue from, so the run begins anew", file=sys.stderr)
-        shutil.rmtree(cell.run_dir)
-    # Ranks look for an earlier run at different times, some when rank 0 has begun to write.
-    command = [sys.executable, *cell.arguments("logging.progress=false", "resume=true")]
+        _remove(cell)
+    command = [sys.executable, *cell.arguments("logging.progress=false", *_resume(cell))]
     former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     process = subprocess.Popen(command, start_new_session=True)  # of signals it gets ours only
     try:
@@ -173,6 +171,22 @@ def _train_on_emulated_hosts(cell: Cell) -> int:
         raise
     finally:
         signal.signal(signal.SIGTERM, former)
+
+
+def _remove(cell: Cell) -> None:
+    """Remove an unfinished run. Raises UsageError if a process is training it."""
+    # Imported here: they bring torch.
+    from common.training.config import ConfigError
+    from common.training.run_lock import RunLock
+
+    lock = RunLock(cell.run_dir, "removal")
+    try:
+        lock.take()
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    print(f"{cell.label}: decent-dp keeps no state to continue from, so the run begins anew", file=sys.stderr)
+    shutil.rmtree(cell.run_dir)
+    lock.release()
 
 
 def _judge(table: Table, cell: Cell, code: int | str | None) -> str | None:

@@ -7,6 +7,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from cnn.digits import MEAN, STD, load_digits
+from common.training.atomic import temporary
 
 PIXELS = 32
 VALIDATION_FRACTION = 0.2  # the split of configs/data/digits.yaml
@@ -18,13 +19,16 @@ def write_digits(train: Path, validation: Path) -> None:
     A folder appears only when it is complete, and replaces an older one.
     """
     for folder, (images, labels) in zip((train, validation), load_digits(VALIDATION_FRACTION), strict=True):
-        part = folder.with_name(f".{folder.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        for label in labels.unique().tolist():
-            (part / str(label)).mkdir(parents=True)
-        levels = ((images.squeeze(1) * STD + MEAN) * 255 / 16).round().byte()  # levels run from 0 to 16
-        for number, (pixels, label) in enumerate(zip(tqdm(levels, folder.name, unit="image"), labels, strict=True)):
-            image = Image.fromarray(pixels.numpy()).resize((PIXELS, PIXELS), Image.Resampling.BICUBIC)
-            image.convert("RGB").save(part / str(label.item()) / f"{number:04d}.png")
-        shutil.rmtree(folder, ignore_errors=True)
-        part.replace(folder)
+        part = temporary(folder, "part")
+        try:
+            for label in labels.unique().tolist():
+                (part / str(label)).mkdir(parents=True)
+            levels = ((images.squeeze(1) * STD + MEAN) * 255 / 16).round().byte()  # levels run from 0 to 16
+            shown = tqdm(levels, folder.name, unit="image")
+            for number, (pixels, label) in enumerate(zip(shown, labels, strict=True)):
+                image = Image.fromarray(pixels.numpy()).resize((PIXELS, PIXELS), Image.Resampling.BICUBIC)
+                image.convert("RGB").save(part / str(label.item()) / f"{number:04d}.png")
+            shutil.rmtree(folder, ignore_errors=True)
+            part.replace(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)

@@ -142,17 +142,24 @@ def _two_sigma(column: Column, row: RowData) -> float | None:
     return 2 * statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
 
 
+def _ascending(column: Column, row: RowData) -> list[float]:
+    """Return the numbers of all runs, NaN at the worse end."""
+    worst = -math.inf if column.quantity.higher_is_better else math.inf
+    return sorted(column.quantity.of_all(row.runs), key=lambda value: worst if math.isnan(value) else value)
+
+
 def _median(column: Column, row: RowData) -> float | None:
-    values = column.quantity.of_all(row.runs)
-    return statistics.median(values) if values else None
+    values = _ascending(column, row)
+    middle = values[(len(values) - 1) // 2 : len(values) // 2 + 1]
+    return sum(middle) / len(middle) if values else None
 
 
-def _extreme(of: Callable[[Sequence[float]], float]) -> Callable[[Column, RowData], float | None]:
-    def extreme(column: Column, row: RowData) -> float | None:
-        values = column.quantity.of_all(row.runs)
-        return of(values) if values else None
+def _nth(index: int) -> Callable[[Column, RowData], float | None]:
+    def nth(column: Column, row: RowData) -> float | None:
+        values = _ascending(column, row)
+        return values[index] if values else None
 
-    return extreme
+    return nth
 
 
 def _finite(column: Column, row: RowData) -> float | None:
@@ -225,8 +232,8 @@ STATISTICS = (
     EQUIVALENT,
     PUBLISHED,
     MEDIAN,
-    Statistic("lowest", "{what}; the lowest of all seeds", _extreme(min)),
-    Statistic("highest", "{what}; the highest of all seeds", _extreme(max)),
+    Statistic("lowest", "{what}; the lowest of all seeds", _nth(0)),
+    Statistic("highest", "{what}; the highest of all seeds", _nth(-1)),
     Statistic("reached", "{quantity}: in how many of the runs it is finite", _finite, style=".0f"),
     SPEEDUP,
     Statistic("published_2sigma", "{quantity}: its published 2 sigma", _published_two_sigma, of_runs=False),

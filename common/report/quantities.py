@@ -23,6 +23,7 @@ class Quantity:
     style:        its format for reading
     of:           compute it; RunError for a run without such a number, None where a run may do without it
     of_test_set:  whether it needs translations of the test set, which transformer.evaluate makes after training
+    higher_is_better: else lower; of a run without a finite number, NaN, it is the worst
     """
 
     name: str
@@ -30,6 +31,7 @@ class Quantity:
     style: str
     of: Callable[[FinishedRun], float | None]
     of_test_set: bool = False
+    higher_is_better: bool = False
 
     def of_all(self, runs: Sequence[FinishedRun]) -> list[float]:
         """Return the number of every run; none unless all have one, so that n is the same for a whole row."""
@@ -80,18 +82,21 @@ _ALL = (
         "final validation accuracy of the averaged model in percent",
         ".2f",
         lambda run: run.last("validation", "accuracy"),
+        higher_is_better=True,
     ),
     Quantity(
         "top1",
         "final top-1 validation accuracy of the averaged model in percent",
         ".2f",
         lambda run: run.last("validation", "accuracy"),
+        higher_is_better=True,
     ),
     Quantity(
         "top5",
         "final top-5 validation accuracy of the averaged model in percent",
         ".2f",
         lambda run: run.last("validation", "accuracy_top5"),
+        higher_is_better=True,
     ),
     Quantity(
         "local_top1",
@@ -99,12 +104,14 @@ _ALL = (
         "statistics on its own shard, counts added",
         ".2f",
         lambda run: run.last("validation", "local_accuracy"),
+        higher_is_better=True,
     ),
     Quantity(
         "local_top5",
         "final top-5 validation accuracy in percent of the workers' own models, as local_top1",
         ".2f",
         lambda run: run.last("validation", "local_accuracy_top5"),
+        higher_is_better=True,
     ),
     Quantity(
         "train_loss",
@@ -131,6 +138,7 @@ _ALL = (
         "final sacreBLEU of the averaged model's translations of the validation set",
         ".2f",
         lambda run: run.last("validation", "bleu"),
+        higher_is_better=True,
     ),
     Quantity(
         "meteor",
@@ -138,6 +146,7 @@ _ALL = (
         "WordNet was missing",
         ".4f",
         _meteor,
+        higher_is_better=True,
     ),
     Quantity(
         "test_bleu",
@@ -145,6 +154,7 @@ _ALL = (
         ".2f",
         _translation("bleu"),
         of_test_set=True,
+        higher_is_better=True,
     ),
     Quantity(
         "test_paper_bleu",
@@ -153,6 +163,7 @@ _ALL = (
         ".2f",
         _translation("paper_bleu"),
         of_test_set=True,
+        higher_is_better=True,
     ),
     Quantity(
         "test_paper_meteor",
@@ -160,6 +171,7 @@ _ALL = (
         ".4f",
         _translation("paper_meteor"),
         of_test_set=True,
+        higher_is_better=True,
     ),
     Quantity(
         "consensus_distance",

@@ -14,16 +14,11 @@ from common.report.published import Published, published_values
 from common.report.quantities import QUANTITIES, Quantity
 from common.report.table_file import Emulated, Row, TableFile
 from common.report.tuning import SWEEPS, TunedFile, read_tuned, sweep_command
+from common.training.bookkeeping import is_bookkeeping
 
 TABLES = ROOT / "results" / "definitions" / "tables"
 
 LONGEST_S = 86_400  # of a run on emulated hosts
-
-# Keys that do not change what a run computes, only where it computes, reads and writes, and what it prints.
-BOOKKEEPING = re.compile(
-    r"run_dir|resume|name|profile|peak_tflops|logging(\..*)?"
-    r"|training\.(threads|device|checkpoint_every|checkpoints_kept)|data\.(folder|path|copy_to|workers)"
-)
 
 
 class Table(TableFile):
@@ -189,7 +184,7 @@ class Cell:
         except ValueError as error:
             return f"it records {error}"
         missing = object()
-        more = [key for key in found if key not in self._expected and not BOOKKEEPING.fullmatch(key)]
+        more = [key for key in found if key not in self._expected and not is_bookkeeping(key)]
         keys = [*self._expected, *more]
         differences = [
             f"{key}: {_show(found, key)} there, {_show(self._expected, key)} here"

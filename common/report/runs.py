@@ -1,6 +1,7 @@
 """Finished runs, read from their folders: config.yaml, environment.json, metrics.jsonl, summary.json."""
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +39,7 @@ class FinishedRun:
     config:       the whole configuration
     environment:  versions, hardware, commit, overrides, start and end
     summary:      the run's totals
-    metrics:      metrics.jsonl with columns step, split, loss, ... (NaN where a line has no such metric)
+    metrics:      metrics.jsonl with columns step, split, loss, ... (NaN where a line has null or no such metric)
     target:       of the table that it was read for, if that has one
     """
 
@@ -87,7 +88,9 @@ class FinishedRun:
         return float(self._rows(split, metric)[metric].iloc[-1])
 
     def total(self, key: str) -> float:
-        """Return a number of summary.json; raises RunError if it is missing."""
+        """Return a number of summary.json, NaN for null; raises RunError if it is missing."""
+        if key in self.summary and self.summary[key] is None:
+            return math.nan
         value = self.summary.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise RunError(f"{self.folder}: summary.json: {key}={value!r}: expected a number")
@@ -160,9 +163,9 @@ def _read_metrics(path: Path) -> pd.DataFrame:
     records = []
     for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
+            record = {key: math.nan if value is None else value for key, value in json.loads(line).items()}
             records.append({"step": int(record["step"]), "split": str(record["split"]), **record})
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path.parent}: metrics.jsonl, line {number}: broken ({error!r})") from None
     if not records:
         raise RunError(f"{path.parent}: metrics.jsonl is empty")

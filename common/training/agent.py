@@ -39,6 +39,7 @@ class Agent:
     door:        where other hosts ask to be taken; None: there are none
     address:     of this host, as the others know it
     fingerprint: of the configuration, which other hosts must share
+    start:       for which this process has claimed the run folder
     """
 
     def __init__(
@@ -54,7 +55,9 @@ class Agent:
         door: socket.socket | None = None,
         address: str = LOCAL,
         fingerprint: str = "",
+        start: str = "",
     ) -> None:
+        self._start = start
         self._own, self._door, self._address, self._fingerprint = own, door, address, fingerprint
         self._options, self._patience_s = options, patience_s
         self._per_worker, self._per_host = per_worker, per_host or ranks
@@ -260,6 +263,7 @@ class Agent:
             last=last,
             address=self._address,
             port=self._store.port,
+            start=self._start,
         )
         self._alive, self._changing, self._deadline = set(self._members), False, None
         for number in self._members:

@@ -1,7 +1,10 @@
 """Files that are written whole or not at all; without torch, whose import takes seconds in every process."""
 
 import hashlib
+import json
+import math
 import os
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,21 +38,49 @@ class Hashing:
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
 
+def strict_json(value: Any, indent: int | None = None) -> str:
+    """Return nested dicts, lists, tuples and plain values as JSON, with null for NaN and infinities, which it lacks."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def temporary(file: Path, suffix: str = "tmp") -> Path:
+    """Return a hidden name beside the file that no other process uses: pids repeat on other hosts and in containers."""
+    return file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.{suffix}")
+
+
 def write_atomically(file: Path, content: bytes | Callable[[Hashing], object]) -> dict[str, Any]:
     """Write a temporary file, sync, rename; a crash leaves the old file or the new one. Returns `describe`.
 
+    Several processes may write the same file: one of their contents is there in the end. Where writing fails, as on a
+    full disk, nothing is left of it.
+
     content: the file's bytes, or a function that writes them to a stream
     """
-    temporary = file.with_name(f".{file.name}.tmp")
-    with temporary.open("wb") as stream:
-        hashing = Hashing(stream)
-        if callable(content):
-            content(hashing)
-        else:
-            hashing.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    temporary.replace(file)
+    mine = temporary(file)
+    try:
+        with mine.open("xb") as stream:
+            hashing = Hashing(stream)
+            if callable(content):
+                content(hashing)
+            else:
+                hashing.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        mine.replace(file)
+    except BaseException as error:
+        mine.unlink(missing_ok=True)
+        cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch.save buries it
+        if isinstance(cause, OSError) and cause.errno:
+            raise OSError(cause.errno, cause.strerror, str(file)) from None
+        raise
     directory = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(directory)

@@ -5,17 +5,19 @@
     checkpoints/best.pt, last.pt              the mean model, a bare state dict
     checkpoints/models/step_00000120.pt ...   the mean models of the last evaluations, if they are kept
 
-A folder without a manifest is an unfinished checkpoint and is ignored. Every file is written under a temporary name,
-synced and renamed. All files are read with `torch.load(weights_only=True)`. Neither writing nor reading takes a copy of
-the state in memory: bytes are hashed on their way into the file, and a file is mapped. A rank writes what it holds, its
-shards where a model is sharded. That is also what torch.distributed.checkpoint does, but it reads its metadata with
-pickle, which executes what it reads, and it has no checksums.
+A folder without a manifest is an unfinished checkpoint: it is ignored, and removed at the next save. Where a checkpoint
+of the same step is there already, the new one's files are called rank_0_again.pt ..., and the manifest decides. Every
+file is written under a temporary name, synced and renamed. All files are read with `torch.load(weights_only=True)`.
+Neither writing nor reading takes a copy of the state in memory: bytes are hashed on their way into the file, and a file
+is mapped. A rank writes what it holds, its shards where a model is sharded. That is also what
+torch.distributed.checkpoint does, but it reads its metadata with pickle, which executes what it reads, and it has no
+checksums.
 """
 
 import json
 import pickle
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,11 +34,16 @@ from common.training.atomic import describe, write_atomically
 FORMAT = 3
 MANIFEST = "manifest.json"
 MODELS = "models"
+AGAIN = "_again"
 SMALL = 1 << 16  # elements of a tensor
 
 
 class CheckpointError(RuntimeError):
     """None of the existing checkpoints can be used; the message names the files and what is wrong with them."""
+
+
+class DamagedError(CheckpointError):
+    """A checkpoint is not what was written."""
 
 
 @dataclass(frozen=True)
@@ -68,27 +75,32 @@ class Checkpoints:
     folder:      RUN_DIR/checkpoints
     fingerprint: of the configuration; a checkpoint with another one is foreign
     keep:        how many of the newest to keep
+    also:        fingerprints of the same configuration that earlier versions wrote
     """
 
-    def __init__(self, folder: Path, fingerprint: str, keep: int) -> None:
+    def __init__(self, folder: Path, fingerprint: str, keep: int, also: Collection[str] = ()) -> None:
         self._folder, self._fingerprint, self._keep = folder, fingerprint, keep
+        self._own = {fingerprint, *also}
 
     def save(self, step: int, state: dict[str, Any], metrics_bytes: int) -> None:
         """Write this process's state: nested dicts, lists and tuples of tensors and plain values.
 
-        Collective. The checkpoint counts from the moment that rank 0 has renamed its manifest.
+        Collective. The checkpoint counts from the moment that rank 0 has renamed its manifest; until then one of the
+        same step that is there already does.
         """
-        folder = self._folder / f"step_{step:08d}"
+        folder, suffix = self._folder / f"step_{step:08d}", ""
         if rank() == 0:
-            shutil.rmtree(folder, ignore_errors=True)  # a killed run may have left files of this step
-            folder.mkdir(parents=True)
-        gather_objects(None)  # nobody writes into a folder that is being removed
-        entries = gather_objects(write_atomically(folder / file_name(rank()), partial(torch.save, state)))
+            self._tidy()
+            folder.mkdir(parents=True, exist_ok=True)
+            suffix = AGAIN if file_name(0) in files_of(folder) else ""
+        suffix = gather_objects(suffix)[0]  # nobody writes earlier
+        name = file_name(rank(), suffix)
+        entries = gather_objects(write_atomically(folder / name, partial(torch.save, state)))
         if rank() == 0:
-            files = {file_name(r): entry for r, entry in enumerate(entries)}
+            files = {file_name(r, suffix): entry for r, entry in enumerate(entries)}
             manifest = Manifest(FORMAT, step, self._fingerprint, metrics_bytes, files)
             write_atomically(folder / MANIFEST, json.dumps(asdict(manifest), indent=2).encode())
-            self._prune()
+            self._prune(step)
 
     def load(self, device: torch.device, tell: Callable[[str], None]) -> Checkpoint | None:
         """Return the newest checkpoint that is complete and undamaged on every rank; None if there never was one.
@@ -96,21 +108,27 @@ class Checkpoints:
         device: where the state will go; its tensors are on the CPU, for a GPU in the mapped file
         tell:   called with a sentence for each damaged checkpoint that is skipped
 
-        Collective. Raises CheckpointError if there are checkpoints but none can be used.
+        Newer ones that are damaged are removed then. Collective. Raises CheckpointError if there are checkpoints but
+        none can be used.
         """
         complaints: list[str] = []
+        damaged: list[Path] = []
         for folder in self._complete():
             try:
                 found: Manifest | None = self._read(folder)
                 problem = None
             except CheckpointError as error:
-                found, problem = None, str(error)
-            problems = [p for p in gather_objects(problem) if p]
+                found, problem = None, error
+            problems = [p for p in gather_objects(problem and (str(problem), isinstance(problem, DamagedError))) if p]
             if found is not None and not problems:
                 for complaint in complaints:
                     tell(f"{complaint}; using {folder.name} instead")
-                return Checkpoint(found, read_state(folder / file_name(rank()), mapped=device.type != "cpu"))
-            complaints += dict.fromkeys(problems)
+                for other in damaged if rank() == 0 else []:
+                    remove(other)
+                return Checkpoint(found, read_state(folder / own_file(found), mapped=device.type != "cpu"))
+            complaints += dict.fromkeys(text for text, _ in problems)
+            if any(is_damaged for _, is_damaged in problems):
+                damaged.append(folder)
         if complaints:
             raise CheckpointError("no usable checkpoint: " + "; ".join(complaints))
         return None
@@ -119,7 +137,7 @@ class Checkpoints:
         """Return the numbers of the workers in the newest complete checkpoint; None without one that can be read."""
         for folder in self._complete()[:1]:
             with suppress(OSError, RuntimeError, pickle.UnpicklingError):
-                return tuple(read_state(folder / file_name(0), mapped=True)["members"])
+                return tuple(read_state(folder / own_file(read_manifest(folder / MANIFEST)), mapped=True)["members"])
         return None
 
     def save_model(self, name: str, state_dict: dict[str, Any]) -> None:
@@ -132,7 +150,9 @@ class Checkpoints:
         folder = self._folder / MODELS
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / f"step_{step:08d}.pt", partial(torch.save, state_dict))
-        for file in sorted(folder.glob("step_*.pt"))[:-keep]:
+        files = sorted(folder.glob("step_*.pt"))
+        mine = files.index(folder / f"step_{step:08d}.pt")
+        for file in [*files[: max(0, mine - (keep - 1))], *files[mine + 1 :]]:  # later ones will be written again
             file.unlink()
 
     def _complete(self) -> list[Path]:
@@ -143,39 +163,77 @@ class Checkpoints:
     def _read(self, folder: Path) -> Manifest:
         """Return the manifest of a checkpoint whose file of this rank is as it was written."""
         manifest = read_manifest(folder / MANIFEST)
-        if manifest.fingerprint != self._fingerprint:
+        if manifest.fingerprint not in self._own:
             raise CheckpointError(f"{folder} is foreign: it was written with another configuration")
-        file = folder / file_name(rank())
+        file = folder / own_file(manifest)
         try:
             found = describe(file)
         except OSError as error:
-            raise CheckpointError(f"{file} cannot be read ({error.strerror})") from error
+            kind = DamagedError if isinstance(error, FileNotFoundError) else CheckpointError
+            raise kind(f"{file} cannot be read ({error.strerror})") from error
         if manifest.files.get(file.name) != found:
-            raise CheckpointError(f"{file} is damaged: size or sha256 are not those of {MANIFEST}")
+            raise DamagedError(f"{file} is damaged: size or sha256 are not those of {MANIFEST}")
         return manifest
 
-    def _prune(self) -> None:
-        for name in sorted((f.parent.name for f in self._folder.glob(f"step_*/{MANIFEST}")), reverse=True)[
-            self._keep :
-        ]:
-            (self._folder / name / MANIFEST).unlink()  # first: without it the rest does not count
-            shutil.rmtree(self._folder / name, ignore_errors=True)  # NFS keeps files that some process has open
+    def _tidy(self) -> None:
+        """Remove what killed processes have left unfinished; called while no rank writes."""
+        left = [*self._folder.glob(".*.tmp"), *self._folder.glob(f"{MODELS}/.*.tmp")]
+        for folder in self._folder.glob("step_*"):
+            if files := files_of(folder):
+                left += [file for file in folder.glob("rank_*.pt") if file.name not in files] + [*folder.glob(".*.tmp")]
+            elif not (folder / MANIFEST).exists():
+                remove(folder)
+        for file in left:
+            with suppress(OSError):  # NFS keeps files that some process has open
+                file.unlink()
+
+    def _prune(self, saved: int) -> None:
+        """Remove complete checkpoints but the one just saved and the newest before it.
+
+        Later ones, which could not be used when the run was resumed, stay.
+        """
+        steps = sorted(int(f.parent.name.removeprefix("step_")) for f in self._folder.glob(f"step_*/{MANIFEST}"))
+        earlier = [step for step in steps if step < saved]
+        for step in earlier[: max(0, len(earlier) - (self._keep - 1))]:
+            remove(self._folder / f"step_{step:08d}")
+        self._tidy()
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint, as far as that is possible."""
+    (folder / MANIFEST).unlink(missing_ok=True)  # first: without it the rest does not count
+    shutil.rmtree(folder, ignore_errors=True)  # NFS keeps files that some process has open
+
+
+def files_of(folder: Path) -> Collection[str]:
+    """Return the names of a checkpoint's files; none if it is not complete, or of another format."""
+    with suppress(CheckpointError):
+        return read_manifest(folder / MANIFEST).files
+    return ()
+
+
+def own_file(manifest: Manifest) -> str:
+    """Return the name of this rank's file."""
+    again = file_name(rank(), AGAIN)
+    return again if again in manifest.files else file_name(rank())
 
 
 def read_manifest(file: Path) -> Manifest:
     """Read a manifest. Raises CheckpointError, which names the file, if it is not one."""
     try:
         manifest = Manifest(**json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{file} is not a manifest ({error})") from error
+    except (ValueError, TypeError) as error:
+        raise DamagedError(f"{file} is not a manifest ({error})") from error
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read ({error.strerror})") from error
     if manifest.format != FORMAT:
         raise CheckpointError(f"{file} has format {manifest.format}, expected {FORMAT}")
     return manifest
 
 
-def file_name(process: int) -> str:
+def file_name(process: int, suffix: str = "") -> str:
     """Return the name of one process's file."""
-    return f"rank_{process}.pt"
+    return f"rank_{process}{suffix}.pt"
 
 
 def read_state(file: Path, mapped: bool) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from common.training.interruption import Interruption
 from common.training.loop import Length, Stage, begin_stage, lengths, step_named, train_stage
 from common.training.membership import DismissedError, Member, Membership, Report
 from common.training.profiling import Trace
-from common.training.run_folder import RunFolder
+from common.training.run_folder import RunFolder, open_on_first
 from common.training.session import Setup
 
 REPLICATED = ("model", "communication", "optimizer", "schedule", "scaler")  # of a worker's state, alike on its ranks
@@ -42,10 +42,10 @@ class Held(NamedTuple):
     state: dict[str, Any] | None = None
 
 
-def train_elastically(setup: Setup, member: Member, open_folder: Callable[[], RunFolder]) -> str:
+def train_elastically(setup: Setup, member: Member, open_folder: Callable[[str], RunFolder]) -> str:
     """Train like `common.training.loop.train` while workers come and go; return "finished" or "interrupted".
 
-    open_folder: called where this process becomes rank 0
+    open_folder: called with the agent's start where this process becomes rank 0
     """
     config, recorder = setup.config, setup.recorder
     length = lengths(setup.task, config, setup.device)
@@ -84,7 +84,7 @@ def enter(
     membership: Membership,
     held: Held,
     length: Length,
-    open_folder: Callable[[], RunFolder],
+    open_folder: Callable[[str], RunFolder],
 ) -> Stage:
     """Connect with the other members and go on with the state that this worker holds, or with a copy of another's.
 
@@ -93,18 +93,21 @@ def enter(
     recorder = setup.recorder
     try:
         rank = member.connect(membership, setup.config.parallel.timeout_s)
-        folder = (recorder.folder or open_folder()) if rank == 0 else None
+        folder = open_on_first(lambda: recorder.folder or open_folder(membership.start))
         if folder is not recorder.folder:
             recorder.take_over(folder)
         per_worker = setup.config.ranks_per_worker
         before, holders, members = (
             workers_of(ranks, per_worker) for ranks in (membership.before, membership.holders, membership.members)
         )
-        stage = begin_stage(replace(setup, rank=rank, folder=folder), members, length, dealing=membership.dealing)
+        setup = replace(setup, rank=rank, folder=folder)
+        found = None if membership.holders else setup.checkpoints.load(setup.device, setup.tell)
+        anew = found is None and not membership.holders
+        stage = begin_stage(setup, members, length, membership.dealing, anew)
         (worker,) = stage.workers
         worker.model.survive(abort_groups)
         if not membership.holders:
-            stage.session.resume(setup.checkpoints.load(setup.device, stage.setup.tell), list)
+            stage.session.resume(found, list)
             recorder.begin(stage.workers, length.steps, stage.setup.config)
         else:
             if held.state is not None:

@@ -36,7 +36,15 @@ from common.training.loop import train
 from common.training.membership import Member
 from common.training.numerics import configure_gpu, require_determinism
 from common.training.recorder import Recorder
-from common.training.run_folder import RunFolder, fingerprint, is_finished, read_status
+from common.training.run_folder import (
+    FinishedError,
+    RunFolder,
+    claimed,
+    fingerprint,
+    first_fingerprint,
+    open_on_first,
+    read_status,
+)
 from common.training.session import Setup
 from common.training.task import load_task
 from common.training.wire import LOCAL, Hello, listen, split
@@ -68,15 +76,17 @@ def execute(config: Config, overrides: list[str]) -> int:
     door = open_door(config)
     if config.elastic.agent is not None and door is None:
         return serve_agent(config, overrides)
-    if is_finished(config):
-        if os.environ.get("RANK", "0") == "0":
-            print(f"run_dir={config.run_dir}: this run is finished already", file=sys.stderr)
-        return FINISHED
-    if config.elastic.min_workers is not None:
-        return run_elastically(config, overrides, door)
-    if config.workers.kind == "simulated" or config.ranks == 1 or "RANK" in os.environ:
+    elastic = config.elastic.min_workers is not None
+    if not elastic and (config.workers.kind == "simulated" or config.ranks == 1 or "RANK" in os.environ):
         return run_here(config, overrides)
-    return run_in_local_processes(config, overrides)
+    try:
+        with claimed(config) as start:
+            if elastic:
+                return run_elastically(config, overrides, door, start)
+            return run_in_local_processes(config, overrides, start)
+    except FinishedError as error:
+        print(error, file=sys.stderr)
+        return FINISHED
 
 
 def preloaded(task: str) -> list[str]:
@@ -91,10 +101,11 @@ def open_door(config: Config) -> socket.socket | None:
     return listen(config.elastic.agent)
 
 
-def run_elastically(config: Config, overrides: list[str], door: socket.socket | None) -> int:
+def run_elastically(config: Config, overrides: list[str], door: socket.socket | None, start: str) -> int:
     """Start workers that go on when others die, see common.training.agent; return the exit code of the run.
 
-    door: where other hosts ask to be taken, if there are any
+    door:  where other hosts ask to be taken, if there are any
+    start: for which this process has claimed the run folder
     """
     if config.n < 2:
         where = f"elastic.min_workers={config.elastic.min_workers}"
@@ -111,6 +122,7 @@ def run_elastically(config: Config, overrides: list[str], door: socket.socket | 
         door=door,
         address=split(config.elastic.agent)[0] if config.elastic.agent else LOCAL,
         fingerprint=fingerprint(config),
+        start=start,
     )
     return agent.run()
 
@@ -147,10 +159,11 @@ def local_host(config: Config, overrides: list[str]) -> LocalHost:
     return LocalHost(process)
 
 
-def run_in_local_processes(config: Config, overrides: list[str]) -> int:
+def run_in_local_processes(config: Config, overrides: list[str], start: str) -> int:
     """Start workers on this machine through torch's elastic launcher; return the exit code.
 
-    They are forked from a server that imports everything once and stays warm for the next run.
+    They are forked from a server that imports everything once and stays warm for the next run. start: for which this
+    process has claimed the run folder
     """
     multiprocessing.set_forkserver_preload(preloaded(config.task))
     launcher = LaunchConfig(
@@ -170,7 +183,7 @@ def run_in_local_processes(config: Config, overrides: list[str]) -> int:
     # Elastic passes signals on to the workers, which save and stop; SIGUSR1 it does not handle by itself.
     former = signal.signal(signal.SIGUSR1, stop_workers)
     try:
-        elastic_launch(launcher, run_worker)(config.task, config.model_dump(), overrides)
+        elastic_launch(launcher, run_worker)(config.task, config.model_dump(), overrides, start)
     except SignalException:
         return INTERRUPTED if read_status(Path(config.run_dir)) == "interrupted" else FAILED
     except ChildFailedError as error:
@@ -189,12 +202,12 @@ def stop_workers(number: int, frame: FrameType | None) -> None:
 
 
 @record
-def run_worker(task: str, values: dict, overrides: list[str]) -> None:
+def run_worker(task: str, values: dict, overrides: list[str], start: str) -> None:
     """Run a local worker process, for which the launcher has set RANK and the other variables.
 
     Exits with the run's code: any but 0 makes the launcher end the other workers at once.
     """
-    code = run_here(load_task(task).config_class.model_validate(values), overrides)
+    code = run_here(load_task(task).config_class.model_validate(values), overrides, start)
     if code != FINISHED:
         sys.exit(code)
 
@@ -205,7 +218,7 @@ def run_member(task: str, values: dict, overrides: list[str], number: int, conne
     config = load_task(task).config_class.model_validate(values)
     per_host = (config.workers.per_host or config.n) * config.ranks_per_worker
     os.environ |= {"LOCAL_RANK": str(number % per_host), "LOCAL_WORLD_SIZE": str(per_host)}
-    member, code = Member(number, connection), FAILED
+    member, recorder, code = Member(number, connection), None, FAILED
 
     try:
         device = pick_device(config)
@@ -213,16 +226,21 @@ def run_member(task: str, values: dict, overrides: list[str], number: int, conne
             raise ConfigError("elastic.min_workers on GPUs: expected training.device=cpu")
         torch.set_num_threads(config.training.threads or threads_per_process(distributed=True))
         loaded = load_task(task)(config)
-        setup = Setup(loaded, config, device, number, None, Recorder(config, loaded, None), make_checkpoints(config))
-        status = train_elastically(setup, member, lambda: RunFolder(config, overrides))
+        recorder = Recorder(config, loaded, None)
+        setup = Setup(loaded, config, device, number, None, recorder, make_checkpoints(config))
+        status = train_elastically(setup, member, lambda start: RunFolder(config, overrides, start))
         member.disconnect(lost=False)
         code = FINISHED if status == "finished" else INTERRUPTED
     except (ConfigError, CheckpointError) as error:
         if number > 0:
             time.sleep(1)  # rank 0 tells what is wrong; the agent ends all others when the first one ends
         code = refuse(error)
+        if recorder is not None and recorder.folder is not None:
+            recorder.folder.withdraw()
     except Exception:
         print(f"rank {number} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+    if recorder is not None and recorder.folder is not None:
+        recorder.folder.close()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of broken connections may never end
@@ -230,11 +248,15 @@ def run_member(task: str, values: dict, overrides: list[str], number: int, conne
 
 def make_checkpoints(config: Config) -> Checkpoints:
     """Return the checkpoints of a run."""
-    return Checkpoints(Path(config.run_dir) / "checkpoints", fingerprint(config), config.training.checkpoints_kept)
+    folder, keep = Path(config.run_dir) / "checkpoints", config.training.checkpoints_kept
+    return Checkpoints(folder, fingerprint(config), keep, also=(first_fingerprint(config),))
 
 
-def run_here(config: Config, overrides: list[str]) -> int:
-    """Run this process's part; return the exit code. A rank that fails among others ends its process instead."""
+def run_here(config: Config, overrides: list[str], start: str | None = None) -> int:
+    """Run this process's part; return the exit code. A rank that fails among others ends its process instead.
+
+    start: for which the launching process has claimed the run folder, if there is one
+    """
     distributed = "RANK" in os.environ and config.workers.kind == "processes"
     rank = int(os.environ["RANK"]) if distributed else 0
     folder, code = None, FAILED
@@ -246,23 +268,31 @@ def run_here(config: Config, overrides: list[str]) -> int:
         simulated = config.workers.kind == "simulated" and device.type == "cpu"
         torch.set_num_threads(config.training.threads or (1 if simulated else threads_per_process(distributed)))
         task = load_task(config.task)(config)
-        # Before any process group is opened: a refused folder must not leave others waiting.
-        folder = RunFolder(config, overrides) if rank == 0 else None
         if distributed:
             open_process_group(device, max(config.parallel.timeout_s, ALONE_S))
+        # Not earlier: others, which may begin later, learn from rank 0 whether it is refused.
+        folder = open_on_first(lambda: RunFolder(config, overrides, start))
         hosts = gather_objects(socket.gethostname())
         if folder is not None:
             folder.record_hosts(hosts)
         recorder = Recorder(config, task, folder)
         status = train(Setup(task, config, device, rank, folder, recorder, make_checkpoints(config)))
         code = FINISHED if status == "finished" else INTERRUPTED
+    except FinishedError as error:
+        code = FINISHED
+        if rank == 0:
+            print(error, file=sys.stderr)
     except (ConfigError, CheckpointError) as error:
         code = refuse(error) if rank == 0 else BAD_CONFIGURATION
+        if folder is not None:
+            folder.withdraw()
     except Exception as error:
         print(f"rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         if folder is not None:
-            folder.finish({"status": "failed", "error": f"{type(error).__name__}: {error}"})
+            folder.fail(error)
     finally:
+        if folder is not None:
+            folder.close()
         if distributed and dist.is_initialized():
             leave_process_group(code)
     return code

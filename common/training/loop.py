@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from common.parallel.collectives import gather_objects
 from common.parallel.regions import region
 from common.training.config import Config
 from common.training.elastic import config_of, follow, hand_over
@@ -64,7 +65,8 @@ def train(setup: Setup) -> str:
     config, device, recorder = setup.config, setup.device, setup.recorder
     length = lengths(setup.task, config, device)
     found = setup.checkpoints.load(device, setup.tell)
-    stage = begin_stage(setup, tuple(found.state["members"]) if found else tuple(range(config.n)), length)
+    members = tuple(found.state["members"]) if found else tuple(range(config.n))
+    stage = begin_stage(setup, members, length, anew=found is None)
     stage.session.resume(found, stage.backward)
     if found is None and config.init_from is not None:
         setup.tell(f"began with the model {config.init_from}; optimizer, schedule and data begin anew")
@@ -82,14 +84,24 @@ def train(setup: Setup) -> str:
                 break
     status = "finished" if recorder.clock == length.steps else "interrupted"
     recorder.finish(status)
+    if setup.folder is not None:
+        setup.folder.close()
+    gather_objects(None)  # launchers end the others, rank 0 too, when the first one ends
     for worker in stage.workers:
         worker.model.close()
     return status
 
 
-def begin_stage(setup: Setup, members: Members, length: Length, dealing: Dealing = BEGINNING) -> Stage:
-    """Build the local workers of these members; dealing: where their data begin."""
-    staged = replace(setup, config=config_of(setup.config, members))
+def begin_stage(
+    setup: Setup, members: Members, length: Length, dealing: Dealing = BEGINNING, anew: bool = False
+) -> Stage:
+    """Build the local workers of these members.
+
+    dealing: where their data begin
+    anew:    the run begins, with the model `init_from` if there is one; else the workers will be given a state
+    """
+    config = config_of(setup.config, members)
+    staged = replace(setup, config=config if anew else config.model_copy(update={"init_from": None}))
     numbers = None if members == tuple(range(setup.config.n)) else members
     workers = build_workers(
         setup.task, staged.config, setup.device, setup.rank, length.steps, length.epoch, dealing, numbers

@@ -51,6 +51,7 @@ class Membership(NamedTuple):
     lost:    whether somebody was lost, else all stopped at `clock`
     last:    too few are left: they save and stop
     address: and port, of the store in which members find each other
+    start:   for which the agent has claimed the run folder
     """
 
     number: int
@@ -64,6 +65,7 @@ class Membership(NamedTuple):
     last: bool
     address: str
     port: int
+    start: str = ""
 
 
 class Word(Enum):

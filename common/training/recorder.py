@@ -43,7 +43,7 @@ class Recorder:
         self._times: list[float] = []
         self._recent = deque[float](maxlen=REMEMBERED_STEPS)
         self._waited = [0.0, 0.0]  # seconds in which threads waited for a core, of how many seconds of steps
-        self._sinks = Sinks(config, folder.run_id) if folder is not None else None
+        self._sinks: Sinks | None = None
         self._console: Console | None = None
         self._bytes_of_leavers = 0.0
 
@@ -56,8 +56,9 @@ class Recorder:
         """Write to the folder from now on, or no longer: another process is rank 0."""
         if self._sinks is not None:
             self._sinks.close()
-        self._folder, self._console = folder, None
-        self._sinks = Sinks(self._config, folder.run_id) if folder is not None else None
+        if self._folder is not None:
+            self._folder.close()
+        self._folder, self._console, self._sinks = folder, None, None
 
     def begin(self, workers: Sequence[Worker], steps: int, config: Config) -> None:
         """Start the loop, or continue it, with these local workers and their configuration, until `steps` updates."""
@@ -65,6 +66,8 @@ class Recorder:
         if self._console is None:
             shown = self._folder is not None and config.logging.progress
             self._console = Console(shown, self.clock, steps)
+        if self._sinks is None and self._folder is not None:
+            self._sinks = Sinks(config, self._folder.run_id, self._folder.kept, self._folder.sent)
         self._device = next(workers[0].model.parameters()).device
         self._losses = [[loss.to(self._device) for loss in step] for step in self._losses]  # those of a checkpoint
         self._norms = [norm.to(self._device) for norm in self._norms]
@@ -112,7 +115,8 @@ class Recorder:
         row = self._row("validation") | metrics | {"bytes_sent": self._bytes_sent()}
         primary = self._task.primary_metric
         sign = 1 if self._task.higher_is_better else -1
-        best = self._best is None or sign * metrics[primary] > sign * self._best[primary]
+        value, former = metrics[primary], self._best[primary] if self._best is not None else math.nan
+        best = self._best is None or sign * value > sign * former or (math.isnan(former) and not math.isnan(value))
         if best:
             self._best = row
         self._write(row)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.parallel.collectives import gather_objects
 from common.training.checkpoint import Checkpoint, Checkpoints
-from common.training.config import Config
+from common.training.config import Config, ConfigError
 from common.training.elastic_config import Members
 from common.training.evaluation import Evaluator
 from common.training.recorder import Recorder
@@ -86,6 +86,12 @@ class Session:
         setup = self._setup
         if found is not None:
             manifest, state = found
+            then, now = state.get("device", setup.device.type), setup.device.type  # older checkpoints have none
+            if then != now:
+                raise ConfigError(
+                    f"training.device={setup.config.training.device}: computes on {now}, but the checkpoint at step "
+                    f"{manifest.step} is of {then}, whose results differ; expected the same to resume"
+                )
             if self._workers[0].model.settles_in_first_backward:
                 rehearse()
                 for worker in self._workers:
@@ -99,6 +105,7 @@ class Session:
     def _state(self) -> dict[str, Any]:
         return {
             "members": list(self._members),
+            "device": self._setup.device.type,
             "workers": [worker.state_dict() for worker in self._workers],
             "recorder": self._setup.recorder.state_dict(),
         }

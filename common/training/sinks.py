@@ -21,11 +21,17 @@ class Sink(Protocol):
 
 
 class WandbSink:
-    """A run of wandb. Its id is the run folder's, so that a resumed run continues there."""
+    """A run of wandb. Its id is the run folder's, so that a resumed run continues there.
 
-    def __init__(self, config: Config, run_id: str) -> None:
+    What wandb has cannot be taken back: of steps that are computed again, the first rows stay.
+
+    kept, sent: see Sinks
+    """
+
+    def __init__(self, config: Config, run_id: str, kept: int, sent: int) -> None:
         import wandb
 
+        self._repeated = range(kept + 1, sent + 1)
         self._run = wandb.init(
             project=config.logging.wandb_project,
             name=f"{config.task}/{config.name}/seed_{config.seed}",
@@ -39,7 +45,8 @@ class WandbSink:
 
     def log(self, row: dict[str, Any]) -> None:
         """Record one row."""
-        self._run.log(numbers(row), step=row["step"])
+        if row["step"] not in self._repeated:
+            self._run.log(numbers(row), step=row["step"])
 
     def close(self) -> None:
         """End the run."""
@@ -47,12 +54,12 @@ class WandbSink:
 
 
 class TensorBoardSink:
-    """Event files in RUN_DIR/tensorboard."""
+    """Event files in RUN_DIR/tensorboard. Points after the step `kept` of earlier files are hidden."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, kept: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(f"{config.run_dir}/tensorboard")
+        self._writer = SummaryWriter(f"{config.run_dir}/tensorboard", purge_step=kept + 1)
 
     def log(self, row: dict[str, Any]) -> None:
         """Record one row."""
@@ -65,14 +72,18 @@ class TensorBoardSink:
 
 
 class Sinks:
-    """The configured sinks, none of which can end a run."""
+    """The configured sinks, none of which can end a run.
 
-    def __init__(self, config: Config, run_id: str) -> None:
+    kept, sent: steps of the last rows of earlier starts that are left, and that there were: the rows between them are
+                written again
+    """
+
+    def __init__(self, config: Config, run_id: str, kept: int, sent: int) -> None:
         self._sinks: dict[str, Sink] = {}
         if config.logging.wandb != "disabled":
-            self._guarded("wandb", lambda: self._sinks.update(wandb=WandbSink(config, run_id)))
+            self._guarded("wandb", lambda: self._sinks.update(wandb=WandbSink(config, run_id, kept, sent)))
         if config.logging.tensorboard:
-            self._guarded("tensorboard", lambda: self._sinks.update(tensorboard=TensorBoardSink(config)))
+            self._guarded("tensorboard", lambda: self._sinks.update(tensorboard=TensorBoardSink(config, kept)))
 
     def log(self, row: dict[str, Any]) -> None:
         """Pass a row on."""

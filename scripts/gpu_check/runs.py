@@ -82,9 +82,9 @@ def kill(folder: Path, device: str, steps: int) -> int:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of metrics without their times."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not k.startswith("time_")} for line in lines]
+    """Return the rows of metrics without their times; null, which stands for numbers that are not finite, is NaN."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: math.nan if v is None else v for k, v in row.items() if not k.startswith("time_")} for row in rows]
 
 
 def compare(got: Sequence[dict], expected: Sequence[dict], tolerance: float, what: str) -> float:

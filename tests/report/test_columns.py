@@ -1,8 +1,12 @@
 """Columns are parsed from their names, once."""
 
+import math
+from itertools import permutations
+from types import SimpleNamespace
+
 import pytest
 
-from common.report.columns import Column, Label, parse_column
+from common.report.columns import Column, Label, RowData, parse_column
 
 
 @pytest.mark.parametrize(
@@ -45,3 +49,14 @@ def test_labels_and_what_readers_see():
     assert [column.show(None) for column in (mean, published)] == ["missing", "unknown"]
     assert [column.show(0.0123) for column in (mean, published)] == ["0.01", "0.01"]
     assert mean.exact(0.0123) == {"top1_mean": 0.0123}
+
+
+@pytest.mark.parametrize(
+    ("quantity", "lowest", "median", "highest"),
+    [("validation_loss", 1.0, 2.0, math.nan), ("accuracy", math.nan, 1.0, 2.0)],
+)
+def test_a_run_without_a_finite_number_is_the_worst_in_any_order(quantity, lowest, median, highest):
+    for values in permutations([math.nan, 2.0, 1.0]):
+        runs = [SimpleNamespace(last=lambda *_, value=value: value) for value in values]
+        found = [parse_column(f"{quantity}_{name}", {}).of(RowData(runs)) for name in ("lowest", "median", "highest")]
+        assert found == pytest.approx([lowest, median, highest], nan_ok=True)

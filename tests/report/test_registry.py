@@ -1,6 +1,7 @@
 import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -8,6 +9,7 @@ from omegaconf import OmegaConf
 from common.cli import UsageError
 from common.report.overrides import parse_override
 from common.report.registry import load_table, table_names
+from common.training.run_folder import compare
 from tests.report.conftest import CONTENT
 
 
@@ -140,6 +142,29 @@ def test_overrides_are_compared_by_meaning(table):
     assert cell.disagreement([*same, "optimizer.lr=1"]) == "optimizer.lr: 1 there, not set here"
     assert "expected one Hydra override" in cell.disagreement(["what"])
     assert parse_override("optimizer.lr=1e-3") == parse_override("optimizer.lr=0.001")
+
+
+@pytest.mark.parametrize(
+    ("key", "free"),
+    [
+        ("data.workers", True),
+        ("data.folder", True),
+        ("data.copy_to", True),
+        ("training.threads", True),
+        ("data.seed", False),
+        ("training.steps", False),
+        ("optimizer.name", False),
+        ("elastic.keep", False),
+    ],
+)
+def test_what_counts_in_no_table_is_free_when_a_run_is_resumed(table, key, free, tmp_path):
+    same = ["experiment=small", "seed=1", "optimizer.lr=0.1"]
+    cell = replace(next(table.cells(Path("runs"))), settings=tuple(same))
+    assert (cell.disagreement([*same, f"{key}=5"]) is None) == free
+    group, name = key.split(".")
+    (tmp_path / "config.yaml").write_text(f"{group}: {{{name}: 4}}")
+    now = SimpleNamespace(model_dump=lambda **_: {group: {name: 5}})
+    assert compare(tmp_path / "config.yaml", now) == ([] if free else [f"{key}: 4 there, 5 now"])
 
 
 def test_bookkeeping_that_a_table_sets_counts(table):

@@ -15,9 +15,9 @@ from common.report.registry import Table, load_table, table_names
 from common.report.runs import read_config
 from common.report.table_file import Row
 from common.topology import build
-from common.training.compose import compose_config
+from common.training.bookkeeping import is_bookkeeping
+from common.training.compose import compose_config, flatten
 from common.training.config import Config
-from common.training.run_folder import FREE_KEYS, flatten
 
 TABLES = {name: load_table(name) for name in table_names()}
 RUNS = ROOT / "results" / "runs"
@@ -79,13 +79,12 @@ def assert_composes(table: Table, row: Row, variant: str | None) -> None:
 
 def assert_kept_runs_are_of_today(table: Table, row: Row, variant: str | None) -> None:
     """Runs count by their overrides alone: if a recipe changed, old ones would be averaged with new ones."""
-    free = ("seed", *FREE_KEYS)
     today = flat(composed(table, row, variant).model_dump(mode="json"))
     files = kept(table, row, variant)
     assert files or table.emulated or table.name not in KEPT, row.name  # emulated ones take hours
     for file in files:
         there = flat(read_config(file))
-        shared = [key for key in there if key in today and not key.startswith(free)]
+        shared = [key for key in there if key in today and key != "seed" and not is_bookkeeping(key)]
         assert {key: there[key] for key in shared} == {key: today[key] for key in shared}, file
 
 

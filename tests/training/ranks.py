@@ -12,14 +12,18 @@ from tests.ports import free_port
 
 
 class Ranks:
-    """One start of a run: `n` processes with the environment that torchrun gives them, forked from a warm server."""
+    """One start of a run: `n` processes with the environment that torchrun gives them, forked from a warm server.
 
-    def __init__(self, arguments: list[str], n: int, log: Path) -> None:
+    late_s: how much later than rank 0 the others begin
+    """
+
+    def __init__(self, arguments: list[str], n: int, log: Path, late_s: float = 0.0) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
         port = free_port()
         self.processes: list[BaseProcess] = [
-            context.Process(target=_rank, args=(arguments, rank, n, port, log), daemon=True) for rank in range(n)
+            context.Process(target=_rank, args=(arguments, rank, n, port, log, late_s), daemon=True)
+            for rank in range(n)
         ]
         for process in self.processes:
             process.start()
@@ -42,7 +46,9 @@ class Ranks:
         return [process.exitcode for process in self.processes]
 
 
-def _rank(arguments: list[str], rank: int, n: int, port: int, log: Path) -> None:
+def _rank(arguments: list[str], rank: int, n: int, port: int, log: Path, late_s: float) -> None:
+    if rank > 0:
+        time.sleep(late_s)
     from common.training.launch import launch
 
     descriptor = os.open(log.with_name(f"{log.name}.{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)

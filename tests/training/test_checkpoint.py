@@ -1,5 +1,6 @@
 """Checkpoints as files: memory while they are written and read, the order in which a run takes its state over."""
 
+import errno
 import hashlib
 import io
 import json
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from common.training.atomic import describe, write_atomically
+from common.training.atomic import Hashing, describe, write_atomically
 from common.training.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from common.training.session import Session
 
@@ -83,6 +84,115 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         write_atomically(file, fail)
     assert file.read_bytes() == b"old"
+    assert [f.name for f in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_a_full_disk_is_named_where_torch_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Hashing, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Hashing, "write", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*last\.pt'"):
+        Checkpoints(tmp_path, "mine", keep=1).save_model("last.pt", STATE)
+
+
+def test_processes_that_write_the_same_file_do_not_meet(tmp_path: Path) -> None:
+    file = tmp_path / "last.pt"
+
+    def write(stream: Hashing) -> None:
+        stream.write(b"one")
+        write_atomically(file, b"other")
+
+    assert write_atomically(file, write) == describe(file)
+    assert file.read_bytes() == b"one"
+
+
+STATE = {"a": torch.ones(3), "members": [0]}
+
+
+def saved_steps(folder: Path) -> list[int]:
+    return sorted(int(file.parent.name.removeprefix("step_")) for file in folder.glob("step_*/manifest.json"))
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_what_was_just_saved_stays_and_what_is_damaged_goes(keep: int, tmp_path: Path) -> None:
+    before = Checkpoints(tmp_path, "mine", keep=9)
+    for step in (50, 100, 200, 300):
+        before.save(step, STATE, 0)
+    for step in (200, 300):
+        (tmp_path / f"step_{step:08d}" / "rank_0.pt").write_bytes(b"damaged")
+    checkpoints = Checkpoints(tmp_path, "mine", keep)
+    assert checkpoints.load(CPU, print).manifest.step == 100
+    assert saved_steps(tmp_path) == [50, 100]
+    checkpoints.save(150, STATE, 0)
+    assert saved_steps(tmp_path) == [100, 150][-keep:]
+    assert checkpoints.load(CPU, print).manifest.step == 150
+
+
+def test_nothing_is_deleted_for_a_checkpoint_of_another_configuration(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, "other", keep=1).save(300, STATE, 0)
+    checkpoints = Checkpoints(tmp_path, "mine", keep=1)
+    for step in (100, 200):
+        checkpoints.save(step, STATE, 0)
+        assert saved_steps(tmp_path) == [step, 300]
+        assert checkpoints.load(CPU, print).manifest.step == step
+    assert Checkpoints(tmp_path, "newer", keep=1, also=["mine"]).load(CPU, print).manifest.step == 200
+
+
+def test_fewer_checkpoints_than_may_be_kept_all_stay(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        Checkpoints(tmp_path, "mine", keep=5).save(step, STATE, 0)
+    assert saved_steps(tmp_path) == [1, 2, 3]
+
+
+def test_what_killed_processes_left_is_removed_at_the_next_save(tmp_path: Path) -> None:
+    for name in (
+        "step_00000010/rank_0.pt",
+        "step_00000020/.rank_0.pt.7-a.tmp",
+        ".last.pt.7-a.tmp",
+        "models/.x.7-a.tmp",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    Checkpoints(tmp_path, "mine", keep=2).save(20, STATE, 0)
+    left = sorted(str(file.relative_to(tmp_path)) for file in tmp_path.rglob("*") if file.is_file())
+    assert left == ["step_00000020/manifest.json", "step_00000020/rank_0.pt"]
+
+
+def test_a_checkpoint_of_the_same_step_counts_until_the_new_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path, "mine", keep=1)
+    checkpoints.save(3, STATE | {"n": 0}, 0)
+    for n in (1, 2, 3):
+        with monkeypatch.context() as patch:
+            patch.setattr("common.training.checkpoint.asdict", lambda _: 1 / 0)  # when all ranks have written
+            with pytest.raises(ZeroDivisionError):
+                checkpoints.save(3, STATE | {"n": n}, 0)
+        assert checkpoints.load(CPU, print).state["n"] == n - 1
+        checkpoints.save(3, STATE | {"n": n}, 0)
+        assert checkpoints.load(CPU, print).state["n"] == n
+        assert checkpoints.members() == (0,)
+        assert len([*(tmp_path / "step_00000003").iterdir()]) == 2
+
+
+def test_files_that_cannot_be_removed_do_not_stop_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS keeps files that some process has open under other names."""
+    folder = tmp_path / "step_00000003"
+    folder.mkdir()
+    (folder / ".nfs0001").write_bytes(b"open")
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)
+    checkpoints = Checkpoints(tmp_path, "mine", keep=1)
+    for step in (3, 4):
+        checkpoints.save(step, STATE, 0)
+        assert checkpoints.load(CPU, print).manifest.step == step
+
+
+def test_the_model_of_the_last_evaluation_stays(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, "mine", keep=1)
+    for step in (100, 200, 300, 150):  # resumed from an older checkpoint
+        checkpoints.keep_model(step, STATE, keep=2)
+    assert sorted(file.name for file in (tmp_path / "models").iterdir()) == ["step_00000150.pt"]
 
 
 def session_of(recorder: SimpleNamespace, checkpoints: SimpleNamespace, worker: SimpleNamespace, rank: int) -> Session:

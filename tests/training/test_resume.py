@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -267,6 +268,50 @@ def test_another_number_of_workers_starts_from_the_mean_model(tmp_path: Path) ->
     for file in ("missing.pt", "other.pt"):
         refused = [*RUN, "workers.count=2", f"run_dir={tmp_path}/third", f"init_from={tmp_path / file}"]
         assert launch("cnn", refused) == 2
+    refused = [*RUN, "workers=simulated", f"run_dir={tmp_path}/third", f"init_from={mean_model}", "model.width=8"]
+    assert launch("cnn", refused) == 2
+    assert not (tmp_path / "third").exists()
+
+
+def test_a_run_goes_on_without_what_it_began_with_and_where_it_began(tmp_path: Path) -> None:
+    first = [*RUN, "workers=simulated", "workers.count=2"]
+    assert launch("cnn", [*first, f"run_dir={tmp_path}/first"]) == 0
+    model = tmp_path / "first" / "checkpoints" / "best.pt"
+    second = [*first, f"init_from={model}"]
+    assert launch("cnn", [*second, f"run_dir={tmp_path}/second"]) == 0
+    assert launch("cnn", [*second, f"run_dir={tmp_path}/third"]) == 0
+    shutil.rmtree(tmp_path / "first")
+    forget(tmp_path / "second", 24)
+    (tmp_path / "second").rename(tmp_path / "moved")
+    free = ["training.device=cpu", "name=moved", "training.checkpoints_kept=1", f"run_dir={tmp_path}/moved"]
+    assert launch("cnn", [*second, *free]) == 0
+    assert rows(tmp_path / "moved") == rows(tmp_path / "third")
+
+
+def test_a_rank_that_begins_late_finds_no_other_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ranks = Ranks([*RUN, "resume=false", f"run_dir={folder}"], 2, tmp_path / "log", late_s=2.0)
+    finish(ranks)
+    again = Ranks([*RUN, "resume=false", f"run_dir={folder}"], 2, tmp_path / "again")
+    assert again.wait(300)
+    assert again.codes() == [2, 2]
+    assert "holds a finished run" in (tmp_path / "again.0").read_text()
+
+
+def test_rank_0_writes_the_summary_before_any_rank_ends(tmp_path: Path) -> None:
+    """Launchers kill all others when the first one ends, perhaps with exit code 75."""
+    folder = tmp_path / "run"
+    task = "task=tests.training.slow_summary"
+    ranks = Ranks([*RUN, "training.steps=4", task, f"run_dir={folder}"], 2, tmp_path / "log")
+    ranks.processes[1].join(300)
+    assert (folder / "summary.json").exists()
+    finish(ranks)
+
+
+def forget(folder: Path, step: int) -> None:
+    """Take away the checkpoint at that step and the summary, as if the run had been killed before them."""
+    shutil.rmtree(folder / "checkpoints" / f"step_{step:08d}")
+    (folder / "summary.json").unlink()
 
 
 def manifests(folder: Path) -> list[Path]:

@@ -1,18 +1,25 @@
 """Complete runs from the command line: processes, torchrun and simulation give the same records."""
 
+import errno
 import json
+import math
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
+from common.report.runs import read_run
 from common.training.compose import compose_config
+from common.training.config import ConfigError
 from common.training.launch import launch
+from common.training.recorder import Recorder
 from common.training.run_folder import RunFolder
 
 SHORT = ["training.steps=12", "schedule.warmup=2", "evaluation.every=6", "logging.every=4"]
@@ -169,6 +176,66 @@ def test_what_a_run_folder_holds_is_never_overwritten(tmp_path: Path, capsys: py
     difference = capsys.readouterr().err
     assert "optimizer.lr: 0.001 there, 0.5 now" in difference
     assert (run / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.parametrize("workers", ["workers=simulated", "workers.count=2", "elastic.min_workers=2"])
+def test_a_second_run_in_the_folder_of_one_that_trains_is_refused(
+    workers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    arguments = [*SHORT, *QUIET, "resume=true", f"run_dir={run}", "workers.count=2", workers]
+    first = RunFolder(compose_config("cnn", arguments), arguments)
+    first.append({"step": 4})
+    assert launch("cnn", arguments) == 2
+    assert f"run_dir={run}: process {os.getpid()} on " in capsys.readouterr().err
+    assert (run / "metrics.jsonl").read_text() == '{"step": 4}\n'
+    first.close()
+    with pytest.raises(ConfigError, match="resume=true continues it"):
+        RunFolder(compose_config("cnn", [*arguments, "resume=false"]), [])
+
+
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
+    config = compose_config("cnn", [f"run_dir={tmp_path}/run"])
+    folder = RunFolder(config, [])
+    folder.append({"step": 1, "split": "train", "loss": math.nan, "grad_norm": math.inf, "sums": [1.0, -math.inf]})
+    folder.finish({"status": "finished", "last": {"train": {"loss": math.nan}}, "bytes_sent": 1})
+    folder.close()
+    run = read_run(tmp_path / "run")
+    assert run.summary == {"status": "finished", "last": {"train": {"loss": None}}, "bytes_sent": 1}
+    line = '{"step": 1, "split": "train", "loss": null, "grad_norm": null, "sums": [1.0, null]}\n'
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == line
+    assert math.isnan(run.last("train", "loss"))
+
+
+@pytest.mark.parametrize("higher_is_better", [False, True])
+def test_an_evaluation_that_is_not_a_number_is_the_worst(higher_is_better: bool) -> None:
+    task = SimpleNamespace(primary_metric="loss", higher_is_better=higher_is_better)
+    recorder = Recorder(SimpleNamespace(), task, None)
+    counters, streams = SimpleNamespace(bytes_sent=0), [SimpleNamespace(epochs=1.0)]
+    model = SimpleNamespace(clock=1, counters=counters)
+    recorder._workers, recorder._device = [SimpleNamespace(model=model, streams=streams)], torch.device("cpu")
+    values = [math.nan, math.nan, 3.0, math.nan, 4.0, 2.0]
+    best = [recorder.validation({"loss": value}) for value in values]
+    assert best == [True, False, True, False, higher_is_better, not higher_is_better]
+
+
+def test_a_full_disk_leaves_the_error_and_no_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: RunFolder, row: dict[str, Any]) -> None:
+        monkeypatch.setattr("os.fsync", fail)
+        fail(0)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "append", full)
+    run = tmp_path / "run"
+    assert launch("cnn", [*SHORT, *QUIET, "workers=simulated", f"run_dir={run}"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("Traceback") == 1
+    assert error.endswith(f"run_dir={run}: cannot write that the run failed (No space left on device)\n")
+    assert sorted(file.name for file in run.iterdir()) == ["config.yaml", "environment.json", "metrics.jsonl"]
 
 
 @pytest.mark.slow

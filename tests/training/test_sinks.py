@@ -3,13 +3,14 @@
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.training.launch import launch
 from common.training.sinks import numbers
-from tests.training.test_resume import RUN
+from tests.training.test_resume import RUN, forget
 
 SIMULATED = [*RUN, "workers=simulated", "workers.count=2", "training.steps=9", "evaluation.every=4"]
 
@@ -32,6 +33,23 @@ def test_tensorboard_holds_what_metrics_holds(tmp_path: Path) -> None:
         found = [(event.step, event.value) for event in events.Scalars(name)]
         assert [step for step, _ in found] == [step for step, _ in points]
         assert [value for _, value in found] == pytest.approx([value for _, value in points], rel=1e-5)
+
+
+def test_what_a_resumed_run_computes_again_is_shown_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    wandb = SimpleNamespace(Settings=lambda **_: None, init=lambda **_: wandb, finish=lambda: None)
+    wandb.log = lambda values, step: sent.append(step)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    arguments = [*SIMULATED, "training.steps=24", "logging.every=1", f"run_dir={tmp_path}"]
+    arguments += ["logging.tensorboard=true", "logging.wandb=online", "training.checkpoint_every=10"]
+    assert launch("cnn", arguments) == 0
+    forget(tmp_path, 24)
+    assert launch("cnn", arguments) == 0
+    steps = [*range(1, 25)]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == steps
+    assert sent == sorted([*steps, *range(4, 25, 4)])  # and evaluations
 
 
 def test_wandb_offline_keeps_its_run_id_after_a_resume(tmp_path: Path) -> None:

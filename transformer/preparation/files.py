@@ -4,11 +4,11 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from common.training.atomic import temporary
 from common.training.config import ConfigError
 
 BLOCK = 1 << 20
@@ -18,7 +18,7 @@ BLOCK = 1 << 20
 def whole(file: Path) -> Iterator[Path]:
     """Give a path to write to, which becomes `file` when the block ends without an error."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+    partial = temporary(file, "partial")
     try:
         yield partial
         partial.replace(file)

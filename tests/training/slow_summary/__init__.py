@@ -1,0 +1,1 @@
+"""A task whose summaries take long to write."""
