@@ -6,12 +6,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cnn.config import CnnConfig
+from cnn.config import CnnConfig, ImageFolder
 from cnn.data import open_data
 from cnn.in_memory import Images
 from cnn.model import build_model
 from common.training.config import ConfigError
 from common.training.task import Task, TrainData
+
+SIDES = {"digits": 8, "cifar10": 32}  # pixels
 
 
 class ImageClassification(Task):
@@ -32,6 +34,20 @@ class ImageClassification(Task):
                 f"training.batch_size={config.training.batch_size}: expected at most the {self._data.train_size} "
                 "training images"
             )
+        if config.training.batch_size == config.ranks * config.training.gradient_accumulation:
+            self._check_single_images(config)
+
+    def _check_single_images(self, config: CnnConfig) -> None:
+        """Raise ConfigError if the network cannot be trained on batches of one image."""
+        side = config.data.train_crop if isinstance(config.data, ImageFolder) else SIDES[config.data.name]
+        try:
+            with torch.device("meta"):
+                self.build_model()(torch.empty(1, self._data.channels, side, side))
+        except ValueError as error:  # of BatchNorm, where a channel has one pixel left
+            raise ConfigError(
+                f"training.batch_size={config.training.batch_size}: expected at least 2 images for each rank with "
+                f"model={config.model.name} and images of {side} x {side} pixels: {error}"
+            ) from error
 
     def build_model(self) -> nn.Module:
         """Build the configured network, with one output for each class of the data."""

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from common.training.config import Config
-from common.training.records import Fraction, Strict
+from common.training.records import FilePath, Fraction, Strict
 from gpt2.model import Shape
 
 
@@ -20,7 +20,7 @@ class TokenData(Strict):
                         evaluation
     """
 
-    folder: str
+    folder: FilePath
     shard: Literal["independent", "contiguous", "global"]
     evaluation_batches: PositiveInt | None
     evaluation_windows: Literal["spread", "drawn"] = "spread"

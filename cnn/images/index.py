@@ -1,5 +1,6 @@
 """FILE.beton.json, the description kept beside each .beton file."""
 
+import shlex
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -50,7 +51,7 @@ def read_index(beton: Path) -> BetonIndex:
 
     Raises ConfigError if one of the two files is missing or the .beton file does not have the recorded size.
     """
-    command = f"`python -m cnn.prepare source=IMAGES output={beton.parent}` makes it"
+    command = f"`python -m cnn.prepare source=IMAGES {shlex.quote(f'output={beton.parent}')}` makes it"
     missing = [str(file) for file in (beton, index_file(beton)) if not file.is_file()]
     if missing:
         raise ConfigError(f"data.folder={beton.parent}: {missing[0]} is missing; {command} from folders of images")

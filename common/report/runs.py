@@ -1,6 +1,7 @@
 """Finished runs, read from their folders: config.yaml, environment.json, metrics.jsonl, summary.json."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -78,7 +79,7 @@ class FinishedRun:
         if kept is None or kept.empty or score not in kept:
             raise RunError(
                 f"{self.folder}: evaluation/test.csv has no {score!r} of the models kept in training; "
-                f"python -m transformer.evaluate run={self.folder} makes it"
+                f"python -m transformer.evaluate {shlex.quote(f'run={self.folder}')} makes it"
             )
         return kept.sort_values("step")[["step", score]].reset_index(drop=True)
 

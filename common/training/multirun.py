@@ -7,9 +7,12 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from common.cli import one_line
 from common.training.compose import compose_config
 from common.training.config import Config, ConfigError
 from common.training.launch import INTERRUPTED, execute, refuse
+from common.training.overrides import as_hydra_reads, quoted
+from common.training.task import load_task
 
 
 def run_all(task: str, overrides: list[str]) -> int:
@@ -40,11 +43,12 @@ def combinations(task: str, overrides: list[str]) -> list[tuple[list[str], Confi
     Where several would get one run_dir, each takes a folder in it, named after the values in which they differ.
     Raises ConfigError for the first combination that cannot be run.
     """
+    words = as_hydra_reads(load_task(task).config_class, overrides)
     try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
+        parsed = OverridesParser.create().parse_overrides(words)
         (jobs,) = BasicSweeper.split_arguments(parsed, None)
     except HydraException as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(one_line(error)) from error
     configs = [compose_config(task, job) for job in jobs]
     runs = []
     for job, config in zip(jobs, configs, strict=True):
@@ -52,7 +56,7 @@ def combinations(task: str, overrides: list[str]) -> list[tuple[list[str], Confi
         shared = set.intersection(*map(set, alike))
         if name := ",".join(value for value in job if value not in shared).replace("/", "_"):
             folder = f"{config.run_dir}/{name}"
-            job = [*(value for value in job if not value.startswith("run_dir=")), f"run_dir='{folder}'"]
+            job = [*(value for value in job if not value.startswith("run_dir=")), f"run_dir={quoted(folder)}"]
             config = config.model_copy(update={"run_dir": folder})
         runs.append((job, config))
     return runs

@@ -14,6 +14,7 @@ from common.training.checkpoint import CheckpointError, write_atomically
 from common.training.compose import flatten
 from common.training.config import Config, ConfigError
 from common.training.environment import describe_environment, now
+from common.training.overrides import typed
 
 # Keys that do not change what is computed: a run may be resumed with other values of them.
 FREE_KEYS = ("run_dir", "resume", "logging.", "profile", "training.threads", "training.checkpoint")
@@ -110,14 +111,15 @@ def is_finished(config: Config) -> bool:
     status = read_status(path)
     if not config.resume:
         what = "a finished run" if status == "finished" else "a run that is not finished (resume=true continues it)"
-        raise ConfigError(f"run_dir={path}: holds {what}; expected an empty or new folder")
+        raise ConfigError(f"run_dir={path}: holds {what}; expected an empty or new folder (name=... or run_dir=...)")
     if (path / "config.yaml").exists():
         differences = compare(path / "config.yaml", config)
         if differences:
             raise ConfigError(
                 f"run_dir={path}: holds a run with another configuration, expected the same to resume:\n  "
                 + "\n  ".join(differences)
-                + f"\nWith another run_dir, init_from={path}/checkpoints/last.pt goes on from its mean model"
+                + f"\nWith another run_dir, {typed('init_from', f'{path}/checkpoints/last.pt')} goes on from its mean "
+                "model"
             )
     return status == "finished"
 
