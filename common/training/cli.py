@@ -1,5 +1,6 @@
 """The command line of a task: `python -m cnn.train key=value ...`."""
 
+import contextlib
 import os
 import sys
 from argparse import Namespace
@@ -13,9 +14,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from common.training.compose import explain_composition
 from common.training.config import ConfigError
+from common.training.exits import INTERRUPTED
 from common.training.launch import launch, refuse
 from common.training.multirun import run_all
 from common.training.overrides import CONFIGS, as_hydra_reads
+from common.training.signals import StoppedError, stopped_at_once
 from common.training.task import load_task
 
 ONE_OF = ("run", "multirun", "cfg", "info", "shell_completion")
@@ -31,10 +34,16 @@ def main(task: str) -> None:
             return
     except ConfigError as error:
         sys.exit(refuse(error))
-    if arguments.multirun:
-        sys.exit(run_all(task, arguments.overrides))  # Hydra's own ends with the first run, whose exit ends the process
     folder = [f"hydra.searchpath=[file://{Path(arguments.config_dir).resolve()}]"] if arguments.config_dir else []
-    sys.exit(launch(task, [*folder, *arguments.overrides]))
+    try:
+        # A launcher ends its processes by signals, at once if need be.
+        with contextlib.nullcontext() if os.environ.get("RANK") else stopped_at_once():
+            # Hydra's own multirun ends with the first run, whose exit ends the process.
+            code = (run_all if arguments.multirun else launch)(task, [*folder, *arguments.overrides])
+    except StoppedError as stopped:
+        print(f"{stopped}: stopped before or after training, nothing is lost", file=sys.stderr, flush=True)
+        code = INTERRUPTED
+    sys.exit(code)
 
 
 def check_flags(task: str, arguments: Namespace) -> None:

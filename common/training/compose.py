@@ -122,7 +122,7 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(workers, dict) or workers.get("kind") not in ("processes", "simulated"):
         return values
     count, per_host = workers.get("count"), workers.get("per_host")
-    launched = int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else None
+    launched = from_launcher("WORLD_SIZE")
     if workers["kind"] == "processes" and launched is not None:
         per_worker = (values.get("parallel") or {}).get("ranks_per_worker", 1)
         available = launched // per_worker if isinstance(per_worker, int) and per_worker > 0 else launched
@@ -131,7 +131,7 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
                 f"workers.count={count}: the launcher started {launched} processes, expected {available} or null"
             )
         count = available
-        per_host = per_host or max(1, int(os.environ.get("LOCAL_WORLD_SIZE", launched)) // per_worker)
+        per_host = per_host or max(1, (from_launcher("LOCAL_WORLD_SIZE") or launched) // per_worker)
     elastic = values.get("elastic")
     agent = elastic.get("agent") if isinstance(elastic, dict) else None
     if agent is not None and (count is None or per_host is None):
@@ -140,7 +140,17 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
         count = max(1, _gpus()) if workers["kind"] == "processes" else 1
     if isinstance(per_host, int) and isinstance(count, int) and per_host > 0 and count % per_host:
         raise ConfigError(f"workers.per_host={per_host}: expected a divisor of the number of workers, {count}")
-    return values | {"workers": workers | {"count": count, "per_host": per_host or count}}
+    return values | {"workers": workers | {"count": count, "per_host": per_host or (count if count != 0 else None)}}
+
+
+def from_launcher(name: str) -> int | None:
+    """Return a number that torchrun or srun sets in the environment of its processes; None where it is not set."""
+    value = os.environ.get(name, "")
+    if not value:
+        return None
+    if not value.isdecimal():
+        raise ConfigError(f"{name}={value} in the environment: expected a number, or nothing without a launcher")
+    return int(value)
 
 
 def _gpus() -> int:

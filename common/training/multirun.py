@@ -1,6 +1,5 @@
 """Several runs by one command line: `python -m cnn.train -m seed=1,2 optimizer.lr=1e-3,2e-3`, one after the other."""
 
-import os
 import sys
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -8,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from common.cli import one_line
-from common.training.compose import compose_config
+from common.training.compose import compose_config, from_launcher
 from common.training.config import Config, ConfigError
 from common.training.launch import INTERRUPTED, execute, refuse
 from common.training.overrides import as_hydra_reads, quoted
@@ -21,16 +20,19 @@ def run_all(task: str, overrides: list[str]) -> int:
     All are checked before the first one starts. A run that is interrupted ends the command; the same command with
     resume=true goes on.
     """
-    if "RANK" in os.environ:
-        return refuse(ConfigError("--multirun: expected one run under torchrun or srun; local processes take several"))
     try:
+        if from_launcher("RANK") is not None:
+            raise ConfigError("--multirun: expected one run under torchrun or srun; local processes take several")
         jobs = combinations(task, overrides)
     except ConfigError as error:
         return refuse(error)
     worst = 0
     for number, (values, config) in enumerate(jobs, 1):
         print(f"run {number} of {len(jobs)}: {config.run_dir}", file=sys.stderr, flush=True)
-        code = execute(config, values)
+        try:
+            code = execute(config, values)
+        except ConfigError as error:
+            code = refuse(error)
         worst = max(worst, code)
         if code == INTERRUPTED:
             break
