@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from pydantic import BaseModel
 
 from common.cli import one_line
+from common.paths import expand_home
 from common.spelling import nearest
 from common.training.config import Config, ConfigError
 from common.training.elastic_config import SURVIVING, ElasticConfig
@@ -78,12 +79,22 @@ def _as_typed(word: str, texts: set[str]) -> str:
         override = OverridesParser.create().parse_override(word)
     except HydraException as error:
         if is_text and not re.search(r"['\"]|\$\{", value):
-            return f"{key}={quoted(value)}"
+            return f"{key}={quoted(_expanded(key, value))}"
         reason = one_line(error).partition(" See https://hydra.cc")[0]
         raise ConfigError(f"{shlex.quote(word)}: cannot be read as key=value ({reason})") from error
     _check_choice(override)
-    numeric = not override.is_sweep_override() and isinstance(override.value(), bool | int | float)
-    return f"{key}={quoted(value)}" if is_text and numeric else word
+    if not is_text or override.is_sweep_override():
+        return word
+    if isinstance(read := override.value(), str):
+        return f"{key}={quoted(_expanded(key, read))}" if read.startswith("~") else word
+    return f"{key}={quoted(value)}" if isinstance(read, bool | int | float) else word
+
+
+def _expanded(key: str, text: str) -> str:
+    try:
+        return expand_home(text)
+    except ValueError as error:
+        raise ConfigError(f"{key}={error}") from error
 
 
 def _check_choice(override: Override) -> None:
