@@ -11,9 +11,6 @@ from pydantic import Field, PositiveInt
 
 from common.cli import Arguments, Text, UsageError
 from common.report.registry import Cell, Table
-from common.training.compose import compose_config
-from common.training.config import ConfigError
-from common.training.task import load_task
 from scripts.making import settled
 
 DRY_RUN_TIMEOUT_S = 5.0  # of Slurm's answer: commands do not wait for it
@@ -109,6 +106,10 @@ def submit_missing(
 
 def missing_data(cells: Sequence[Cell]) -> list[str]:
     """Return what these runs would not find, were they started here: computing nodes may see other folders."""
+    from common.training.compose import compose_config
+    from common.training.config import ConfigError
+    from common.training.task import load_task
+
     found = {}
     for cell in {(cell.task, cell.row.name, cell.variant): cell for cell in cells}.values():
         try:

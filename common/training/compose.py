@@ -140,7 +140,9 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
         count = max(1, _gpus()) if workers["kind"] == "processes" else 1
     if isinstance(per_host, int) and isinstance(count, int) and per_host > 0 and count % per_host:
         raise ConfigError(f"workers.per_host={per_host}: expected a divisor of the number of workers, {count}")
-    return values | {"workers": workers | {"count": count, "per_host": per_host or (count if count != 0 else None)}}
+    if per_host is None and isinstance(count, int) and count > 0:  # a wrong count is named once
+        per_host = count
+    return values | {"workers": workers | {"count": count, "per_host": per_host}}
 
 
 def from_launcher(name: str) -> int | None:

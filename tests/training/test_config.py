@@ -96,6 +96,8 @@ def test_batch_and_ranks() -> None:
         (["+topology.cols=2"], ["topology=one_peer_exponential", "cols"]),
         (["workers.count=4", "workers.per_host=3"], ["workers.per_host=3", "divisor", "4"]),
         (["workers.count=0"], ["workers.count=0", "greater than 0"]),
+        (["workers.count=-1"], ["workers.count=-1", "greater than 0"]),
+        (["workers.count=abc"], ["workers.count='abc'", "valid integer"]),
         (
             ["parallel=allreduce", "parallel.hook=fp16", "workers=simulated", "workers.count=2"],
             ["parallel.hook=fp16 with workers=simulated", "expected workers=processes"],
