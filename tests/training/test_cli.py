@@ -35,6 +35,8 @@ def test_multirun_trains_every_combination_in_a_folder_of_its_own(
     assert "run 4 of 4" in capsys.readouterr().err
     assert run(monkeypatch, *argv, "resume=true") == 0
     assert capsys.readouterr().err.count("finished already") == 4
+    assert run(monkeypatch, *argv) == 2
+    assert capsys.readouterr().err.count("holds a finished run; expected an empty or new folder (name=...") == 4
 
 
 def test_multirun_refuses_everything_if_one_run_is_refused(
