@@ -1,5 +1,6 @@
 """CIFAR-10 (Krizhevsky 2009) as a data set in memory; torchvision reads and checks its files."""
 
+import shlex
 from collections.abc import Iterator
 from functools import partial
 
@@ -17,6 +18,17 @@ ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 MEAN = tuple(255 * level for level in (0.4914, 0.4822, 0.4465))
 STD = tuple(255 * level for level in (0.2023, 0.1994, 0.2010))
 
+BATCHES = "cifar-10-batches-py"
+
+
+def missing_cifar10(folder: str) -> ConfigError:
+    """Return the error that says how to get the files."""
+    typed = shlex.quote(folder)
+    return ConfigError(
+        f"data.folder={folder}: {folder}/{BATCHES} is missing or not complete; expected the content of {ARCHIVE}: "
+        f"`mkdir -p {typed} && curl -L {ARCHIVE} | tar -xz -C {typed}` puts it there"
+    )
+
 
 def load_cifar10(folder: str) -> tuple[Images, Images]:
     """Load (training, validation) from FOLDER/cifar-10-batches-py: uint8 [N, 3, 32, 32], labels [N] int64.
@@ -28,10 +40,7 @@ def load_cifar10(folder: str) -> tuple[Images, Images]:
     try:
         splits = [torchvision.datasets.CIFAR10(folder, train=train) for train in (True, False)]
     except RuntimeError as error:  # torchvision compares checksums
-        raise ConfigError(
-            f"data.folder={folder}: {folder}/cifar-10-batches-py is missing or not complete; expected the content of "
-            f"{ARCHIVE}: `mkdir -p {folder} && curl -L {ARCHIVE} | tar -xz -C {folder}` puts it there"
-        ) from error
+        raise missing_cifar10(folder) from error
     train, validation = (
         (torch.as_tensor(split.data).permute(0, 3, 1, 2).contiguous(), torch.as_tensor(split.targets))
         for split in splits

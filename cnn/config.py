@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from common.spelling import did_you_mean
 from common.training.config import Config
-from common.training.records import Strict
+from common.training.records import FilePath, Strict
 
 
 class Digits(Strict):
@@ -45,7 +45,7 @@ class Cifar10(Strict):
     """
 
     name: Literal["cifar10"]
-    folder: str
+    folder: FilePath
     shift: NonNegativeInt
     flip: bool
 
@@ -65,7 +65,7 @@ class ImageFolder(Strict):
 
     name: Literal["image_folder", "imagenet", "digits_images"]
     loader: Literal["ffcv", "torchvision"]
-    folder: str
+    folder: FilePath
     train: str
     validation: str
     classes: PositiveInt | None
@@ -75,7 +75,7 @@ class ImageFolder(Strict):
     resize: PositiveInt
     validation_crop: PositiveInt
     workers: PositiveInt | None
-    copy_to: str | None
+    copy_to: FilePath | None
 
     @field_validator("scale")
     @classmethod

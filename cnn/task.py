@@ -1,17 +1,22 @@
 """Image classification: model, data, loss and metrics for the training loop."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cnn.config import CnnConfig
+from cnn.cifar10 import BATCHES, missing_cifar10
+from cnn.config import Cifar10, CnnConfig, ImageFolder
 from cnn.data import open_data
+from cnn.images.index import check_present
 from cnn.in_memory import Images
 from cnn.model import build_model
 from common.training.config import ConfigError
 from common.training.task import Task, TrainData
+
+SIDES = {"digits": 8, "cifar10": 32}  # pixels
 
 
 class ImageClassification(Task):
@@ -32,6 +37,33 @@ class ImageClassification(Task):
                 f"training.batch_size={config.training.batch_size}: expected at most the {self._data.train_size} "
                 "training images"
             )
+        if config.training.batch_size == config.ranks * config.training.gradient_accumulation:
+            self._check_single_images(config)
+
+    @classmethod
+    def check_files(cls, config: CnnConfig) -> None:
+        """Raise ConfigError if image files are missing."""
+        data = config.data
+        if isinstance(data, ImageFolder):
+            for name in (data.train, data.validation):
+                if data.loader == "ffcv":
+                    check_present(Path(data.folder) / f"{name}.beton")
+                elif not (Path(data.folder) / name).is_dir():
+                    raise ConfigError(f"data.folder={data.folder}: {data.folder}/{name}: no such folder of images")
+        elif isinstance(data, Cifar10) and not (Path(data.folder) / BATCHES).is_dir():
+            raise missing_cifar10(data.folder)
+
+    def _check_single_images(self, config: CnnConfig) -> None:
+        """Raise ConfigError if the network cannot be trained on batches of one image."""
+        side = config.data.train_crop if isinstance(config.data, ImageFolder) else SIDES[config.data.name]
+        try:
+            with torch.device("meta"):
+                self.build_model()(torch.empty(1, self._data.channels, side, side))
+        except ValueError as error:  # of BatchNorm, where a channel has one pixel left
+            raise ConfigError(
+                f"training.batch_size={config.training.batch_size}: expected at least 2 images for each rank with "
+                f"model={config.model.name} and images of {side} x {side} pixels: {error}"
+            ) from error
 
     def build_model(self) -> nn.Module:
         """Build the configured network, with one output for each class of the data."""

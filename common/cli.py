@@ -5,16 +5,19 @@
 
 import functools
 import logging
+import os
 import shlex
+import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from omegaconf import OmegaConf
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from yaml import YAMLError
 
+from common.paths import expand_home
 from common.spelling import nearest
 
 Text = Annotated[str, Field(min_length=1)]
@@ -37,6 +40,14 @@ class Arguments(BaseModel):
     # Numbers are taken as text too: data=7 is a folder called 7.
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
     positional: ClassVar[str | None] = None
+
+    @field_validator("*")
+    @classmethod
+    def _expanded(cls, value: Any) -> Any:
+        """Read `~/` in texts: a shell expands it in some spellings only."""
+        if isinstance(value, tuple):
+            return tuple(expand_home(item) if isinstance(item, str) else item for item in value)
+        return expand_home(value) if isinstance(value, str) else value
 
 
 ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
@@ -87,12 +98,23 @@ def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int
     def main(argv: Sequence[str] | None = None) -> int:
         logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
         try:
-            return function(sys.argv[1:] if argv is None else argv)
+            try:
+                return function(sys.argv[1:] if argv is None else argv)
+            finally:
+                sys.stdout.flush()
         except UsageError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
+        except BrokenPipeError:
+            return reader_gone()
 
     return main
+
+
+def reader_gone() -> int:
+    """Return the exit code where nobody reads the output any more (`| head`), and keep Python from writing the rest."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE  # as of other commands, which this signal ends
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:

@@ -12,7 +12,7 @@ from pydantic import (
 )
 
 from common.training.config import Config
-from common.training.records import Fraction, Strict
+from common.training.records import FilePath, Fraction, Strict
 from gpt2.model import Shape
 
 
@@ -27,7 +27,7 @@ class TokenData(Strict):
                         evaluation
     """
 
-    folder: str
+    folder: FilePath
     shard: Literal["independent", "contiguous", "global"]
     evaluation_batches: PositiveInt | None
     evaluation_windows: Literal["spread", "drawn"] = "spread"

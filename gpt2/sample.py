@@ -12,12 +12,13 @@ from typing import Annotated, Literal
 import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt, ValidationError
 from torch import Tensor
 from yaml import YAMLError
 
 from common.cli import Arguments, Text, UsageError, main_function, one_line, parse
 from common.training.config import ConfigError
+from common.training.records import Seed
 from common.training.worker import load_model
 from gpt2.config import Gpt2
 from gpt2.model import GPT2
@@ -35,7 +36,7 @@ class SampleArguments(Arguments):
     samples: PositiveInt = Field(1, description="number of texts")
     temperature: Annotated[float, Field(ge=0)] = Field(0.8, description="0 takes the likeliest token every time")
     top_k: PositiveInt | None = Field(40, description="choose among the K likeliest tokens; null: among all")
-    seed: NonNegativeInt = Field(0, description="seed of the random choices")
+    seed: Seed = Field(0, description="seed of the random choices")
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda")
 
 

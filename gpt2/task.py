@@ -52,6 +52,15 @@ class LanguageModelling(Task):
         if config.logging.progress and os.environ.get("RANK", "0") == "0":
             print(self.describe(), file=sys.stderr, flush=True)
 
+    @classmethod
+    def check_files(cls, config: Gpt2Config) -> None:
+        """Raise ConfigError if there are no token files, unless they are made on first use."""
+        if isinstance(config.data, TokenFolder):
+            try:
+                read_header(Path(config.data.folder))
+            except DataError as error:
+                raise ConfigError(f"data.folder={config.data.folder}: {error}") from error
+
     def describe(self) -> str:
         """Describe the size of model and data, and the unigram entropy to compare the loss with."""
         parameters, header = parameter_count(self._shape), self._header

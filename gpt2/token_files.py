@@ -4,6 +4,7 @@ header.json is written last and atomically, so a folder that has it is complete.
 """
 
 import json
+import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,10 @@ def read_header(folder: Path) -> Header:
     file = folder / HEADER
     if not file.exists():
         started = " (a preparation was begun there: run the same command again)" if any(folder.glob("*.bin*")) else ""
-        raise DataError(f"{file} is missing{started}; make the data with: python -m gpt2.prepare output={folder} ...")
+        raise DataError(
+            f"{file} is missing{started}; make the data with: "
+            f"python -m gpt2.prepare {shlex.quote(f'output={folder}')} ..."
+        )
     try:
         header = Header(**json.loads(file.read_text(encoding="utf-8")))
         _ = [(header.tokens[split], header.documents[split]) for split in SPLITS]

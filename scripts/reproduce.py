@@ -4,7 +4,8 @@ python -m scripts.reproduce table=quickstart [rows=ROW,...] [seeds=1,2] [runs=ru
 python -m scripts.reproduce table=table3 launcher=slurm [rows=ROW,...] [seeds=1,2] [cluster=t4_4x8]
                          [sbatch="--time=12:00:00 ..."] [report_sbatch="--partition=cpu ..."] [--dry-run]
 
-Where a table has variants, rows=ROW/VARIANT chooses one. Seeds may be any integers; the table counts only its own.
+Where a table has variants, rows=ROW/VARIANT chooses one. Seeds may be any integers from 0 to 10^13; the table counts
+only its own.
 With launcher=slurm the runs are submitted (those that wait or run already are left alone), and after them a job that
 builds table and figure; the command returns at once.
 
@@ -21,6 +22,7 @@ from pydantic import BeforeValidator, Field
 
 from common.cli import Text, UsageError, command_of, main_function, nearest, parse
 from common.report.registry import Cell, Table, load_table
+from common.training.records import LARGEST_SEED
 from scripts.making import INTERRUPTED, make, print_plan, state_of
 from scripts.submitting import FollowUp, LauncherArguments, submit_missing
 
@@ -79,6 +81,8 @@ def _with_seeds(table: Table, seeds: Sequence[str]) -> Table:
         chosen = tuple(dict.fromkeys(map(int, seeds)))
     except ValueError:
         raise UsageError(f"seeds={','.join(seeds)}: expected integers, as seeds=1,2") from None
+    if wrong := [seed for seed in chosen if not 0 <= seed <= LARGEST_SEED]:
+        raise UsageError(f"seeds={_listed(wrong)}: expected integers from 0 to {LARGEST_SEED}")
     if others := [seed for seed in chosen if seed not in table.seeds]:
         print(f"# seeds that the table does not count: {_listed(others)}; its own are {_listed(table.seeds)}")
     return table.model_copy(update={"seeds": chosen})

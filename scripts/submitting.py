@@ -90,6 +90,8 @@ def submit_missing(
         print(f"# [{number}/{len(cells)}] {cell.label}: {queue.get(cell.run_dir, state)}")
         if arguments.dry_run and cell.run_dir in options_of:  # what is submitted are arrays of these
             print(shlex.join(["sbatch", *options_of[cell.run_dir], "slurm/train.sbatch", cell.task, *cell.overrides]))
+    for problem in missing_data([cell for cell in todo if cell.run_dir in options_of]):
+        print(f"# warning: not on this machine; the jobs need it where they run: {problem}")
     waiting = sum(cell.run_dir in queue for cell in cells)
     print(f"# {settled(table, states)} of {len(cells)} finished, {waiting} with Slurm, {len(todo)} to submit")
     if len(cells) - len(todo) < known:
@@ -100,6 +102,21 @@ def submit_missing(
         print(f"submitted: {', '.join(arrays)}", flush=True)
         return _submit_follow_up(table, arrays, runs, default.for_report(arguments.report_sbatch), follow_up)
     return 0
+
+
+def missing_data(cells: Sequence[Cell]) -> list[str]:
+    """Return what these runs would not find, were they started here: computing nodes may see other folders."""
+    from common.training.compose import compose_config
+    from common.training.config import ConfigError
+    from common.training.task import load_task
+
+    found = {}
+    for cell in {(cell.task, cell.row.name, cell.variant): cell for cell in cells}.values():
+        try:
+            load_task(cell.task).check_files(compose_config(cell.task, list(cell.overrides)))
+        except ConfigError as error:
+            found[str(error)] = None
+    return list(found)
 
 
 def _submit_follow_up(

@@ -73,7 +73,7 @@ class Allocation:
     def threads(self) -> int:
         """CPU threads of each rank: OMP_NUM_THREADS if it is set, or a node's CPUs divided by its ranks."""
         wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-        return int(wanted) if wanted.isdecimal() else max(1, self.cpus_per_node // self.ranks_per_node)
+        return (int(wanted) if wanted.isdecimal() else 0) or max(1, self.cpus_per_node // self.ranks_per_node)
 
     @property
     def _on_each_node(self) -> list[str]:

@@ -1,5 +1,7 @@
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 from pydantic import Field
@@ -88,6 +90,22 @@ def test_a_command_gives_its_arguments_again():
     command = command_of("some.module", arguments)
     assert command == "python -m some.module 'what=a b' 'runs=[a,b]' count=null --dry-run"
     assert parse(Sample, shlex.split(command)[3:], "some.module", "About it.") == arguments
+
+
+def test_the_home_folder_is_found_in_any_spelling(monkeypatch):
+    monkeypatch.setenv("HOME", "/somewhere")
+    parsed = parse(Sample, ["~ is a tilde", "some_folder=~/a", "runs=[~/b,c]"], "some.module", "About it.")
+    assert (parsed.what, parsed.some_folder, parsed.runs) == ("~ is a tilde", "/somewhere/a", ("/somewhere/b", "c"))
+    with pytest.raises(UsageError, match="some_folder='~nobody-of-that-name/x': ~nobody-of-that-name/x: no such user"):
+        parse(Sample, ["x", "some_folder=~nobody-of-that-name/x"], "some.module", "About it.")
+
+
+def test_a_reader_that_leaves_ends_a_command_in_silence():
+    program = "import sys, common.cli; sys.exit(common.cli.main_function(lambda argv: print('a plan'))())"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == 141
 
 
 @pytest.mark.parametrize("main", [reproduce.main, tables.main, figures.main])

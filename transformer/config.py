@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from common.training.config import Config
-from common.training.records import Fraction, NonNegative, Strict
+from common.training.records import FilePath, Fraction, NonNegative, Seed, Strict
 from transformer.batching import TokenLimit
 from transformer.loss import SmoothedOver
 from transformer.model import Variant
@@ -29,7 +29,7 @@ class Folder(Strict):
     name: Literal["wmt14_en_de", "wmt14_en_fr", "folder"]
     source: Language
     target: Language
-    path: str
+    path: FilePath
     max_length: Annotated[int, Field(ge=2)] | None
     validation: Validation | None = None
     cleaning: Cleaning | None = None
@@ -50,7 +50,7 @@ class NumberNames(Strict):
     name: Literal["number_names"]
     source: Language
     target: Language
-    path: str
+    path: FilePath
     max_length: Annotated[int, Field(ge=2)] | None
     numbers: Annotated[int, Field(ge=10, le=10**9)]
     held_out: PositiveInt
@@ -58,7 +58,7 @@ class NumberNames(Strict):
     train_lines: PositiveInt
     held_out_lines: PositiveInt
     merges: PositiveInt
-    seed: NonNegativeInt
+    seed: Seed
 
     @model_validator(mode="after")
     def _some_left(self) -> "NumberNames":

@@ -20,6 +20,14 @@ UNKNOWN = 3  # fairseq's index of tokens outside the dictionary
 RAW = "raw"  # folder of untouched lines: raw/<split>.<language>
 
 
+def check_folder(data: Folder | NumberNames) -> None:
+    """Raise ConfigError if the folder of the texts does not exist."""
+    if not Path(data.path).is_dir():
+        raise ConfigError(
+            f"data.path={data.path}: no such folder; `python -m transformer.prepare --help` says how to make one"
+        )
+
+
 class Corpus:
     """A data folder and its joint dictionary.
 
@@ -33,10 +41,7 @@ class Corpus:
         self._data = data
         self.source, self.target = data.source, data.target
         self.folder = Path(data.path)
-        if not self.folder.is_dir():
-            raise ConfigError(
-                f"data.path={data.path}: no such folder; `python -m transformer.prepare --help` says how to make one"
-            )
+        check_folder(data)
         check_preparation(data)
         self._dictionary: Any = read_dictionary(self.folder, self.source)
         if read_dictionary(self.folder, self.target).symbols != self._dictionary.symbols:

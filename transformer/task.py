@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from common.training.task import Task
 from transformer.config import TrainedConfig, TransformerConfig
-from transformer.corpus import Corpus
+from transformer.corpus import Corpus, check_folder
 from transformer.data import Batch, ParallelText, TokenBatches, evaluation_batches
 from transformer.loss import cross_entropy
 from transformer.model import PAD, Transformer
@@ -40,6 +40,12 @@ class Translation(Task):
         self._train = self._corpus.split("train", config.data.max_length)
         self._validation: ParallelText = self._corpus.evaluated("valid")
         self.sums = LOSS_SUMS + ((*BLEU_SUMS, *METEOR_SUMS) if config.decoding.in_training else ())
+
+    @classmethod
+    def check_files(cls, config: TransformerConfig) -> None:
+        """Raise ConfigError if there is no folder of texts, unless it is made on first use."""
+        if config.data.name != "number_names":
+            check_folder(config.data)
 
     def build_model(self) -> nn.Module:
         """Build the configured Transformer."""

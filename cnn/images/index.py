@@ -1,5 +1,6 @@
 """FILE.beton.json, the description kept beside each .beton file."""
 
+import shlex
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -45,15 +46,21 @@ def write_index(beton: Path, index: BetonIndex) -> None:
     write_atomically(index_file(beton), (index.model_dump_json(indent=2) + "\n").encode())
 
 
+def check_present(beton: Path) -> str:
+    """Return the command that makes a .beton file. Raises ConfigError if it or its index is missing."""
+    command = f"`python -m cnn.prepare source=IMAGES {shlex.quote(f'output={beton.parent}')}` makes it"
+    missing = [str(file) for file in (beton, index_file(beton)) if not file.is_file()]
+    if missing:
+        raise ConfigError(f"data.folder={beton.parent}: {missing[0]} is missing; {command} from folders of images")
+    return command
+
+
 def read_index(beton: Path) -> BetonIndex:
     """Read the index of a .beton file.
 
     Raises ConfigError if one of the two files is missing or the .beton file does not have the recorded size.
     """
-    command = f"`python -m cnn.prepare source=IMAGES output={beton.parent}` makes it"
-    missing = [str(file) for file in (beton, index_file(beton)) if not file.is_file()]
-    if missing:
-        raise ConfigError(f"data.folder={beton.parent}: {missing[0]} is missing; {command} from folders of images")
+    command = check_present(beton)
     try:
         index = BetonIndex.model_validate_json(index_file(beton).read_text())
     except (ValidationError, ValueError) as error:

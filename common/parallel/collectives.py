@@ -27,7 +27,7 @@ def is_distributed() -> bool:
     """
     if dist.is_available() and dist.is_initialized():
         return True
-    announced = int(os.environ.get("WORLD_SIZE", "1"))
+    announced = int(os.environ.get("WORLD_SIZE") or 1)
     if announced > 1:
         raise RuntimeError(
             f"WORLD_SIZE={announced} but torch.distributed is not initialised: call "

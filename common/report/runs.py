@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -79,7 +80,7 @@ class FinishedRun:
         if kept is None or kept.empty or score not in kept:
             raise RunError(
                 f"{self.folder}: evaluation/test.csv has no {score!r} of the models kept in training; "
-                f"python -m transformer.evaluate run={self.folder} makes it"
+                f"python -m transformer.evaluate {shlex.quote(f'run={self.folder}')} makes it"
             )
         return kept.sort_values("step")[["step", score]].reset_index(drop=True)
 

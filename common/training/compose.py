@@ -2,27 +2,29 @@
 
 import os
 import re
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
-from common.spelling import did_you_mean
+from common.cli import one_line
+from common.spelling import did_you_mean, nearest
 from common.training.config import Config, ConfigError
 from common.training.elastic_config import SURVIVING
+from common.training.overrides import CONFIGS, as_hydra_reads, choices, choices_with
 from common.training.task import Task, load_task
 
 QUOTE = "'"
+FEW = 3  # choices that a message names
 # ${mul:a,b} in YAML: for example the global batch as samples of a worker times the number of workers. ${div:a,b}
 # divides.
 OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
 OmegaConf.register_new_resolver("div", lambda a, b: a / b, replace=True)
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def compose_config(task: str, overrides: list[str]) -> Config:
@@ -30,23 +32,51 @@ def compose_config(task: str, overrides: list[str]) -> Config:
 
     Raises ConfigError with one readable line for each mistake.
     """
+    loaded = load_task(task)
+    words = as_hydra_reads(loaded.config_class, overrides)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            return check(load_task(task), compose(task, overrides))
+            return check(loaded, compose(task, words))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain_composition(error, task)) from error
 
 
 def explain_composition(error: Exception, task: str) -> str:
-    """Return Hydra's complaint, reworded, with the key that was probably meant."""
-    unknown = re.search(r"Could not override '([^']+)'", str(error)) or re.search(r"Key '([^']+)'", str(error))
-    if unknown is None:
-        return str(error)
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        known = flatten(OmegaConf.to_container(compose(task, [])))
-    return f"{unknown[1]}: no such key{did_you_mean(unknown[1], known.keys() - {unknown[1]})}"
+    """Return Hydra's complaint in one line, reworded, with the key or the choice that was probably meant."""
+    text = str(error)
+    if absent := re.search(r"Could not find '(\w+)/([^']+)'", text):
+        group, name = absent.groups()
+        return f"{group}={name}: unknown; {nearest(name, choices(group))}"
+    if gone := re.search(r"Could not delete from config. '([^']+)' does not exist", text):
+        return f"~{gone[1]}: there is nothing to delete; {gone[1]}=null switches off what can be switched off"
+    unknown = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)'", text)
+    if unknown is not None:
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            known = flatten(OmegaConf.to_container(compose(task, [])))
+        return f"{unknown[1]}: no such key{suggestion(unknown[1], known.keys())}"
+    if isinstance(error, OmegaConfBaseException) and error.full_key:
+        what = "missing" if isinstance(error, MissingMandatoryValue) else text.splitlines()[0]
+        return f"{error.full_key}: {what}"
+    return one_line(error)
+
+
+def suggestion(key: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the key that was probably meant, or which choice has it, or ""."""
+    group, _, last = key.rpartition(".")
+    names = {name: name.rpartition(".") for name in known if name != key}
+    beside = {own: name for name, (its_group, _, own) in names.items() if its_group == group}
+    initials = "".join(word[:1] for word in last.split("_"))  # learning_rate: lr
+    close = did_you_mean(last, beside).partition("'")[2].partition("'")[0] or (initials if len(initials) > 1 else "")
+    if close in beside:
+        return f"; did you mean {beside[close]!r}?"
+    if elsewhere := [name for name, (*_, own) in names.items() if own == last]:
+        depth = min(name.count(".") for name in elsewhere)
+        return f"; did you mean {' or '.join(repr(name) for name in elsewhere if name.count('.') == depth)}?"
+    if 0 < len(having := choices_with(key)) <= FEW:
+        return f"; it is a key of {', '.join(having)}"
+    return "" if group and beside else did_you_mean(key, names)
 
 
 def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
@@ -92,7 +122,7 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(workers, dict) or workers.get("kind") not in ("processes", "simulated"):
         return values
     count, per_host = workers.get("count"), workers.get("per_host")
-    launched = int(os.environ["WORLD_SIZE"]) if "WORLD_SIZE" in os.environ else None
+    launched = from_launcher("WORLD_SIZE")
     if workers["kind"] == "processes" and launched is not None:
         per_worker = (values.get("parallel") or {}).get("ranks_per_worker", 1)
         available = launched // per_worker if isinstance(per_worker, int) and per_worker > 0 else launched
@@ -101,7 +131,7 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
                 f"workers.count={count}: the launcher started {launched} processes, expected {available} or null"
             )
         count = available
-        per_host = per_host or max(1, int(os.environ.get("LOCAL_WORLD_SIZE", launched)) // per_worker)
+        per_host = per_host or max(1, (from_launcher("LOCAL_WORLD_SIZE") or launched) // per_worker)
     elastic = values.get("elastic")
     agent = elastic.get("agent") if isinstance(elastic, dict) else None
     if agent is not None and (count is None or per_host is None):
@@ -110,7 +140,19 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
         count = max(1, _gpus()) if workers["kind"] == "processes" else 1
     if isinstance(per_host, int) and isinstance(count, int) and per_host > 0 and count % per_host:
         raise ConfigError(f"workers.per_host={per_host}: expected a divisor of the number of workers, {count}")
-    return values | {"workers": workers | {"count": count, "per_host": per_host or count}}
+    if per_host is None and isinstance(count, int) and count > 0:  # a wrong count is named once
+        per_host = count
+    return values | {"workers": workers | {"count": count, "per_host": per_host}}
+
+
+def from_launcher(name: str) -> int | None:
+    """Return a number that torchrun or srun sets in the environment of its processes; None where it is not set."""
+    value = os.environ.get(name, "")
+    if not value:
+        return None
+    if not value.isdecimal():
+        raise ConfigError(f"{name}={value} in the environment: expected a number, or nothing without a launcher")
+    return int(value)
 
 
 def _gpus() -> int:
@@ -135,7 +177,7 @@ def _explain_one(item: dict[str, Any], given: dict[str, Any]) -> str:
     message = item["msg"].removeprefix("Value error, ")
     match item["type"]:
         case "extra_forbidden":
-            return f"{key}={item['input']!r}: no such key{did_you_mean(key, given.keys() - {key})}"
+            return f"{key}={item['input']!r}: no such key{suggestion(key, given)}"
         case "missing":
             return f"{key}: missing"
         case "union_tag_invalid":

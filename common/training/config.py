@@ -11,15 +11,17 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    field_validator,
     model_validator,
 )
 
 from common.local_steps import check_topology
+from common.paths import expand_home
 from common.topology import Topology, build
 from common.training.elastic_config import ElasticConfig
 from common.training.optimization_config import OptimizerConfig, ScheduleConfig
 from common.training.parallel_config import ParallelConfig, check_method
-from common.training.records import Strict
+from common.training.records import FilePath, Seed, Strict
 
 
 class ConfigError(ValueError):
@@ -53,6 +55,8 @@ class TopologyConfig(Strict):
         """Build the topology. Raises ConfigError if it does not exist for this number of workers."""
         options = dict(self.model_extra or {})
         try:
+            if isinstance(options.get("path"), str):
+                options["path"] = expand_home(options["path"])
             return build(self.name, workers, per_host, **options)
         except (ValueError, TypeError, OSError) as error:
             raise ConfigError(f"topology={self.name} (workers={workers}, per_host={per_host}): {error}") from error
@@ -126,10 +130,10 @@ class Config(Strict):
 
     task: str
     name: str
-    seed: NonNegativeInt
-    run_dir: str
+    seed: Seed
+    run_dir: FilePath
     resume: bool
-    init_from: str | None
+    init_from: FilePath | None
     profile: bool
     parallel: ParallelConfig
     workers: WorkersConfig
@@ -142,6 +146,13 @@ class Config(Strict):
     evaluation: EvaluationConfig
     logging: LoggingConfig
     elastic: ElasticConfig = ElasticConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _stays_below_runs(cls, name: str) -> str:
+        if ".." in name.split("/"):
+            raise ValueError(f"{name}: expected a name without `..`; run_dir=FOLDER sets any folder")
+        return name
 
     @model_validator(mode="after")
     def _choices_fit(self) -> "Config":

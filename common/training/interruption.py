@@ -1,6 +1,7 @@
-"""Signals that ask a run to save and stop: SIGTERM, SIGINT and SIGUSR1 (Slurm's warning before the time limit)."""
+"""The decision to save and stop, taken by all processes in the same step."""
 
 import signal
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
@@ -12,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.parallel.collectives import PeerError, explained, is_distributed
+from common.training.signals import SIGNALS
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 EVERY = 10  # steps, at most: Slurm may send its warning only 30 s before the end
+PATIENCE_S = 1.0  # from one agreement to the next, where a step is not longer
 
 
 class Request(IntEnum):
@@ -31,7 +33,8 @@ class Interruption:
 
     A signal may reach one process only, or reach them in different steps, so they must agree. Every few steps they
     start a maximum over ranks and read the previous one: reading it at once would make all workers wait for the
-    slowest, which gossip avoids.
+    slowest, which gossip avoids. The slowest rank's time for a step is a part of it: all know from it how many steps
+    take about PATIENCE_S. Longer ones are each followed by an agreement, so that a run stops after two of them.
 
     every: steps from one agreement to the next, the same on all ranks; at most EVERY are used
     wish:  asked each time for what this process wants besides
@@ -47,6 +50,8 @@ class Interruption:
     ) -> None:
         self._device = device
         self._every = min(every, EVERY)
+        self._due: int | None = None  # the step after which all agree; None: after the next one
+        self._began = 0, time.perf_counter()  # step and time of the last agreement
         self._asked = Request.NOTHING
         self._wish = wish
         self._group = group
@@ -75,21 +80,27 @@ class Interruption:
             return self._asked
         if self._wish() is Request.LEAVE:
             raise PeerError("a peer was lost")
-        if step % self._every:
+        if self._due is not None and step < self._due:
             return Request.NOTHING
-        agreed = self._agreed()
-        self._start()
+        agreed, step_s = self._agreed()
+        self._start(step)
+        steps = int(min(self._every, PATIENCE_S / step_s)) if step_s > 0 else 1
+        self._due = step + max(1, steps)
         return agreed
 
     def end_stage(self) -> None:
         """Wait for the agreement under way, or give it up if peers are gone; requests of this process stay."""
         with suppress(PeerError):
             self._agreed()
-        self._largest = None
+        self._largest = self._due = None
 
     @explained("asking whether to stop")
-    def _start(self) -> None:
-        asked = torch.full((), float(max(self._asked, self._wish())), device=self._device)
+    def _start(self, step: int) -> None:
+        (before, then), now = self._began, time.perf_counter()
+        self._began = step, now
+        step_s = (now - then) / max(1, step - before) if self._due is not None else 0.0
+        asked = torch.full((2,), step_s, device=self._device)
+        asked[0] = float(max(self._asked, self._wish()))
         work = dist.all_reduce(asked, dist.ReduceOp.MAX, self._group, async_op=True)
         self._largest = asked, *((asked, work.wait) if self._side is None else self._copied(asked, work, self._side))
 
@@ -98,18 +109,19 @@ class Interruption:
         """Copy the answer to the host beside the stream that trains, for all of whose work reading it would wait."""
         with torch.cuda.stream(side):
             work.wait()
-            answer = torch.empty((), pin_memory=True).copy_(asked, non_blocking=True)
+            answer = torch.empty(2, pin_memory=True).copy_(asked, non_blocking=True)
             return answer, side.record_event().synchronize
 
     @explained("asking whether to stop")
-    def _agreed(self) -> Request:
-        """Return the last agreement."""
+    def _agreed(self) -> tuple[Request, float]:
+        """Return the last agreement: the largest request, and the longest time of a step in s, 0 if unknown."""
         if self._largest is None:
-            return Request.NOTHING
+            return Request.NOTHING, 0.0
         _, answer, wait = self._largest
         wait()
         self._largest = None
-        return Request(int(answer))
+        request, step_s = answer.tolist()
+        return Request(int(request)), step_s
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = Request.STOP

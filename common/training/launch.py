@@ -24,9 +24,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from common.parallel.collectives import gather_objects
 from common.parallel.devices import gpu_shortage, local_device
 from common.parallel.process_groups import open_process_group
+from common.sockets import shorten_socket_paths
 from common.training.agent import Agent
 from common.training.checkpoint import CheckpointError, Checkpoints
-from common.training.compose import compose_config
+from common.training.compose import compose_config, from_launcher
 from common.training.config import Config, ConfigError
 from common.training.elastic_config import ranks_of
 from common.training.elastic_loop import train_elastically
@@ -46,12 +47,16 @@ from common.training.run_folder import (
     read_status,
 )
 from common.training.session import Setup
+from common.training.signals import SIGNALS
 from common.training.task import load_task
 from common.training.wire import LOCAL, Hello, listen, split
 
 # Patience with ranks that prepare data or, as rank 0, write models while others wait, in the default process group. A
 # rank that hangs in training is found after parallel.timeout_s, by the groups of the model.
 ALONE_S = 1800.0
+# Patience of other ranks with rank 0, which says what is wrong with all: launchers end all when the first one ends, and
+# one rank may be slower to import than others. torch's launcher ends them at once when rank 0 has spoken.
+SPEAKER_S = {True: 15.0, False: 1.0}
 
 
 def launch(task: str, overrides: list[str]) -> int:
@@ -63,21 +68,33 @@ def launch(task: str, overrides: list[str]) -> int:
         return refuse(error)
 
 
-def refuse(error: Exception) -> int:
-    """Print what is wrong with the configuration or data; with HYDRA_FULL_ERROR=1 also where it was found."""
+def refuse(error: Exception, alike: bool = True) -> int:
+    """Print what is wrong with the configuration or data; with HYDRA_FULL_ERROR=1 also where it was found.
+
+    Of several ranks rank 0 speaks. Another one does if it is still there after that: rank 0 had nothing to say.
+
+    alike: whether the error is that of all ranks for certain
+    """
+    rank = int(os.environ["RANK"]) if os.environ.get("RANK", "").isdecimal() else 0
+    if rank > 0:
+        under_torch = "TORCHELASTIC_RUN_ID" in os.environ
+        time.sleep(SPEAKER_S[under_torch])
+        if alike and not under_torch:
+            return BAD_CONFIGURATION
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
-    print(f"error: {error}", file=sys.stderr)
+    print(f"{f'rank {rank}: ' if rank else ''}error: {error}", file=sys.stderr, flush=True)
     return BAD_CONFIGURATION
 
 
 def execute(config: Config, overrides: list[str]) -> int:
     """Run a checked configuration where its workers live; return the exit code."""
+    check_start(config)
     door = open_door(config)
     if config.elastic.agent is not None and door is None:
         return serve_agent(config, overrides)
     elastic = config.elastic.min_workers is not None
-    if not elastic and (config.workers.kind == "simulated" or config.ranks == 1 or "RANK" in os.environ):
+    if not elastic and (config.workers.kind == "simulated" or config.ranks == 1 or from_launcher("RANK") is not None):
         return run_here(config, overrides)
     try:
         with claimed(config) as start:
@@ -89,9 +106,18 @@ def execute(config: Config, overrides: list[str]) -> int:
         return FINISHED
 
 
+def check_start(config: Config) -> None:
+    """Raise ConfigError for what is wrong whatever the workers will find: before there are any, or a folder."""
+    tasks = from_launcher("WORLD_SIZE") or from_launcher("SLURM_STEP_NUM_TASKS") or 1
+    if config.workers.kind == "simulated" and tasks > 1:
+        raise ConfigError(f"workers=simulated in {tasks} processes of a launcher: expected one, which simulates all")
+    if from_launcher("RANK") is None and read_status(Path(config.run_dir)) != "finished":
+        load_task(config.task).check_files(config)
+
+
 def preloaded(task: str) -> list[str]:
     """Return the modules that the server imports from which workers are forked."""
-    return [f"{task}.task", __name__, "torch._dynamo", *load_task(task).late_imports]
+    return ["common.training.fork_server", f"{task}.task", __name__, "torch._dynamo", *load_task(task).late_imports]
 
 
 def open_door(config: Config) -> socket.socket | None:
@@ -138,11 +164,12 @@ def serve_agent(config: Config, overrides: list[str]) -> int:
 
 def local_host(config: Config, overrides: list[str]) -> LocalHost:
     """Return this host, whose workers are forked from a server that imports everything once."""
-    if "RANK" in os.environ:
+    if from_launcher("RANK") is not None:
         where = f"elastic.min_workers={config.elastic.min_workers}"
         raise ConfigError(f"{where} under torchrun: expected a plain start: dead workers would end the job")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(preloaded(config.task))
+    shorten_socket_paths()
     # A host that waits to replace another one is warm. Slurm sends SIGTERM to all processes: without the server the
     # workers, which save, would seem to be dead.
     former = signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -166,6 +193,7 @@ def run_in_local_processes(config: Config, overrides: list[str], start: str) -> 
     process has claimed the run folder
     """
     multiprocessing.set_forkserver_preload(preloaded(config.task))
+    shorten_socket_paths()
     launcher = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -176,28 +204,37 @@ def run_in_local_processes(config: Config, overrides: list[str], start: str) -> 
         max_restarts=0,
         start_method="forkserver",
         monitor_interval=0.1,
+        local_addr="localhost",  # by its own name a host may not find itself
+        signals_to_handle="",  # those below
+        shutdown_timeout=int(ALONE_S),  # to save after a signal; after a failure torch waits for 30 s
     )
     # Workers print their own errors, the first one first; the launcher would only repeat them.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)
-    # Elastic passes signals on to the workers, which save and stop; SIGUSR1 it does not handle by itself.
-    former = signal.signal(signal.SIGUSR1, stop_workers)
+    # Elastic passes signals on to the workers, which save and stop, or end at once (SIGQUIT, and while they start).
+    former = {number: signal.signal(number, stop_workers) for number in (*SIGNALS, signal.SIGQUIT)}
     try:
         elastic_launch(launcher, run_worker)(config.task, config.model_dump(), overrides, start)
-    except SignalException:
-        return INTERRUPTED if read_status(Path(config.run_dir)) == "interrupted" else FAILED
+    except SignalException as error:
+        status = read_status(Path(config.run_dir))
+        if error.sigval is signal.SIGQUIT or status == "failed":
+            return FAILED
+        return FINISHED if status == "finished" else INTERRUPTED  # also if nothing was trained yet
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
             print(f"error: worker process {rank} died: {failure.message}", file=sys.stderr)
         return failure.exitcode if failure.exitcode in (BAD_CONFIGURATION, INTERRUPTED) else FAILED
     finally:
-        signal.signal(signal.SIGUSR1, former)
+        for number, handler in former.items():
+            signal.signal(number, handler)
     return FINISHED
 
 
 def stop_workers(number: int, frame: FrameType | None) -> None:
-    """Raise, as signal handler of the launching process, what makes elastic send the signal to the workers."""
+    """Raise, as signal handler of the launching process, what makes elastic send the signal to the workers, once."""
+    for other in SIGNALS:
+        signal.signal(other, signal.SIG_IGN)
     raise SignalException(f"received signal {number}", signal.Signals(number))
 
 
@@ -207,6 +244,7 @@ def run_worker(task: str, values: dict, overrides: list[str], start: str) -> Non
 
     Exits with the run's code: any but 0 makes the launcher end the other workers at once.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it starts it has nothing to save, and nothing to say
     code = run_here(load_task(task).config_class.model_validate(values), overrides, start)
     if code != FINISHED:
         sys.exit(code)
@@ -257,8 +295,9 @@ def run_here(config: Config, overrides: list[str], start: str | None = None) -> 
 
     start: for which the launching process has claimed the run folder, if there is one
     """
-    distributed = "RANK" in os.environ and config.workers.kind == "processes"
-    rank = int(os.environ["RANK"]) if distributed else 0
+    launched = from_launcher("RANK")
+    distributed = launched is not None and config.workers.kind == "processes"
+    rank = launched if launched is not None and distributed else 0
     folder, code = None, FAILED
     try:
         require_determinism(config.training.deterministic)
@@ -266,7 +305,8 @@ def run_here(config: Config, overrides: list[str], start: str | None = None) -> 
         if device.type == "cuda":
             configure_gpu(config.training, load_task(config.task).fixed_shapes)
         simulated = config.workers.kind == "simulated" and device.type == "cpu"
-        torch.set_num_threads(config.training.threads or (1 if simulated else threads_per_process(distributed)))
+        alone = simulated and not os.environ.get("OMP_NUM_THREADS")
+        torch.set_num_threads(config.training.threads or (1 if alone else threads_per_process(distributed)))
         task = load_task(config.task)(config)
         if distributed:
             open_process_group(device, max(config.parallel.timeout_s, ALONE_S))
@@ -283,9 +323,9 @@ def run_here(config: Config, overrides: list[str], start: str | None = None) -> 
         if rank == 0:
             print(error, file=sys.stderr)
     except (ConfigError, CheckpointError) as error:
-        code = refuse(error) if rank == 0 else BAD_CONFIGURATION
         if folder is not None:
             folder.withdraw()
+        code = refuse(error, alike=False)
     except Exception as error:
         print(f"rank {rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         if folder is not None:
@@ -307,8 +347,6 @@ def leave_process_group(code: int) -> None:
     if code in (FINISHED, INTERRUPTED) or dist.get_world_size() == 1:
         dist.destroy_process_group()
         return
-    if code == BAD_CONFIGURATION and dist.get_rank() > 0:
-        time.sleep(1)  # rank 0 tells what is wrong; launchers end all others when the first one ends
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -330,6 +368,13 @@ def pick_device(config: Config) -> torch.device:
 
 
 def threads_per_process(distributed: bool) -> int:
-    """Return the number of CPU threads with which the local processes together use every core once."""
+    """Return OMP_NUM_THREADS, or the number of CPU threads with which the local processes together use each core once.
+
+    torchrun sets the variable to 1 where the user has not: that is not a wish.
+    """
+    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and multiprocessing.parent_process() is None and wanted == "1"
+    if wanted.isdecimal() and int(wanted) > 0 and not by_torchrun:
+        return int(wanted)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // (int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if distributed else 1))
+    return max(1, cores // (from_launcher("LOCAL_WORLD_SIZE") or 1 if distributed else 1))

@@ -1,15 +1,17 @@
 """Several runs by one command line: `python -m cnn.train -m seed=1,2 optimizer.lr=1e-3,2e-3`, one after the other."""
 
-import os
 import sys
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from common.training.compose import compose_config
+from common.cli import one_line
+from common.training.compose import compose_config, from_launcher
 from common.training.config import Config, ConfigError
 from common.training.launch import INTERRUPTED, execute, refuse
+from common.training.overrides import as_hydra_reads, quoted
+from common.training.task import load_task
 
 
 def run_all(task: str, overrides: list[str]) -> int:
@@ -18,16 +20,19 @@ def run_all(task: str, overrides: list[str]) -> int:
     All are checked before the first one starts. A run that is interrupted ends the command; the same command with
     resume=true goes on.
     """
-    if "RANK" in os.environ:
-        return refuse(ConfigError("--multirun: expected one run under torchrun or srun; local processes take several"))
     try:
+        if from_launcher("RANK") is not None:
+            raise ConfigError("--multirun: expected one run under torchrun or srun; local processes take several")
         jobs = combinations(task, overrides)
     except ConfigError as error:
         return refuse(error)
     worst = 0
     for number, (values, config) in enumerate(jobs, 1):
         print(f"run {number} of {len(jobs)}: {config.run_dir}", file=sys.stderr, flush=True)
-        code = execute(config, values)
+        try:
+            code = execute(config, values)
+        except ConfigError as error:
+            code = refuse(error)
         worst = max(worst, code)
         if code == INTERRUPTED:
             break
@@ -40,11 +45,12 @@ def combinations(task: str, overrides: list[str]) -> list[tuple[list[str], Confi
     Where several would get one run_dir, each takes a folder in it, named after the values in which they differ.
     Raises ConfigError for the first combination that cannot be run.
     """
+    words = as_hydra_reads(load_task(task).config_class, overrides)
     try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
+        parsed = OverridesParser.create().parse_overrides(words)
         (jobs,) = BasicSweeper.split_arguments(parsed, None)
     except HydraException as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(one_line(error)) from error
     configs = [compose_config(task, job) for job in jobs]
     runs = []
     for job, config in zip(jobs, configs, strict=True):
@@ -52,7 +58,7 @@ def combinations(task: str, overrides: list[str]) -> list[tuple[list[str], Confi
         shared = set.intersection(*map(set, alike))
         if name := ",".join(value for value in job if value not in shared).replace("/", "_"):
             folder = f"{config.run_dir}/{name}"
-            job = [*(value for value in job if not value.startswith("run_dir=")), f"run_dir='{folder}'"]
+            job = [*(value for value in job if not value.startswith("run_dir=")), f"run_dir={quoted(folder)}"]
             config = config.model_copy(update={"run_dir": folder})
         runs.append((job, config))
     return runs

@@ -1,5 +1,6 @@
 """The trace of a few steps, for chrome://tracing or ui.perfetto.dev."""
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -18,14 +19,15 @@ class Trace(AbstractContextManager["Trace"]):
 
     def __init__(self, run_dir: str, rank: int, enabled: bool) -> None:
         self._profiler: profile | AbstractContextManager = nullcontext()
+        self._file, self._steps = Path(run_dir) / "trace" / f"rank_{rank}.json", 0
+        self._speaks = enabled and rank == 0
         if enabled:
-            file = Path(run_dir) / "trace" / f"rank_{rank}.json"
-            file.parent.mkdir(exist_ok=True)
+            self._file.parent.mkdir(exist_ok=True)
             gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
             self._profiler = profile(
                 activities=[ProfilerActivity.CPU, *gpu],
                 schedule=schedule(skip_first=SKIPPED, wait=0, warmup=WARMUP, active=RECORDED, repeat=1),
-                on_trace_ready=lambda done: done.export_chrome_trace(str(file)),
+                on_trace_ready=lambda done: done.export_chrome_trace(str(self._file)),
             )
 
     def __enter__(self) -> "Trace":
@@ -36,8 +38,13 @@ class Trace(AbstractContextManager["Trace"]):
     def __exit__(self, *error: object) -> None:
         """Stop the profiler and write what it has recorded."""
         self._profiler.__exit__(*error)
+        if self._speaks:
+            first = SKIPPED + WARMUP + 1
+            missing = f"profile=true: no trace: it begins with step {first} of a start, which this one did not reach"
+            print(f"trace: {self._file}" if self._steps >= first else missing, file=sys.stderr, flush=True)
 
     def step(self) -> None:
         """Mark the end of a step."""
+        self._steps += 1
         if isinstance(self._profiler, profile):
             self._profiler.step()

@@ -2,9 +2,15 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from common.paths import expand_home
+
+# Random numbers of all ranks and epochs come from multiples of the seed, which have to fit into 64 bits.
+LARGEST_SEED = 10**13
 NonNegative = Annotated[float, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
+FilePath = Annotated[str, Field(min_length=1), AfterValidator(expand_home)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -19,6 +19,7 @@ from common.training.checkpoint import CheckpointError
 from common.training.compose import flatten
 from common.training.config import Config, ConfigError
 from common.training.environment import describe_environment, now
+from common.training.overrides import typed
 from common.training.run_lock import RunLock
 
 RECORDS = ("config.yaml", "environment.json", "metrics.jsonl")
@@ -194,14 +195,15 @@ def check_folder(config: Config) -> None:
     status = read_status(path)
     if not config.resume:
         what = "a finished run" if status == "finished" else "a run that is not finished (resume=true continues it)"
-        raise ConfigError(f"run_dir={path}: holds {what}; expected an empty or new folder")
+        raise ConfigError(f"run_dir={path}: holds {what}; expected an empty or new folder (name=... or run_dir=...)")
     if (path / "config.yaml").exists():
         differences = compare(path / "config.yaml", config)
         if differences:
             raise ConfigError(
                 f"run_dir={path}: holds a run with another configuration, expected the same to resume:\n  "
                 + "\n  ".join(differences)
-                + f"\nWith another run_dir, init_from={path}/checkpoints/last.pt goes on from its mean model"
+                + f"\nWith another run_dir, {typed('init_from', f'{path}/checkpoints/last.pt')} goes on from its mean "
+                "model"
             )
     if status == "finished":
         raise FinishedError(f"run_dir={path}: this run is finished already")

@@ -3,6 +3,7 @@
 The run's own records never depend on them: one that fails is named once and left out from then on.
 """
 
+import shlex
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -32,6 +33,8 @@ class WandbSink:
         import wandb
 
         self._repeated = range(kept + 1, sent + 1)
+        offline = config.logging.wandb == "offline"
+        self._offline = f"{shlex.quote(config.run_dir)}/wandb/offline-run-*" if offline else None
         self._run = wandb.init(
             project=config.logging.wandb_project,
             name=f"{config.task}/{config.name}/seed_{config.seed}",
@@ -51,6 +54,8 @@ class WandbSink:
     def close(self) -> None:
         """End the run."""
         self._run.finish()
+        if self._offline is not None:
+            print(f"wandb: `wandb sync {self._offline}` uploads the run", file=sys.stderr, flush=True)
 
 
 class TensorBoardSink:

@@ -61,6 +61,14 @@ class Task(ABC):
     @abstractmethod
     def __init__(self, config: Config) -> None: ...
 
+    @classmethod
+    def check_files(cls, config: Config) -> None:
+        """Raise ConfigError if prepared data are missing on this machine; nothing is read or made.
+
+        It is asked by the process that starts the workers, before it does.
+        """
+        return
+
     @abstractmethod
     def build_model(self) -> nn.Module:
         """Build the bare model on the CPU; its random numbers are torch's global ones, seeded alike everywhere."""

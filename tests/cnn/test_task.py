@@ -1,21 +1,35 @@
 """The cnn task: model, metrics, and that evaluation shards hold every image once."""
 
+import contextlib
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 import torch
 
 from cnn.model import SmallResNet, build_model
-from cnn.task import TASK
+from cnn.task import TASK, ImageClassification
 from common.optim import decay_groups
 from common.optim.groups import NoDecay
 from common.training.compose import compose_config
+from common.training.config import ConfigError
 from common.training.optimization import build_optimizer
 
 
 @pytest.fixture(scope="module")
 def task() -> TASK:
     return TASK(compose_config("cnn", ["label_smoothing=0.1"]))
+
+
+def test_batches_of_one_image_are_refused_where_batch_norm_cannot_train_on_them() -> None:
+    task = object.__new__(ImageClassification)
+    task._data = SimpleNamespace(channels=3, classes=10)
+    for side in (64, 32):
+        small = ["model=resnet18", "data=imagenet", f"data.train_crop={side}", "training.batch_size=2"]
+        config = task._config = compose_config("cnn", [*small, "workers=simulated", "workers.count=2"])
+        expected = pytest.raises(ConfigError, match=r"training\.batch_size=2: expected at least 2 images for each rank")
+        with expected if side == 32 else contextlib.nullcontext():
+            task._check_single_images(config)
 
 
 def test_model_shape_and_size() -> None:

@@ -172,6 +172,7 @@ def test_one_torchrun_for_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
     ("overrides", "omp", "expected"),
     [
         (["seed=2"], "", ["seed=2", "training.threads=16", "resume=true"]),
+        (["seed=2"], "0", ["seed=2", "training.threads=16", "resume=true"]),
         (["seed=2"], "4", ["seed=2", "training.threads=4", "resume=true"]),
         (["resume=false", "training.threads=3"], "", ["resume=false", "training.threads=3"]),
     ],

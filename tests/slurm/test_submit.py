@@ -4,11 +4,13 @@ import json
 import shlex
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from common.report.registry import Table, load_table
+from common.report.registry import Cell, Table, load_table
 from scripts.reproduce import main
+from scripts.submitting import missing_data
 from slurm.queue import ended, folder, submitted
 from slurm.submit import sized
 from tests.slurm.fakes import VARIABLES, started
@@ -152,6 +154,14 @@ def commands_of(table: Table, capsys) -> tuple[list[str], str]:
     (comment,) = [line for line in lines if "queue" in line]
     assert lines[-1] == f"# 0 of {len(table.rows)} finished, 0 with Slurm, {len(table.rows)} to submit"
     return [line for line in lines if not line.startswith("#")], comment
+
+
+def test_data_that_are_missing_here_are_told_once() -> None:
+    settings = ("data=imagenet", "model=resnet50", "data.folder=nowhere", "workers.count=2")
+    cells = [Cell("cnn", SimpleNamespace(name=row), seed, settings, Path("x")) for row in "ab" for seed in (1, 2)]
+    (problem,) = missing_data(cells)
+    assert problem.startswith("data.folder=nowhere: nowhere/train.beton is missing")
+    assert missing_data([Cell("cnn", SimpleNamespace(name="a"), 1, (), Path("x"))]) == []
 
 
 def test_commands_are_shown_without_slurm(table: Table, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -35,6 +35,8 @@ def test_multirun_trains_every_combination_in_a_folder_of_its_own(
     assert "run 4 of 4" in capsys.readouterr().err
     assert run(monkeypatch, *argv, "resume=true") == 0
     assert capsys.readouterr().err.count("finished already") == 4
+    assert run(monkeypatch, *argv) == 2
+    assert capsys.readouterr().err.count("holds a finished run; expected an empty or new folder (name=...") == 4
 
 
 def test_multirun_refuses_everything_if_one_run_is_refused(
@@ -70,6 +72,41 @@ def test_a_run_dir_that_several_runs_would_share_gets_folders() -> None:
     assert all("run_dir='runs/mine/topology=" in overrides[-1] for overrides, _ in jobs)
     with pytest.raises(ConfigError, match="extraneous input"):
         multirun.combinations("cnn", ["seed=(1"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["topology=file"], "topology.path: missing"),
+        (["optimizer.lr=${foo}"], "optimizer.lr: Interpolation key 'foo' not found"),
+        (["data=null"], "data=null: expected one of: "),
+        (["data=null", "--cfg", "job"], "data=null: expected one of: "),
+        (["topology=rign", "--cfg", "job"], "topology=rign: unknown; did you mean 'ring'?"),
+        (["-m", "--cfg", "job", "seed=1,2"], "--multirun --cfg: expected one of them"),
+        (["-m", "--info", "all", "seed=1,2"], "--multirun --info: expected one of them"),
+        (["-m", "--config-name", "gpt2", "seed=1,2"], "--config-name: expected none"),
+        (["-m", "--config-dir", ".", "seed=1,2"], "--config-dir . with --multirun"),
+        (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
+    ],
+)
+def test_what_cannot_be_composed_or_followed_is_one_line(
+    argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, *argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {message}")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ones_own_folder_of_configurations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\ntraining: {steps: -7}\n")
+    assert run(monkeypatch, "--config-dir", str(tmp_path), "experiment=mine") == 2
+    assert "training.steps=-7" in capsys.readouterr().err
 
 
 def test_several_values_of_a_key_without_multirun_are_refused(

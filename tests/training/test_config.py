@@ -1,11 +1,14 @@
 """Configurations that compose, and configurations refused with a message that names key, value and expectation."""
 
+import shlex
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from common.training.compose import CONFIGS, compose_config
-from common.training.config import ConfigError
+from common.training.config import Config, ConfigError
+from common.training.overrides import as_hydra_reads, typed
 
 # The task of an experiment, by its folder or file; of all others it is cnn.
 TASKS = dict.fromkeys(("gpt2", "gpt2_fair"), "gpt2")
@@ -93,6 +96,8 @@ def test_batch_and_ranks() -> None:
         (["+topology.cols=2"], ["topology=one_peer_exponential", "cols"]),
         (["workers.count=4", "workers.per_host=3"], ["workers.per_host=3", "divisor", "4"]),
         (["workers.count=0"], ["workers.count=0", "greater than 0"]),
+        (["workers.count=-1"], ["workers.count=-1", "greater than 0"]),
+        (["workers.count=abc"], ["workers.count='abc'", "valid integer"]),
         (
             ["parallel=allreduce", "parallel.hook=fp16", "workers=simulated", "workers.count=2"],
             ["parallel.hook=fp16 with workers=simulated", "expected workers=processes"],
@@ -134,6 +139,20 @@ def test_batch_and_ranks() -> None:
         (["parallel=allreduce", "+parallel.local_steps=3"], ["parallel.local_steps=3", "no such key"]),
         (["schedule.warmup=300"], ["schedule.warmup=300", "training.steps=300"]),
         (["seed=-1"], ["seed=-1", "greater than or equal to 0"]),
+        (["seed=20261128103000"], ["seed=20261128103000", "less than or equal to 10000000000000"]),
+        (["name=../../up"], ["name=../../up: expected a name without `..`"]),
+        (["run_dir=~nobody-of-that-name/x"], ["run_dir=~nobody-of-that-name/x: no such user"]),
+        (["optimizer=null"], ["optimizer=null: expected one of: accumadam, accumadamw, adam"]),
+        (["workers=4"], ["workers=4: expected one of: processes, simulated"]),
+        (["topology=rign"], ["topology=rign: unknown; did you mean 'ring'?"]),
+        (["optimizer.lr=${foo}"], ["optimizer.lr: Interpolation key 'foo' not found"]),
+        (["optimizer.lr=${oc.env:NOPE}"], ["optimizer.lr", "Environment variable 'NOPE' not found"]),
+        (["optimizer.lr=[1"], ["'optimizer.lr=[1': cannot be read as key=value"]),
+        (["~training.clip"], ["~training.clip: there is nothing to delete"]),
+        (["hydra.run.dir=elsewhere"], ["hydra.run.dir=elsewhere: has no effect", "run_dir=FOLDER"]),
+        (["lr=1e-3"], ["lr: no such key; did you mean 'optimizer.lr'?"]),
+        (["optimizer.learning_rate=1"], ["did you mean 'optimizer.lr'?"]),
+        (["optimizer=adam", "optimizer.accumulation_steps=4"], ["key of optimizer=accumadam, optimizer=accumadamw"]),
         (["experiment=quickstat"], ["quickstat", "quickstart"]),
         (["traning.steps=3"], ["traning.steps", "did you mean 'training.steps'?"]),
         (["optimizer.lr=0"], ["optimizer.lr=0", "greater than 0"]),
@@ -158,7 +177,7 @@ def test_batch_and_ranks() -> None:
         (["parallel.message_dtype=int4"], ["parallel.message_dtype='int4'", "'bfloat16'"]),
         (["parallel.phases=late"], ["parallel.phases='late'", "'staggered'"]),
         (["topology=file", "topology.path=nowhere.txt", "workers.count=4"], ["topology=file", "nowhere.txt"]),
-        (["topology=file"], ["topology.path"]),
+        (["topology=file"], ["topology.path: missing"]),
         (["workers=threads"], ["threads", "simulated"]),
         (["model.width=0"], ["model.width=0", "greater than 0"]),
         (["label_smoothing=1"], ["label_smoothing=1", "less than 1"]),
@@ -170,6 +189,58 @@ def test_bad_input_is_refused_by_name(overrides: list[str], expected: list[str])
         compose_config("cnn", overrides)
     for part in expected:
         assert part in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["elastic=true", "elastic.agent=10.0.0.1:29500"],
+        ["elastic.agent=10.0.0.1:29500", "elastic=true"],
+        ["elastic=false", "elastic.agent=10.0.0.1:29500", "elastic=true"],
+    ],
+)
+def test_elastic_true_stands_beside_its_keys_in_any_order(words: list[str]) -> None:
+    elastic = compose_config("cnn", ["workers.count=8", "workers.per_host=4", *words]).elastic
+    assert (elastic.min_workers, elastic.restarts, elastic.agent) == (2, 10, "10.0.0.1:29500")
+
+
+def test_keys_of_elastic_beat_its_shorthand() -> None:
+    for words in (["elastic.min_workers=4", "elastic=true"], ["elastic=true", "elastic.min_workers=4"]):
+        elastic = compose_config("cnn", ["workers.count=8", *words]).elastic
+        assert (elastic.min_workers, elastic.restarts) == (4, 10)
+    assert compose_config("cnn", ["workers.count=8", "elastic.min_workers=4", "elastic=false"]).elastic.min_workers == 4
+    assert compose_config("cnn", ["elastic=false"]).elastic.min_workers is None
+
+
+@pytest.mark.parametrize(
+    "text", ["1", "1e-3", "007", "true", "nan", "a=b", "a b", "[x", "lr=0.1,seed=2", "ü(1)", "a#b", "2024-01-01"]
+)
+def test_texts_are_taken_as_typed(text: str) -> None:
+    words = [f"name={text}", f"run_dir={text}/run", f"init_from={text}/best.pt"]
+    config = compose_config("cnn", words)
+    assert (config.name, config.run_dir, config.init_from) == (text, f"{text}/run", f"{text}/best.pt")
+
+
+def test_quotes_and_interpolations_keep_their_meaning() -> None:
+    config = compose_config("cnn", ["name='a=b'", 'run_dir="runs/${name}"', "init_from=null"])
+    assert (config.name, config.run_dir, config.init_from) == ("a=b", "runs/a=b", None)
+
+
+@pytest.mark.parametrize("value", ["runs/a", "runs/lr=0.1", "a,b", "it's", "a b", "back\\", "007", "${x}\\'y"])
+def test_a_printed_override_can_be_typed_again(value: str) -> None:
+    (word,) = shlex.split(typed("name", value))
+    (read,) = as_hydra_reads(Config, [word])
+    assert OverridesParser.create().parse_override(read).value() == value
+
+
+def test_the_home_folder_is_found_in_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/somewhere")
+    config = compose_config("cnn", ["run_dir=~/a", "init_from='~/b.pt'", "data=imagenet", "data.folder=~/c"])
+    paths = config.run_dir, config.init_from, config.data.folder
+    assert paths == ("/somewhere/a", "/somewhere/b.pt", "/somewhere/c")
+    with pytest.raises(ConfigError, match="/somewhere/edges"):
+        compose_config("cnn", ["topology=file", "topology.path=~/edges", "workers.count=4"])
 
 
 def test_the_launchers_world_size_counts(monkeypatch: pytest.MonkeyPatch) -> None:

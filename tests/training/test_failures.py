@@ -77,6 +77,7 @@ LONG = ["training.steps=200", "training.checkpoint_every=100", "evaluation.every
     [
         pytest.param(PLAIN, signal.SIGINT, id="SIGINT"),
         pytest.param(PLAIN, signal.SIGUSR1, id="SIGUSR1"),
+        pytest.param(PLAIN, signal.SIGHUP, id="SIGHUP"),
         pytest.param(TORCHRUN, signal.SIGTERM, id="torchrun SIGTERM"),
     ],
 )

@@ -18,7 +18,7 @@ from cnn.in_memory import InMemoryTrainData
 from cnn.task import ImageClassification
 from common.simulate.methods import mix_
 from common.training.compose import compose_config
-from common.training.interruption import Interruption
+from common.training.interruption import Interruption, Request
 from common.training.recorder import Recorder
 from common.training.worker import build_workers
 from gpt2.task import LanguageModelling
@@ -47,7 +47,9 @@ ALLOWED = {
     "common/simulate/cohort.py Cohort.consensus_distance: float": "in an evaluation",
     "common/training/evaluation.py Evaluator._metrics: tolist": "at the end of an evaluation",
     "common/training/interruption.py Interruption._agreed: int": "of the host's memory, once a copy has arrived there",
+    "common/training/interruption.py Interruption._agreed: tolist": "as above",
     "common/training/interruption.py Interruption._start: float": "of a flag of the host",
+    "common/training/interruption.py Interruption.requested: int": "a number of the host",
     "common/training/recorder.py Recorder._bytes_sent: item": "at the end of an evaluation, and of a run",
     "common/training/recorder.py Recorder._diverged: item": "the run stops",
     "common/training/recorder.py Recorder._diverged: nonzero": "the run stops",
@@ -216,8 +218,11 @@ def test_whether_to_stop_is_read_beside_the_stream_that_trains(monkeypatch: pyte
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, async_op: work)
     interruption = Interruption(torch.device("cuda"), every=2)
-    assert [interruption.requested(step) for step in (1, 2, 3)] == [False] * 3
-    assert calls == ["side stream", "after the sum", "event", "stream that trains"]
-    interruption._asked = True
-    assert [interruption.requested(step) for step in (4, 6)] == [False, True]
-    assert calls[4] == "wait for the copy"
+    assert interruption.requested(1) == Request.NOTHING
+    asks = ["side stream", "after the sum", "event", "stream that trains"]
+    assert calls == asks
+    interruption._asked = Request.STOP
+    assert [interruption.requested(step) for step in (2, 3)] == [Request.NOTHING, Request.STOP]
+    assert calls[len(asks) :] == ["wait for the copy", *asks] * 2
+    assert interruption.requested(4) == Request.NOTHING
+    assert len(calls) == 3 * len(asks) + 2

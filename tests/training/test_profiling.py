@@ -25,10 +25,17 @@ def test_messages_travel_during_the_passes(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "trace" / "rank_0.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_simulated_workers_are_traced_too(tmp_path: Path) -> None:
+def test_simulated_workers_are_traced_too(tmp_path: Path, capsys) -> None:
     arguments = [*RUN, "workers=simulated", "workers.count=2", "training.steps=20", "profile=true"]
     assert launch("cnn", [*arguments, f"run_dir={tmp_path}/run"]) == 0
     assert len(read_spans(tmp_path / "run" / "trace" / "rank_0.json")["forward"]) == 8
+    assert f"trace: {tmp_path}/run/trace/rank_0.json\n" in capsys.readouterr().err
+
+
+def test_too_few_steps_for_a_trace_are_told(tmp_path: Path, capsys) -> None:
+    arguments = [*RUN, "workers=simulated", "workers.count=2", "training.steps=12", "profile=true"]
+    assert launch("cnn", [*arguments, f"run_dir={tmp_path}/run"]) == 0
+    assert "profile=true: no trace: it begins with step 13 of a start" in capsys.readouterr().err
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path, capsys) -> None:

@@ -52,7 +52,7 @@ def test_what_a_resumed_run_computes_again_is_shown_once(tmp_path: Path, monkeyp
     assert sent == sorted([*steps, *range(4, 25, 4)])  # and evaluations
 
 
-def test_wandb_offline_keeps_its_run_id_after_a_resume(tmp_path: Path) -> None:
+def test_wandb_offline_keeps_its_run_id_after_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*SIMULATED, "logging.wandb=offline", f"run_dir={tmp_path}"]
     assert launch("cnn", arguments) == 0
     (tmp_path / "summary.json").unlink()  # as if it had been killed at the end
@@ -60,6 +60,7 @@ def test_wandb_offline_keeps_its_run_id_after_a_resume(tmp_path: Path) -> None:
     runs = [folder.name.rsplit("-", 1)[1] for folder in (tmp_path / "wandb").glob("offline-run-*")]
     identity = json.loads((tmp_path / "environment.json").read_text())["run_id"]
     assert len(runs) == 2
+    assert f"`wandb sync {tmp_path}/wandb/offline-run-*` uploads" in capsys.readouterr().err
     assert set(runs) == {identity}
 
 

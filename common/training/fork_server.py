@@ -1,0 +1,10 @@
+"""Imported by the server from which workers are forked, and by nothing else: a terminal and Slurm send their signals to
+all processes, and without the server nobody would learn how its workers end."""
+
+import os
+import signal
+
+from common.training.signals import SIGNALS
+
+signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+os.register_at_fork(after_in_child=lambda: signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS))
