@@ -10,6 +10,7 @@ Exit codes: 0 finished; 1 failed; 2 bad configuration; 75 interrupted after savi
 import contextlib
 import json
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -78,6 +79,15 @@ def read_status(run_dir: Path) -> str | None:
         return None
 
 
+def stamp(run_dir: Path) -> tuple[int, ...]:
+    """Return what changes whenever summary.json is written; empty without one."""
+    try:
+        stat = (run_dir / "summary.json").stat()
+    except OSError:
+        return ()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
 class Attempt:
     """One start of the job: Slurm starts it again after each requeue."""
 
@@ -92,6 +102,7 @@ class Attempt:
         self._allocation, self._task, self._overrides = allocation, task, overrides
         self._config, self._run_dir, self._log = config, Path(config["run_dir"]), log
         self._elastic = is_elastic(config)
+        self._earlier = stamp(self._run_dir)
         self._restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         self._warned = self._stopped = self._node_failed = False
         self._steps: subprocess.Popen[bytes] | None = None
@@ -121,9 +132,10 @@ class Attempt:
     def _end(self, code: int) -> str:
         """Return how this start ended, in the words of starts.Start."""
         status = read_status(self._run_dir)
-        if status == "finished" and (code == 0 or self._elastic):
+        survived = self._elastic and stamp(self._run_dir) != self._earlier  # what this start wrote, whatever srun says
+        if status == "finished" and (code == 0 or survived):
             return "finished"
-        if self._elastic and status == "interrupted" and not self._stopped:
+        if survived and status == "interrupted" and not self._stopped:
             return "saved"  # too few nodes were left, or as below
         if self._node_failed:
             return "node failure"
@@ -158,6 +170,8 @@ class Attempt:
         arguments = (f"{self._task}.train", [*self._overrides, *added])
         command = allocation.agents(*arguments) if self._elastic else allocation.torchrun(*arguments, self._restarts)
         environment = allocation.environment()
+        if self._elastic:
+            environment.setdefault("ELASTIC_SECRET", secrets.token_hex(16))
         self._tell(shlex.join(command))
         self._steps = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         copier = threading.Thread(target=self._copy, args=(self._steps.stdout,))
