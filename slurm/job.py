@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
             raise JobError(f"TASK={task!r}: expected cnn, transformer or gpt2, then overrides", BAD_CONFIGURATION)
         allocation = Allocation.read(os.environ)
         config = compose(task, overrides)
+        check_count(config, allocation)
         run_dir = Path(config["run_dir"])
         log = run_dir / "slurm" / f"{allocation.job}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +70,19 @@ def is_elastic(config: Mapping[str, Any]) -> bool:
     """Return whether the run goes on when workers die."""
     elastic = config["elastic"]
     return elastic if isinstance(elastic, bool) else elastic["min_workers"] is not None
+
+
+def check_count(config: Mapping[str, Any], allocation: Allocation) -> None:
+    """Raise JobError once, where each rank would, if the nodes do not have the ranks of the configured workers."""
+    workers, ranks = config["workers"], allocation.nodes * allocation.ranks_per_node
+    if is_elastic(config) or workers["kind"] != "processes":
+        return
+    count, available = workers["count"], ranks // (config["parallel"].get("ranks_per_worker") or 1)
+    if count not in (None, available):
+        raise JobError(
+            f"workers.count={count}: the launcher started {ranks} processes, expected {available} or null",
+            BAD_CONFIGURATION,
+        )
 
 
 def read_status(run_dir: Path) -> str | None:

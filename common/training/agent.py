@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from common.training.elastic_config import ElasticConfig, Members
 from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
-from common.training.host import Host, LocalHost, RemoteHost
+from common.training.host import Host, LocalHost, RemoteHost, StoppedError
 from common.training.interruption import SIGNALS
 from common.training.membership import RETRY_S, Membership, Report, Word
 from common.training.wire import LOCAL, Channel, Ended, Hello, is_proof, prove
@@ -93,7 +93,10 @@ class Agent:
             while any(host.running for host in self._present()) or (self._to_start and not self._over):
                 self._turn()
             code = next((c for c in (FINISHED, INTERRUPTED, BAD_CONFIGURATION) if c in self._codes), FAILED)
+        except StoppedError:
+            code = INTERRUPTED
         finally:
+            self._over = True
             self._own.end()
             for host in self._others():
                 host.finish(code)
@@ -207,8 +210,6 @@ class Agent:
             self._say(Word.LOST, self._alive - self._reports.keys())
 
     def _bury(self, number: int, code: int) -> None:
-        if self._stopping and self._number < 0:
-            code = INTERRUPTED  # by the signal, before it could save anything
         was_member = number in self._alive
         if code == INTERRUPTED and not was_member and not self._over:
             self._tell(f"{self._name(number)} leaves before it joined: its host was asked to stop")
@@ -315,15 +316,14 @@ class Agent:
                 host.kill(number)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._stopping = True
+        first, self._stopping = not self._stopping, True
+        if self._number < 0 and first and not self._over:
+            raise StoppedError  # there is nothing to save yet, and starting a worker may take long
         self._own.signal(number)  # all workers agree to stop
 
     def _stop(self) -> None:
-        """Pass a signal on to other hosts; before there is anything to save, end the run."""
+        """Pass a signal on to other hosts."""
         self._passed_on = True
-        if self._number < 0:
-            self._codes.append(INTERRUPTED)
-            self._end_all()
         for host in self._others():
             host.stop()
 

@@ -251,7 +251,7 @@ def shortened(error: Exception) -> str:
 
 
 class StoppedError(Exception):
-    """A signal came before this host was taken."""
+    """A signal came before there was anything to save."""
 
 
 def serve(address: str, own: LocalHost, hello: Hello, lease_s: float, secret: str = "") -> int:
@@ -311,6 +311,9 @@ def follow(channel: Channel, own: LocalHost, asked: Sequence[int]) -> int:
                 return message.code
             if message is Command.START:
                 own.start(number)
+                if asked:  # it has missed the signal
+                    own.kill(number)
+                    send(channel, number, Ended(INTERRUPTED))
             elif message is Command.STOP:
                 own.signal(signal.SIGTERM)
             elif message is Command.KILL:

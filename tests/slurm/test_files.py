@@ -17,7 +17,7 @@ from common.report.definitions import ROOT
 from common.report.registry import load_table, table_names
 from slurm.allocation import NOT_FOR_SRUN, Allocation
 from slurm.exits import JobError
-from slurm.job import cell, main
+from slurm.job import cell, check_count, main
 from slurm.options import CLUSTERS, SbatchOptions
 from slurm.starts import read
 from tests.slurm.fakes import VARIABLES, attempt
@@ -251,6 +251,19 @@ def test_a_job_of_another_folder_says_what_is_expected(file: Path, tmp_path: Pat
     done = subprocess.run(["bash", file], env=environment, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"submitted from {tmp_path}; expected the repository's root" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("count", "per_worker", "told"), [(8, 1, ""), (None, 1, ""), (4, 2, ""), (6, 1, "6"), (8, 2, "8")]
+)
+def test_workers_that_do_not_fit_the_nodes_are_named_once(count: int | None, per_worker: int, told: str) -> None:
+    workers = {"kind": "processes", "count": count}
+    config = {"workers": workers, "elastic": {"min_workers": None}, "parallel": {"ranks_per_worker": per_worker}}
+    if not told:
+        check_count(config, Allocation.read(VARIABLES))
+        return
+    with pytest.raises(JobError, match=f"workers.count={told}: the launcher started 8 processes"):
+        check_count(config, Allocation.read(VARIABLES))
 
 
 def test_srun_is_told_what_the_job_was_not_asked_for(monkeypatch: pytest.MonkeyPatch, program) -> None:
