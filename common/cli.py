@@ -49,6 +49,11 @@ class Arguments(BaseModel):
             return tuple(expand_home(item) if isinstance(item, str) else item for item in value)
         return expand_home(value) if isinstance(value, str) else value
 
+    @classmethod
+    def hint(cls, argv: Sequence[str]) -> str:
+        """Return what else to say of an unknown key that is none of these misspelt."""
+        return ""
+
 
 ArgumentsT = TypeVar("ArgumentsT", bound=Arguments)
 
@@ -140,7 +145,9 @@ def _settings(arguments: type[Arguments], argv: Sequence[str]) -> Iterator[tuple
             key, equals, value, positional = positional, "=", word, None
         field = key.partition(".")[0]
         if field not in arguments.model_fields:
-            raise UsageError(f"{key}: unknown key; {nearest(field, arguments.model_fields)}")
+            known = nearest(field, arguments.model_fields)
+            more = "" if known.startswith("did you mean") and field == key else arguments.hint(argv)
+            raise UsageError(f"{key}: unknown key; {known}{more}")
         kind = _type(arguments, field)
         if dashed and not equals and kind is bool:
             equals, value = "=", "true"

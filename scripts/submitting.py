@@ -32,6 +32,12 @@ class LauncherArguments(Arguments):
     )
     dry_run: bool = Field(False, description="print the commands and what is missing, run nothing")
 
+    @classmethod
+    def hint(cls, argv: Sequence[str]) -> str:
+        """Say where a table's values are, for those who look for them here."""
+        table = next((word.partition("=")[2] for word in argv if word.startswith("table=")), "TABLE")
+        return f"; a table's values are in its definition: copy results/definitions/tables/{table}.yaml"
+
     def check_launcher(self) -> None:
         """Raise UsageError for options of Slurm without launcher=slurm."""
         if self.launcher != "slurm" and (self.cluster or self.sbatch or self.report_sbatch):
@@ -65,7 +71,7 @@ def submit_missing(
     A dry run also goes without Slurm: then it says that the queue could not be asked, and why.
     """
     from slurm.options import DEFAULT_CLUSTER, SbatchOptions
-    from slurm.queue import TIMEOUT_S, ended, submitted
+    from slurm.queue import TIMEOUT_S, ended, folder, submitted
     from slurm.submit import sized, submit
 
     default = SbatchOptions.load(arguments.cluster or table.cluster or DEFAULT_CLUSTER, arguments.sbatch)
@@ -92,6 +98,9 @@ def submit_missing(
             print(shlex.join(["sbatch", *options_of[cell.run_dir], "slurm/train.sbatch", cell.task, *cell.overrides]))
     for problem in missing_data([cell for cell in todo if cell.run_dir in options_of]):
         print(f"# warning: not on this machine; the jobs need it where they run: {problem}")
+    if todo and arguments.dry_run:
+        sizes = ", ".join(str(len(alike)) for alike in groups.values())
+        print(f"# each command trains one run; without --dry-run they are elements of arrays, of {sizes} runs")
     waiting = sum(cell.run_dir in queue for cell in cells)
     print(f"# {settled(table, states)} of {len(cells)} finished, {waiting} with Slurm, {len(todo)} to submit")
     if len(cells) - len(todo) < known:
@@ -100,7 +109,9 @@ def submit_missing(
     if todo and not arguments.dry_run:
         arrays = submit(table, groups, runs)
         print(f"submitted: {', '.join(arrays)}", flush=True)
-        return _submit_follow_up(table, arrays, runs, default.for_report(arguments.report_sbatch), follow_up)
+        code = _submit_follow_up(table, arrays, runs, default.for_report(arguments.report_sbatch), follow_up)
+        print(f"logs: {folder(table, runs)}/ARRAY_ELEMENT.log, numbered as squeue shows them, and RUN_DIR/slurm/")
+        return code
     return 0
 
 

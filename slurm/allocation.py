@@ -46,6 +46,10 @@ class Allocation:
         """Read the variables that Slurm sets; JobError if this is not a job, or if its nodes are not alike."""
         if "SLURM_JOB_ID" not in environment:
             raise JobError("not inside a Slurm job: sbatch slurm/train.sbatch TASK [overrides ...]", BAD_CONFIGURATION)
+        _require(environment, "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_JOB_CPUS_PER_NODE")
+        job = environment["SLURM_JOB_ID"]
+        if not job.isdecimal() or int(environment.get("SLURM_HET_SIZE") or 0) > 1:
+            raise JobError(f"job {job} is heterogeneous: expected one component, all of equal nodes", BAD_CONFIGURATION)
         nodes, gpus = int(environment["SLURM_JOB_NUM_NODES"]), int(environment.get("SLURM_GPUS_ON_NODE") or 0)
         asked = environment.get("SLURM_GPUS", "").split(":")[-1]  # only with sbatch --gpus, such as a40:6
         if asked.isdecimal() and int(asked) != nodes * gpus:
@@ -60,7 +64,7 @@ class Allocation:
         if not gpus and len(counts) > 1:
             raise JobError(f"tasks on the nodes: {tasks}; expected equal nodes (--ntasks-per-node)", BAD_CONFIGURATION)
         return cls(
-            job=environment["SLURM_JOB_ID"],
+            job=job,
             nodes=nodes,
             node_list=environment["SLURM_JOB_NODELIST"],
             first_node=environment["SLURMD_NODENAME"],  # where the batch script runs
@@ -130,6 +134,12 @@ class Allocation:
         inherited = {name: value for name, value in os.environ.items() if name not in NOT_FOR_SRUN}
         done = _ask(*self._on_each_node, "--overlap", "--cpus-per-task=1", "true", environment=inherited)
         return done is not None and done.returncode == 0
+
+
+def _require(environment: Mapping[str, str], *names: str) -> None:
+    for name in names:
+        if name not in environment:
+            raise JobError(f"{name} is not set: expected to run as sbatch starts slurm/train.sbatch", BAD_CONFIGURATION)
 
 
 def slurmd_timeout_s() -> int:

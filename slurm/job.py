@@ -10,6 +10,7 @@ Exit codes: 0 finished; 1 failed; 2 bad configuration; 75 interrupted after savi
 import contextlib
 import json
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -39,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
             raise JobError(f"TASK={task!r}: expected cnn, transformer or gpt2, then overrides", BAD_CONFIGURATION)
         allocation = Allocation.read(os.environ)
         config = compose(task, overrides)
+        check_count(config, allocation)
         run_dir = Path(config["run_dir"])
         log = run_dir / "slurm" / f"{allocation.job}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -70,12 +72,34 @@ def is_elastic(config: Mapping[str, Any]) -> bool:
     return elastic if isinstance(elastic, bool) else elastic["min_workers"] is not None
 
 
+def check_count(config: Mapping[str, Any], allocation: Allocation) -> None:
+    """Raise JobError once, where each rank would, if the nodes do not have the ranks of the configured workers."""
+    workers, ranks = config["workers"], allocation.nodes * allocation.ranks_per_node
+    if is_elastic(config) or workers["kind"] != "processes":
+        return
+    count, available = workers["count"], ranks // (config["parallel"].get("ranks_per_worker") or 1)
+    if count not in (None, available):
+        raise JobError(
+            f"workers.count={count}: the launcher started {ranks} processes, expected {available} or null",
+            BAD_CONFIGURATION,
+        )
+
+
 def read_status(run_dir: Path) -> str | None:
     """Return the status in summary.json, None without one: as common.training.run_folder, but without torch."""
     try:
         return json.loads((run_dir / "summary.json").read_text()).get("status")
     except (OSError, ValueError):
         return None
+
+
+def stamp(run_dir: Path) -> tuple[int, ...]:
+    """Return what changes whenever summary.json is written; empty without one."""
+    try:
+        stat = (run_dir / "summary.json").stat()
+    except OSError:
+        return ()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 class Attempt:
@@ -92,6 +116,7 @@ class Attempt:
         self._allocation, self._task, self._overrides = allocation, task, overrides
         self._config, self._run_dir, self._log = config, Path(config["run_dir"]), log
         self._elastic = is_elastic(config)
+        self._earlier = stamp(self._run_dir)
         self._restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         self._warned = self._stopped = self._node_failed = False
         self._steps: subprocess.Popen[bytes] | None = None
@@ -121,9 +146,10 @@ class Attempt:
     def _end(self, code: int) -> str:
         """Return how this start ended, in the words of starts.Start."""
         status = read_status(self._run_dir)
-        if status == "finished" and (code == 0 or self._elastic):
+        survived = self._elastic and stamp(self._run_dir) != self._earlier  # what this start wrote, whatever srun says
+        if status == "finished" and (code == 0 or survived):
             return "finished"
-        if self._elastic and status == "interrupted" and not self._stopped:
+        if survived and status == "interrupted" and not self._stopped:
             return "saved"  # too few nodes were left, or as below
         if self._node_failed:
             return "node failure"
@@ -158,6 +184,8 @@ class Attempt:
         arguments = (f"{self._task}.train", [*self._overrides, *added])
         command = allocation.agents(*arguments) if self._elastic else allocation.torchrun(*arguments, self._restarts)
         environment = allocation.environment()
+        if self._elastic:
+            environment.setdefault("ELASTIC_SECRET", secrets.token_hex(16))
         self._tell(shlex.join(command))
         self._steps = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         copier = threading.Thread(target=self._copy, args=(self._steps.stdout,))

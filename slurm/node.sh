@@ -28,6 +28,7 @@ if [ -n "$interface" ] && [ "$peer" != "$SLURMD_NODENAME" ]; then
     export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface} NCCL_SOCKET_IFNAME=${NCCL_SOCKET_IFNAME:-$interface}
 fi
 
+case $first in *:*) first="[$first]" ;; esac # IPv6
 mode=torchrun
 if [ "$1" = --elastic ]; then mode=elastic && shift; fi
 (

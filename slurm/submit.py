@@ -6,6 +6,7 @@ submitted and nothing else has to be remembered. `scripts.reproduce launcher=slu
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -50,17 +51,39 @@ def ranks_of(cell: Cell) -> int:
     return config.ranks if config.workers.kind == "processes" else 1
 
 
+def split(groups: dict[tuple[str, ...], list[Cell]]) -> list[tuple[tuple[str, ...], list[Cell]]]:
+    """Return the groups, those that are larger than an array of this Slurm may be (MaxArraySize) in parts."""
+    try:
+        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"), re.MULTILINE)
+    except UsageError:
+        match = None  # then --test-only says whether Slurm takes them
+    parts = []
+    for options, cells in groups.items():
+        most = int(match[1]) if match else len(cells)
+        parts += [(options, cells[first : first + most]) for first in range(0, len(cells), most)]
+    return parts
+
+
 def submit(table: Table, groups: dict[tuple[str, ...], list[Cell]], runs: Path) -> list[str]:
     """Submit these cells, an array for each group; return the arrays' ids.
 
     Raises UsageError if Slurm refuses one of them; those that were submitted before it are cancelled.
     """
-    for options in groups:  # all of them before the first is submitted
-        ask("sbatch", "--test-only", *options, "slurm/train.sbatch")
+    parts = split(groups)
+    for options, cells in parts:  # all of them before the first is submitted
+        try:
+            ask("sbatch", "--test-only", f"--array=0-{len(cells) - 1}", *options, "slurm/train.sbatch")
+        except UsageError as error:
+            if "array" not in str(error).partition("slurm/train.sbatch: ")[2]:
+                raise
+            raise UsageError(
+                f"{error}; {len(cells)} runs may be more than an array of this Slurm takes (MaxArraySize): submit them "
+                "in parts, by rows=... or seeds=..."
+            ) from error
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     jobs: list[str] = []
     try:
-        for number, (options, cells) in enumerate(groups.items()):
+        for number, (options, cells) in enumerate(parts):
             file = folder(table, runs) / f"{stamp}-{os.getpid()}-{number}.jsonl"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text("".join(json.dumps([c.task, *c.overrides]) + "\n" for c in cells))

@@ -8,8 +8,8 @@ import pandas as pd
 
 from common.cli import UsageError
 from common.report.overrides import meaning
-from common.report.registry import BOOKKEEPING
 from common.report.runs import FinishedRun, RunError, read_run
+from common.training.bookkeeping import is_bookkeeping
 
 logger = logging.getLogger(__name__)
 NO_METRIC = ("step", "split", "epoch", "bytes_sent", "time_step_ms")
@@ -25,7 +25,7 @@ def compare(folders: Sequence[Path]) -> pd.DataFrame:
     if not runs:
         raise UsageError(f"runs={','.join(map(str, folders))}: expected finished runs, or folders that hold some")
     settings = [meaning(run.environment.get("overrides", [])) for run in runs]
-    keys = [key for key in dict.fromkeys(key for each in settings for key in each) if not BOOKKEEPING.fullmatch(key)]
+    keys = [key for key in dict.fromkeys(key for each in settings for key in each) if not is_bookkeeping(key)]
     keys = [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
     rows = []
     for run, each in zip(runs, settings, strict=True):

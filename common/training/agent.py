@@ -19,12 +19,13 @@ import torch.distributed as dist
 
 from common.training.elastic_config import ElasticConfig, Members
 from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
-from common.training.host import Host, LocalHost, RemoteHost
+from common.training.host import Host, LocalHost, RemoteHost, StoppedError
 from common.training.interruption import SIGNALS
-from common.training.membership import Membership, Report, Word
-from common.training.wire import LOCAL, Ended, Hello, as_connection
+from common.training.membership import RETRY_S, Membership, Report, Word
+from common.training.wire import LOCAL, Channel, Ended, Hello, is_proof, prove
 
 ATTEMPTS = 3  # memberships in a row that break although nobody died
+STRANGERS = 64  # connections that have not said Hello: of more the oldest is dropped
 
 
 class Agent:
@@ -40,6 +41,7 @@ class Agent:
     address:     of this host, as the others know it
     fingerprint: of the configuration, which other hosts must share
     start:       for which this process has claimed the run folder
+    secret:      which they must know; empty: none
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class Agent:
         address: str = LOCAL,
         fingerprint: str = "",
         start: str = "",
+        secret: str = "",
     ) -> None:
         self._start = start
-        self._own, self._door, self._address, self._fingerprint = own, door, address, fingerprint
+        self._own, self._door, self._address = own, door, address
+        self._fingerprint, self._secret = fingerprint, secret
         self._options, self._patience_s = options, patience_s
         self._per_worker, self._per_host = per_worker, per_host or ranks
         self._hosts: list[Host | None] = [own] + [None] * (-(-ranks // self._per_host) - 1)
@@ -75,6 +79,7 @@ class Agent:
         self._store: dist.TCPStore | None = None
         self._failures = 0
         self._stopping = False  # a signal asked for it
+        self._passed_on = False  # to other hosts
         self._over = False  # a worker has come to the end, or the run is given up
 
     def run(self) -> int:
@@ -82,13 +87,19 @@ class Agent:
         former = {number: signal.signal(number, self._pass_on) for number in SIGNALS}
         code = FAILED
         try:
+            if self._door is not None:
+                self._door.setblocking(False)
+                self._tell_place("this host", 0)
             self._fill()
             if missing := self._hosts.count(None):
                 self._tell(f"waiting for {missing} of {len(self._hosts)} hosts")
             while any(host.running for host in self._present()) or (self._to_start and not self._over):
                 self._turn()
             code = next((c for c in (FINISHED, INTERRUPTED, BAD_CONFIGURATION) if c in self._codes), FAILED)
+        except StoppedError:
+            code = INTERRUPTED
         finally:
+            self._over = True
             self._own.end()
             for host in self._others():
                 host.finish(code)
@@ -100,11 +111,14 @@ class Agent:
 
     def _turn(self) -> None:
         """Wait for something to happen, and act on it."""
-        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        # It looks around every now and then: for a signal, a stranger's silence, and what a host did not take yet.
+        left = RETRY_S if self._deadline is None else min(RETRY_S, max(0.0, self._deadline - time.monotonic()))
         door = [] if self._door is None else [self._door]
         ready = wait(door + [handle for host in self._present() for handle in host.handles()], left)
-        if self._door in ready:
-            self._guests.append(RemoteHost(as_connection(self._door.accept()[0], self._patience_s)))
+        if self._stopping and not self._passed_on:
+            self._stop()
+        if self._door is not None and self._door in ready:
+            self._admit(self._door)
         for host in self._present():
             for number, event in host.events(ready):
                 match event:
@@ -132,19 +146,36 @@ class Agent:
     def _present(self) -> list[Host]:
         return [*self._guests, *(host for host in self._hosts if host is not None)]
 
+    def _admit(self, door: socket.socket) -> None:
+        """Let a stranger in, who may be gone again."""
+        try:
+            self._guests.append(RemoteHost(Channel(door.accept()[0], self._patience_s)))
+        except OSError:
+            time.sleep(0.01)  # the door stays ready if this process has too many files open
+        strangers = [guest for guest in self._guests if guest.name is None and not guest.gone]
+        if len(strangers) > STRANGERS:
+            strangers[0].drop()
+
     def _greet(self, host: RemoteHost, hello: Hello) -> None:
-        if hello.fingerprint != self._fingerprint:
-            self._tell(f"host {hello.name} has another configuration and is refused")
-            host.finish(BAD_CONFIGURATION)
+        name = hello.name if hello.name.isprintable() else ascii(hello.name)
+        if not is_proof(hello.proof, self._secret, "host", host.nonce, hello.name, hello.fingerprint):
+            self._tell(f"host {name[:100]} does not know ELASTIC_SECRET and is refused")
+            host.refuse("the agent has another ELASTIC_SECRET")
+        elif hello.fingerprint != self._fingerprint:
+            self._tell(f"host {name[:100]} has another configuration and is refused")
+            host.refuse("the agent runs another configuration")
         else:
-            host.welcome()
+            host.welcome(name[:100], prove(self._secret, "agent", host.their_nonce, host.nonce))
+            if None not in self._hosts:
+                self._tell(f"host {host.name} is spare")
 
     def _drop_lost_hosts(self) -> None:
+        for host in self._others():
+            if host.gone and host.name is not None and not self._over:
+                spare = "spare " if host in self._guests else ""
+                self._tell(f"{spare}host {host.name} {host.fate}")
         self._guests = [guest for guest in self._guests if not guest.gone]
-        for index, host in enumerate(self._hosts):
-            if isinstance(host, RemoteHost) and host.gone:
-                self._tell(f"host {host.name} is gone")
-                self._hosts[index] = None
+        self._hosts = [None if isinstance(host, RemoteHost) and host.gone else host for host in self._hosts]
 
     def _fill(self) -> None:
         """Give places without a host the hosts that wait, and start the workers whose host is there."""
@@ -153,6 +184,7 @@ class Agent:
             if host is None and waiting:
                 self._guests.remove(waiting[0])
                 self._hosts[index] = waiting[0]
+                self._tell_place(f"host {waiting[0].name}", index)
         for number in sorted(self._to_start):
             for host in self._host_of([number]):
                 host.start(number)
@@ -181,10 +213,13 @@ class Agent:
             self._say(Word.LOST, self._alive - self._reports.keys())
 
     def _bury(self, number: int, code: int) -> None:
-        if self._stopping and self._number < 0:
-            code = INTERRUPTED  # by the signal, before it could save anything
-        self._codes.append(code)
         was_member = number in self._alive
+        if code == INTERRUPTED and not was_member and not self._over:
+            self._tell(f"{self._name(number)} leaves before it joined: its host was asked to stop")
+            self._reports.pop(number, None)
+            self._to_start.add(number)  # when another host takes the place of this one
+            return
+        self._codes.append(code)
         self._alive.discard(number)
         self._reports.pop(number, None)
         if code in (FINISHED, INTERRUPTED):
@@ -285,8 +320,21 @@ class Agent:
                 host.kill(number)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._stopping = True
+        first, self._stopping = not self._stopping, True
+        if self._number < 0 and first and not self._over:
+            raise StoppedError  # there is nothing to save yet, and starting a worker may take long
         self._own.signal(number)  # all workers agree to stop
+
+    def _stop(self) -> None:
+        """Pass a signal on to other hosts."""
+        self._passed_on = True
+        for host in self._others():
+            host.stop()
+
+    def _tell_place(self, host: str, index: int) -> None:
+        """Say which workers a host runs."""
+        first, beyond = (index * self._per_host // self._per_worker, (index + 1) * self._per_host // self._per_worker)
+        self._tell(f"{host} runs " + (f"workers {first} to {beyond - 1}" if beyond > first + 1 else f"worker {first}"))
 
     @staticmethod
     def _tell(sentence: str) -> None:
@@ -295,4 +343,5 @@ class Agent:
 
 def describe(code: int) -> str:
     """Return what ended a process: the name of a signal, or its exit code."""
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    known = {-number: number.name for number in signal.Signals}
+    return known.get(code, f"exit code {code}")

@@ -1,9 +1,10 @@
 """The configuration of `elastic`: workers that leave and join while a run trains."""
 
+import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from common.training.records import Strict
 
@@ -31,6 +32,22 @@ class Change(Strict):
     join: list[NonNegativeInt] = Field(default_factory=list)
 
 
+def split(address: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT or [IPv6]:PORT. Raises ValueError for anything else."""
+    match = re.fullmatch(r"(?:\[([^\[\]\s]+)\]|([^\[\]:\s]+)):([0-9]{1,5})", address)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError(
+            f"{address}: expected HOST:PORT, with a port from 1 to 65535, an IPv6 address in brackets ([fd00::1]:29500)"
+        )
+    return match[1] or match[2], int(match[3])
+
+
+def _address(value: str) -> str:
+    if split(value)[1] == 0:
+        raise ValueError(f"{value}: expected a port from 1 to 65535")
+    return value
+
+
 SURVIVING = {"min_workers": 2, "restarts": 10}  # what elastic=true means
 
 
@@ -42,7 +59,8 @@ class ElasticConfig(Strict):
                  the run ends
     restarts:    how many dead workers are replaced
     agent:       of workers on several hosts, each of which runs the same command: HOST:PORT of the one that leads; it
-                 is the host that has this address. Hosts that are not needed replace one that is lost; null: one host
+                 is the host that has this address. IPv6: [ADDRESS]:PORT. Hosts that are not needed replace one that is
+                 lost; null: one host
     keep:        what stays as it is when workers leave or join: each one's batch, or that of all together, as far as it
                  can be divided
     fallback:    topology to use when the configured one does not exist for the remaining number of workers
@@ -51,7 +69,7 @@ class ElasticConfig(Strict):
     script: list[Change] = Field(default_factory=list)
     min_workers: PositiveInt | None = None
     restarts: NonNegativeInt = 0
-    agent: str | None = Field(default=None, pattern=r"^[^:]+:[0-9]+$")
+    agent: Annotated[str, AfterValidator(_address)] | None = None
     keep: Literal["local_batch", "global_batch"] = "local_batch"
     fallback: str = "one_peer_exponential"
 

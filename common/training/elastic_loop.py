@@ -57,7 +57,7 @@ def train_elastically(setup: Setup, member: Member, open_folder: Callable[[str],
     ):
         while True:
             try:
-                membership = member.next(held.report)
+                membership = member.next(held.report, lambda: interruption.asked)
             except DismissedError as dismissal:
                 print(f"rank {member.number}: {dismissal}", file=sys.stderr, flush=True)
                 return "finished" if held.report.clock == length.steps else "interrupted"

@@ -15,11 +15,26 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, Protocol
 
-from common.training.exits import INTERRUPTED
+from common.training.exits import FINISHED, INTERRUPTED
 from common.training.interruption import SIGNALS
-from common.training.membership import Membership, Report, Word
-from common.training.wire import RETRY_S, Command, Ended, Hello, connect, receive, send
+from common.training.membership import RETRY_S, Membership, Report, Word
+from common.training.wire import (
+    Challenge,
+    Channel,
+    Command,
+    Ended,
+    Hello,
+    Refusal,
+    Welcome,
+    connect,
+    draw_nonce,
+    is_proof,
+    prove,
+    receive,
+    send,
+)
 
+GREETING_S = 10.0  # that a stranger at the agent's port has to say Hello
 ENTRY_S = 120.0  # how long to look for the agent at least: it answers when it has imported everything
 
 
@@ -131,14 +146,18 @@ class LocalHost:
 
 
 class RemoteHost:
-    """Workers of another host, at the agent."""
+    """Workers of another host, at the agent. Until it is welcome it is a stranger, of whom only Hello counts."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self.running: set[int] = set()
-        self.name: str | None = None  # until it has said who it is
+        self.name: str | None = None  # of a host that was welcome
+        self.nonce, self.their_nonce = draw_nonce(), ""
         self.gone = False
+        self.fate = "is gone"
+        self._greeting_ends = time.monotonic() + GREETING_S
         self._dying: Counter[int] = Counter()  # killed workers whose end the host has not told
+        self._send(-1, Challenge(self.nonce))
 
     def start(self, number: int) -> None:
         """Start a process."""
@@ -155,73 +174,114 @@ class RemoteHost:
         """Send to a process."""
         self._send(number, message)
 
-    def welcome(self) -> None:
+    def welcome(self, name: str, proof: str) -> None:
         """Take the host."""
-        self._send(-1, Command.WELCOME)
+        self.name = name
+        self._send(-1, Welcome(proof))
+
+    def refuse(self, reason: str) -> None:
+        """Do not take the host."""
+        self._send(-1, Refusal(reason))
+        self.drop()
+
+    def stop(self) -> None:
+        """Ask its workers to save and stop."""
+        self._send(-1, Command.STOP)
 
     def finish(self, code: int) -> None:
         """Tell the host how the run has ended, and let it go."""
         self._send(-1, Ended(code))
+        self.drop()
+
+    def drop(self) -> None:
+        """Close the connection."""
         self.gone = True
-        self._connection.close()
+        self._channel.close()
 
     def handles(self) -> list[Any]:
         """Return the connection."""
-        return [] if self.gone else [self._connection]
+        return [] if self.gone else [self._channel]
 
     def events(self, ready: Sequence[Any]) -> Iterator[Event]:
-        """Yield what the host tells; if it is gone, the end of all its workers."""
-        if self._connection not in ready:
+        """Yield what the host tells; if it is gone, takes nothing or talks nonsense, the end of all its workers."""
+        if self.gone:
             return
         try:
-            number, event = receive(self._connection)
-        except (EOFError, OSError, ValueError):
-            self.gone = True
-            self._connection.close()
+            if self._channel in ready:
+                self._channel.fill()
+            self._channel.flush()
+            if self.name is None and time.monotonic() > self._greeting_ends:
+                raise TimeoutError("no greeting")
+            while not self.gone and self._channel.poll():
+                number, event = receive(self._channel)
+                if self._counts(number, event):
+                    yield number, event
+        except (EOFError, OSError, ValueError) as error:
+            if isinstance(error, ValueError):
+                self.fate = f"does not speak as a host of this run does and is dropped ({shortened(error)})"
+            self.drop()
             lost, self.running = sorted(self.running), set()
             yield from ((number, Ended(-signal.SIGKILL)) for number in lost)
-            return
-        if isinstance(event, Hello):
-            self.name = event.name
+
+    def _counts(self, number: int, event: Any) -> bool:
+        """Return whether to act on this. Raises ValueError for what this host has no business to say."""
+        if self.name is None:
+            if isinstance(event, Challenge):
+                self.their_nonce = event.nonce
+            return isinstance(event, Hello)
+        if not isinstance(event, Report | Ended):
+            raise ValueError(f"unexpected {type(event).__name__}")
+        if self._dying[number]:
+            self._dying[number] -= isinstance(event, Ended)
+            return False
+        if number not in self.running:
+            raise ValueError(f"{type(event).__name__} of rank {number}, which it does not run")
         if isinstance(event, Ended):
             self.running.discard(number)
-        if not self._dying[number]:
-            yield number, event
-        elif isinstance(event, Ended):
-            self._dying[number] -= 1
+        return True
 
     def _send(self, number: int, message: Any) -> None:
         with suppress(OSError):  # it is gone; that comes next
-            send(self._connection, number, message)
+            send(self._channel, number, message)
 
 
-def serve(address: str, own: LocalHost, hello: Hello, lease_s: float) -> int:
+def shortened(error: Exception) -> str:
+    """Return the beginning of an error's message, in one line."""
+    return " ".join(str(error).split())[:100]
+
+
+class StoppedError(Exception):
+    """A signal came before there was anything to save."""
+
+
+def serve(address: str, own: LocalHost, hello: Hello, lease_s: float, secret: str = "") -> int:
     """Run workers for the agent at this address until the run ends; return its exit code.
 
     lease_s: after which silence of the network the agent counts as gone
+    secret:  with which hosts and agent prove that they belong together; empty: none
+
+    After a signal its workers save and stop; as soon as it has none, it returns 75, or 0 if the run has finished.
 
     Raises RefusedError if the agent does not take this host.
     """
-    former = {number: signal.signal(number, pass_on(own)) for number in SIGNALS}
+    asked: list[int] = []
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise StoppedError
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        own.signal(number)
+
+    former = {number: signal.signal(number, leave) for number in SIGNALS}
     try:
-        connection = enter(address, hello, max(lease_s, ENTRY_S), lease_s)
-        while True:
-            ready = wait([connection, *own.handles()])
-            if connection in ready:
-                number, message = receive(connection)
-                if isinstance(message, Ended):
-                    return message.code
-                if message is Command.START:
-                    own.start(number)
-                elif message is Command.KILL:
-                    if number in own.running:
-                        own.kill(number)
-                        send(connection, number, Ended(-signal.SIGKILL))
-                else:
-                    own.send(number, message)
-            for number, event in own.events(ready):
-                send(connection, number, event)
-    except (EOFError, OSError):
+        channel = enter(address, hello, max(lease_s, ENTRY_S), lease_s, secret)
+        for number in SIGNALS:
+            signal.signal(number, pass_on)
+        return follow(channel, own, asked)
+    except StoppedError:
+        return INTERRUPTED
+    except (EOFError, OSError, ValueError):
         print(f"{hello.name}: the agent at {address} is gone: workers save and stop", file=sys.stderr, flush=True)
         own.leave()
         give_up = time.monotonic() + lease_s
@@ -234,22 +294,72 @@ def serve(address: str, own: LocalHost, hello: Hello, lease_s: float) -> int:
             signal.signal(number, handler)
 
 
-def enter(address: str, hello: Hello, patience_s: float, lease_s: float) -> Connection:
+def follow(channel: Channel, own: LocalHost, asked: Sequence[int]) -> int:
+    """Do what the agent says until the run ends or, once a signal was `asked`, no worker is left here.
+
+    Raises EOFError, OSError or ValueError if the agent is gone.
+    """
+    codes = set()
+    while own.running or not asked:
+        ready = wait([channel, *own.handles()], RETRY_S)
+        channel.flush()
+        if channel in ready:
+            channel.fill()
+        while channel.poll():
+            number, message = receive(channel)
+            if isinstance(message, Ended):
+                return message.code
+            if message is Command.START:
+                own.start(number)
+                if asked:  # it has missed the signal
+                    own.kill(number)
+                    send(channel, number, Ended(INTERRUPTED))
+            elif message is Command.STOP:
+                own.signal(signal.SIGTERM)
+            elif message is Command.KILL:
+                if number in own.running:
+                    own.kill(number)
+                    send(channel, number, Ended(-signal.SIGKILL))
+            else:
+                own.send(number, message)
+        for number, event in own.events(ready):
+            if isinstance(event, Ended):
+                if asked and -event.code in SIGNALS:
+                    event = Ended(INTERRUPTED)  # before it held anything to save
+                codes.add(event.code)
+            send(channel, number, event)
+    return FINISHED if FINISHED in codes else INTERRUPTED
+
+
+def enter(address: str, hello: Hello, patience_s: float, lease_s: float, secret: str = "") -> Channel:
     """Connect to the agent and be taken. Raises RefusedError if it does not take this host, or nobody does in time."""
+    give_up = time.monotonic() + patience_s
     try:
-        connection = connect(address, patience_s, lease_s)
-        send(connection, -1, hello)
-        if not connection.poll(patience_s):
-            raise TimeoutError("no answer")
-        _, answer = receive(connection)
+        channel = connect(address, patience_s, lease_s)
+        nonce = draw_nonce()
+        send(channel, -1, Challenge(nonce))
+        challenge = answer(channel, give_up)
+        if not isinstance(challenge, Challenge):
+            raise ValueError(f"unexpected {type(challenge).__name__}")
+        proof = prove(secret, "host", challenge.nonce, hello.name, hello.fingerprint)
+        send(channel, -1, hello._replace(proof=proof))
+        said = answer(channel, give_up)
     except (EOFError, OSError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise RefusedError(f"{address}: expected the host that leads, tried for {patience_s:g} s: {reason}") from error
-    if answer is not Command.WELCOME:
-        raise RefusedError(f"{address}: the agent runs another configuration")
-    return connection
+    if isinstance(said, Refusal):
+        raise RefusedError(f"{address}: {said.reason}")
+    if not isinstance(said, Welcome) or not is_proof(said.proof, secret, "agent", nonce, challenge.nonce):
+        raise RefusedError(f"{address}: the agent does not know this host's ELASTIC_SECRET")
+    return channel
 
 
-def pass_on(own: LocalHost) -> Callable[[int, FrameType | None], None]:
-    """Return a signal handler that passes signals on to the workers of this host."""
-    return lambda number, frame: own.signal(number)
+def answer(channel: Channel, give_up: float) -> Any:
+    """Wait for a message until this time and return it. Raises TimeoutError."""
+    while not channel.poll():
+        left = give_up - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("no answer")
+        if wait([channel], left):
+            channel.fill()
+    return receive(channel)[1]

@@ -71,6 +71,11 @@ class Interruption:
         if kind is None:  # after an error others may not come, and nobody waits for them
             self._agreed()
 
+    @property
+    def asked(self) -> bool:
+        """Whether this process has got a signal."""
+        return self._asked is not Request.NOTHING
+
     def requested(self, step: int) -> Request:
         """Return the largest request that any process had some steps ago. Collective, after every step.
 

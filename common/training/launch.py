@@ -29,7 +29,7 @@ from common.training.agent import Agent
 from common.training.checkpoint import CheckpointError, Checkpoints
 from common.training.compose import compose_config, from_launcher
 from common.training.config import Config, ConfigError
-from common.training.elastic_config import ranks_of
+from common.training.elastic_config import ranks_of, split
 from common.training.elastic_loop import train_elastically
 from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
 from common.training.host import LocalHost, RefusedError, serve
@@ -49,7 +49,7 @@ from common.training.run_folder import (
 from common.training.session import Setup
 from common.training.signals import SIGNALS
 from common.training.task import load_task
-from common.training.wire import LOCAL, Hello, listen, split
+from common.training.wire import LOCAL, Hello, listen, only_here
 
 # Patience with ranks that prepare data or, as rank 0, write models while others wait, in the default process group. A
 # rank that hangs in training is found after parallel.timeout_s, by the groups of the model.
@@ -121,10 +121,37 @@ def preloaded(task: str) -> list[str]:
 
 
 def open_door(config: Config) -> socket.socket | None:
-    """Listen for other hosts, if this is the one that leads: ELASTIC_LEADS is not 0 and it has that address."""
-    if config.elastic.agent is None or os.environ.get("ELASTIC_LEADS") == "0":
+    """Listen for other hosts, if this is the one that leads: ELASTIC_LEADS is not 0 and it has that address.
+
+    Raises ConfigError if nobody can listen there, or not where the other hosts look for it.
+    """
+    address, leads = config.elastic.agent, os.environ.get("ELASTIC_LEADS")
+    if address is None or leads == "0":
         return None
-    return listen(config.elastic.agent)
+    try:
+        door = listen(address)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"elastic.agent={address}: {error}") from error
+    if door is None:
+        if leads == "1":
+            raise ConfigError(f"elastic.agent={address}: expected a free port and an address of this host, which leads")
+        return None
+    place, named = door.getsockname()[0], split(address)[0]
+    if only_here(place) and (config.workers.per_host or config.n) < config.n:
+        if named not in (place, "localhost"):
+            door.close()
+            raise ConfigError(
+                f"elastic.agent={address}: {named} is {place} on this host, where others cannot reach it; expected the "
+                "address that they know"
+            )
+        print(f"elastic.agent={address}: only this machine reaches {place}, no other host", file=sys.stderr)
+    if not (only_here(place) or os.environ.get("ELASTIC_SECRET")):
+        print(
+            f"elastic.agent={address}: without ELASTIC_SECRET, the same on all hosts, whoever reaches this port and "
+            "knows the configuration can join the run",
+            file=sys.stderr,
+        )
+    return door
 
 
 def run_elastically(config: Config, overrides: list[str], door: socket.socket | None, start: str) -> int:
@@ -149,6 +176,7 @@ def run_elastically(config: Config, overrides: list[str], door: socket.socket | 
         address=split(config.elastic.agent)[0] if config.elastic.agent else LOCAL,
         fingerprint=fingerprint(config),
         start=start,
+        secret=os.environ.get("ELASTIC_SECRET", ""),
     )
     return agent.run()
 
@@ -157,7 +185,8 @@ def serve_agent(config: Config, overrides: list[str]) -> int:
     """Run workers of this host for the agent of another one; return the exit code of the run."""
     agent, hello = config.elastic.agent or "", Hello(socket.gethostname(), fingerprint(config))
     try:
-        return serve(agent, local_host(config, overrides), hello, config.parallel.timeout_s)
+        secret = os.environ.get("ELASTIC_SECRET", "")
+        return serve(agent, local_host(config, overrides), hello, config.parallel.timeout_s, secret)
     except RefusedError as error:
         raise ConfigError(f"elastic.agent={error}") from error
 
@@ -252,12 +281,14 @@ def run_worker(task: str, values: dict, overrides: list[str], start: str) -> Non
 
 def run_member(task: str, values: dict, overrides: list[str], number: int, connection: Connection) -> None:
     """Run a local process that its agent has started; ends it with the run's exit code. number: of its rank."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which the server that it was forked from ignores
+    for (
+        asks
+    ) in SIGNALS:  # the server that it was forked from ignores SIGTERM; before it trains there is nothing to save
+        signal.signal(asks, signal.SIG_DFL)
     config = load_task(task).config_class.model_validate(values)
     per_host = (config.workers.per_host or config.n) * config.ranks_per_worker
     os.environ |= {"LOCAL_RANK": str(number % per_host), "LOCAL_WORLD_SIZE": str(per_host)}
     member, recorder, code = Member(number, connection), None, FAILED
-
     try:
         device = pick_device(config)
         if device.type != "cpu":
@@ -275,8 +306,10 @@ def run_member(task: str, values: dict, overrides: list[str], number: int, conne
         code = refuse(error)
         if recorder is not None and recorder.folder is not None:
             recorder.folder.withdraw()
-    except Exception:
+    except Exception as error:
         print(f"rank {number} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
+        if recorder is not None and recorder.folder is not None:  # a rank that takes it over writes how the run ends
+            recorder.folder.fail(error)
     if recorder is not None and recorder.folder is not None:
         recorder.folder.close()
     sys.stdout.flush()

@@ -8,7 +8,7 @@ somebody can join. When everybody who is alive has reported, the agent names the
 import gc
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from enum import Enum, auto
@@ -21,6 +21,8 @@ from common.parallel.process_groups import abort_groups
 from common.training.elastic_config import Members
 from common.training.interruption import Request
 from common.training.stream import BEGINNING, Dealing
+
+RETRY_S = 0.5
 
 
 class Report(NamedTuple):
@@ -98,11 +100,19 @@ class Member:
         """Return what the agent wants: nothing, a change of members, also at once, or, if it is gone, an end."""
         return self._wish
 
-    def next(self, report: Report) -> Membership:
-        """Report, and wait to be named a member. Raises DismissedError if that will not happen."""
+    def next(self, report: Report, asked: Callable[[], bool] = lambda: False) -> Membership:
+        """Report, and wait to be named a member. Raises DismissedError if that will not happen.
+
+        asked: whether a signal asks this process to stop, which ends the wait of one that has no state to save
+        """
         with suppress(OSError):  # the listening thread finds the same
             self._connection.send(report)
-        named = self._named.get()
+        named = None
+        while named is None:
+            with suppress(queue.Empty):
+                named = self._named.get(timeout=RETRY_S)
+            if named is None and asked() and not report.members:
+                named = "it was asked to stop before it held anything to save"
         if isinstance(named, str):
             raise DismissedError(named)
         return named

@@ -21,9 +21,9 @@ if [ -e "$STATE" ] && [ ! -e "$STATE/made-by-up.sh" ]; then # down.sh removes al
     [ -d "$STATE" ] && [ -z "$(ls -A "$STATE")" ] || refuse "STATE=$STATE: expected a new or an empty folder"
 fi
 [ ! -e "$STATE/pids" ] || refuse "$STATE/pids exists: this Slurm is up already; slurm/local/down.sh ends it"
-# The kernel cuts names to 15 characters; slurmctld and slurmd are shorter.
+# Zombies that nobody reaps, as in containers, do not count.
 for daemon in slurmctld slurmd; do
-    ! pgrep -x "$daemon" >/dev/null || refuse "a $daemon runs on this machine already: use that Slurm"
+    ! ps -C "$daemon" -o stat= | grep -qv '^Z' || refuse "a $daemon runs on this machine already: use that Slurm"
 done
 [ ! -e /etc/slurm/slurm.conf ] || refuse "/etc/slurm/slurm.conf exists: this machine belongs to a cluster already"
 if command -v scontrol >/dev/null && timeout 20 scontrol ping 2>/dev/null | grep -q "is UP"; then

@@ -17,7 +17,7 @@ from common.report.definitions import ROOT
 from common.report.registry import load_table, table_names
 from slurm.allocation import NOT_FOR_SRUN, Allocation
 from slurm.exits import JobError
-from slurm.job import cell, main
+from slurm.job import cell, check_count, main
 from slurm.options import CLUSTERS, SbatchOptions
 from slurm.starts import read
 from tests.slurm.fakes import VARIABLES, attempt
@@ -224,6 +224,47 @@ def test_how_an_elastic_job_ends(tmp_path: Path, program, monkeypatch, status, c
     with (tmp_path / "log").open("ab", buffering=0) as log:
         assert attempt("gpt2", [], tmp_path, log, min_workers).run() == exit_code
     assert read(tmp_path)[-1].end == end
+
+
+def test_a_summary_of_an_earlier_start_says_nothing_of_this_one(tmp_path: Path) -> None:
+    for status in ("interrupted", "finished"):
+        (tmp_path / "summary.json").write_text(json.dumps({"status": status}))
+        with (tmp_path / "log").open("ab", buffering=0) as log:
+            start = attempt("gpt2", [], tmp_path, log, min_workers=3)
+        assert start._end(1) == "failed"
+        (tmp_path / "summary.json").write_text(json.dumps({"status": status, "steps": 1}))
+        assert start._end(1) == {"interrupted": "saved", "finished": "finished"}[status]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [({"SLURM_JOB_ID": "12+1"}, "heterogeneous"), ({"SLURMD_NODENAME": None}, "SLURMD_NODENAME is not set")],
+)
+def test_an_allocation_that_does_not_fit_is_named(changes: dict[str, str | None], told: str) -> None:
+    variables = {name: value for name, value in (VARIABLES | changes).items() if value is not None}
+    with pytest.raises(JobError, match=told):
+        Allocation.read(variables)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "slurm").glob("*.sbatch")), ids=lambda file: file.stem)
+def test_a_job_of_another_folder_says_what_is_expected(file: Path, tmp_path: Path) -> None:
+    environment = {"PATH": os.environ["PATH"], "SLURM_SUBMIT_DIR": str(tmp_path)}
+    done = subprocess.run(["bash", file], env=environment, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert f"submitted from {tmp_path}; expected the repository's root" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("count", "per_worker", "told"), [(8, 1, ""), (None, 1, ""), (4, 2, ""), (6, 1, "6"), (8, 2, "8")]
+)
+def test_workers_that_do_not_fit_the_nodes_are_named_once(count: int | None, per_worker: int, told: str) -> None:
+    workers = {"kind": "processes", "count": count}
+    config = {"workers": workers, "elastic": {"min_workers": None}, "parallel": {"ranks_per_worker": per_worker}}
+    if not told:
+        check_count(config, Allocation.read(VARIABLES))
+        return
+    with pytest.raises(JobError, match=f"workers.count={told}: the launcher started 8 processes"):
+        check_count(config, Allocation.read(VARIABLES))
 
 
 def test_srun_is_told_what_the_job_was_not_asked_for(monkeypatch: pytest.MonkeyPatch, program) -> None:

@@ -86,7 +86,8 @@ def test_a_table_is_an_array_and_a_report(
     tested, array, report = calls.read_text().splitlines()
     rows = len(table.rows)
     file = Path(shlex.split(array)[-1])
-    assert tested == "--test-only --ntasks-per-node=2 --partition=gpu --cpus-per-task=2 --nodes=2 slurm/train.sbatch"
+    asked = "--ntasks-per-node=2 --partition=gpu --cpus-per-task=2 --nodes=2 slurm/train.sbatch"
+    assert tested == f"--test-only --array=0-{rows - 1} {asked}"
     assert array.startswith(f"--parsable --array=0-{rows - 1} --job-name=quickstart --output={tmp_path}/runs/")
     assert file.is_absolute()
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
@@ -97,8 +98,37 @@ def test_a_table_is_an_array_and_a_report(
     out, err = capsys.readouterr()
     assert f"0 of {rows} finished, 0 with Slurm, {rows} to submit\nsubmitted: 11\n" in out
     assert ("then: 12, which builds runs/report/quickstart.*" in out) == (not refuse)
+    assert f"\nlogs: {tmp_path}/runs/quickstart/slurm/" in out
     assert refuse in err
     assert ("\nsbatch --dependency=afterany:11" in err) == bool(refuse)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_more_runs_than_an_array_takes_are_split_or_refused(
+    table: Table, tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch, capsys, known: bool
+) -> None:
+    """Where Slurm does not say how many it takes, it says so of --test-only, before anything is submitted."""
+    limit = 'case "$*" in *--array=0-[4-9]*) echo "sbatch: error: Invalid job array specification" >&2; exit 1 ;; esac'
+    program("squeue", "")
+    program("scontrol", "MaxArraySize            = 4", fails=not known)
+    program("sbatch", SBATCH.replace("\n", f"\n{limit}\n", 1), raw=True)
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    assert main(["table=quickstart", "launcher=slurm"]) == (0 if known else 2)
+    out, err = capsys.readouterr()
+    if not known:
+        assert "submitted" not in out
+        assert f"{len(table.rows)} runs may be more" in err
+        assert "rows=... or seeds=..." in err
+        return
+    arrays = [line.split() for line in (tmp_path / "calls").read_text().splitlines() if "--cells" in line]
+    cells = [json.loads(line) for array in arrays for line in Path(array[-1]).read_text().splitlines()]
+    assert cells == [[cell.task, *cell.overrides] for cell in table.cells(Path("runs"))]
+    assert arrays[0][1] == "--array=0-3"
+
+
+def test_a_value_of_a_table_is_not_an_argument(capsys) -> None:
+    assert main(["table=table3", "optimizer.lr=1e-3"]) == 2
+    assert "in its definition: copy results/definitions/tables/table3.yaml" in capsys.readouterr().err
 
 
 def test_rows_and_seeds_are_submitted_by_their_number_of_nodes(tmp_path: Path, calls: Path, capsys) -> None:

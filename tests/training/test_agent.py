@@ -20,12 +20,13 @@ from common.parallel.process_groups import abort_groups
 from common.training.agent import Agent
 from common.training.elastic_config import ElasticConfig
 from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
-from common.training.host import LocalHost, RefusedError, enter, serve
+from common.training.host import LocalHost, RefusedError, RemoteHost, enter, serve
 from common.training.interruption import Request
 from common.training.membership import DismissedError, Member, Membership, Report, Word
 from common.training.stream import Dealing
-from common.training.wire import LOCAL, Command, Ended, Hello, listen, receive, send
+from common.training.wire import LOCAL, Channel, Command, Ended, Hello, listen, receive, send
 from tests.distributed.processes import PRELOAD
+from tests.ports import free_port
 from tests.training.test_resume import wait_for
 
 TIMEOUT_S = 600.0  # longer than any test may take: nothing below may wait for it
@@ -207,6 +208,172 @@ def test_where_no_agent_answers_a_host_says_so(answer: bytes | None, reason: str
             enter(address, Hello("other", "this"), 0.3, TIMEOUT_S)
     for channel in accepted:
         channel.close()
+
+
+def frame(*message: object) -> bytes:
+    """A message as another host would send it, or a stranger."""
+    text = json.dumps(message).encode()
+    return len(text).to_bytes(4) + text
+
+
+HELLO, REPORT = frame(-1, "Hello", ["other", "this"]), [[], 0, None, [0, 0, 0, 0.0, 0], False]
+DEEP = (200_000).to_bytes(4) + b"[" * 200_000
+STRANGERS = {
+    "says nothing": b"",
+    "two bytes": b"\r\n",
+    "half a Hello": HELLO[:20],
+    "no number": frame(float("inf"), "Hello", ["x", "y"]),
+    "deep": DEEP,
+    "another configuration": frame(-1, "Hello", ["x", "another"]),
+    "unknown kind": frame(0, [], []),
+    **{f"ends {number} with {code}": frame(number, "Ended", [code]) for number in (0, 999) for code in (0, -9, 75)},
+    "reports": frame(999, "Report", REPORT),
+    "another host's worker ends": HELLO + frame(0, "Ended", [0]),
+    "another host's worker reports": HELLO + frame(0, "Report", REPORT),
+    "nonsense after Hello": HELLO + b"GET / HTTP/1.0\r\n\r\n",
+    "deep after Hello": HELLO + DEEP,
+    "Hello twice": HELLO + HELLO,
+}
+
+
+def test_who_reaches_the_port_neither_ends_nor_blocks_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once; then a worker dies, which the agent must notice while they stay."""
+    log, door = tmp_path / "log", listen("127.0.0.1:0")
+    assert door is not None
+    strangers, said = [], []
+    monkeypatch.setattr(Agent, "_tell", staticmethod(said.append))
+
+    def disturb() -> None:
+        wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 3)
+        for content in STRANGERS.values():
+            strangers.append(socket.create_connection(door.getsockname()))
+            strangers[-1].sendall(content)
+        wait_for(lambda: sum("is dropped" in sentence for sentence in said) == 5)
+        os.kill(own._processes[2].pid, signal.SIGKILL)
+
+    own = LocalHost(starting({0: [{1: "ends"}]}, log))
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    options = ElasticConfig(min_workers=1)
+    assert Agent(own, 3, (0, 1, 2), options, TIMEOUT_S, door=door, fingerprint="this").run() == FINISHED
+    thread.join()
+    assert memberships(log) == {0: [[0, 1, 2], [], False], 1: [[0, 1], [0, 1], False]}
+    assert any("spare host other does not speak as a host of this run does" in sentence for sentence in said)
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_host_that_takes_nothing_counts_as_lost_and_holds_nobody_up() -> None:
+    server = socket.create_server((LOCAL, 0))
+    theirs, ours = socket.create_connection(server.getsockname()), server.accept()[0]
+    host = RemoteHost(Channel(ours, 0.2))
+    host.welcome("stopped", "")
+    host.running = {0}
+    for _ in range(200):
+        host.send(0, Membership(1, tuple(range(9999)), (), (), 0, Dealing(0, 0, 0, 0.0), {}, True, False, LOCAL, 1))
+    time.sleep(0.3)
+    assert list(host.events([])) == [(0, Ended(-signal.SIGKILL))]
+    assert host.gone
+    for channel in (server, theirs):
+        channel.close()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "reason"), [("", "another ELASTIC_SECRET"), ("b", "another ELASTIC_SECRET"), ("a", "")]
+)
+def test_a_host_proves_that_it_knows_the_secret(theirs: str, reason: str, tmp_path: Path) -> None:
+    door = listen("127.0.0.1:0")
+    assert door is not None
+    address = f"127.0.0.1:{door.getsockname()[1]}"
+    outcome: list[object] = []
+
+    def guest() -> None:
+        try:
+            outcome.append(enter(address, Hello("other", "this"), 30.0, TIMEOUT_S, theirs))
+        except RefusedError as error:
+            outcome.append(str(error))
+
+    agent = Agent(
+        LocalHost(starting({}, tmp_path)), 1, (0,), ElasticConfig(), 9.0, door=door, fingerprint="this", secret="a"
+    )
+    agent._to_start.clear()
+    thread = threading.Thread(target=guest)
+    thread.start()
+    while thread.is_alive():
+        agent._turn()
+    thread.join()
+    assert reason in outcome[0] if reason else not isinstance(outcome[0], str)
+    door.close()
+
+
+def test_a_port_that_another_program_has_is_named_and_one_that_an_agent_has_is_not_taken() -> None:
+    with socket.create_server((LOCAL, 0)) as other, pytest.raises(OSError, match="another program"):
+        listen(f"{LOCAL}:{other.getsockname()[1]}")
+    address = f"{LOCAL}:{free_port()}"
+    with listen(address) or pytest.fail("nobody has it"):
+        assert listen(address) is None
+    assert listen("192.0.2.1:29500") is None
+    for wildcard in ("0.0.0.0:29500", "[::]:29500"):
+        with pytest.raises(ValueError, match="every host's"):
+            listen(wildcard)
+    with pytest.raises(OSError, match="is not the name or address of a host"):
+        listen("no-such-host.invalid:29500")
+
+
+@pytest.mark.parametrize("address", ["host", "host:0", "host:65536", "fd00::1:29500", ":29500", "[fd00::1]", "a b:1"])
+def test_an_address_that_cannot_be_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="a port from 1 to 65535"):
+        ElasticConfig(agent=address)
+    assert ElasticConfig(agent="[fd00::1]:29500").agent == "[fd00::1]:29500"
+
+
+def signal_soon(number: int) -> None:
+    """Send a signal to this process shortly after it has begun to handle it."""
+    former = signal.getsignal(number)
+
+    def send_it() -> None:
+        wait_for(lambda: signal.getsignal(number) != former)
+        time.sleep(0.5)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send_it).start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_a_host_that_waits_for_others(number: signal.Signals, tmp_path: Path) -> None:
+    """The leading one for others, another one for the agent."""
+    door = listen("127.0.0.1:0")
+    (tmp_path / "log").touch()
+    signal_soon(number)
+    host = LocalHost(starting({}, tmp_path / "log"))
+    agent = Agent(host, 2, (0, 1), ElasticConfig(min_workers=1), TIMEOUT_S, per_host=1, door=door, fingerprint="this")
+    assert agent.run() == INTERRUPTED
+    signal_soon(number)
+    assert serve(f"{LOCAL}:{free_port()}", host, Hello("other", "this"), TIMEOUT_S) == INTERRUPTED
+
+
+def test_a_signal_ends_a_spare_host(tmp_path: Path) -> None:
+    server = socket.create_server((LOCAL, 0))
+    taken = threading.Event()
+
+    def take() -> None:
+        host = RemoteHost(Channel(server.accept()[0], TIMEOUT_S))
+        host.welcome("other", "")
+        taken.wait(60)
+
+    threading.Thread(target=take).start()
+    signal_soon(signal.SIGTERM)
+    address = f"{LOCAL}:{server.getsockname()[1]}"
+    assert serve(address, LocalHost(starting({}, tmp_path)), Hello("other", "this"), TIMEOUT_S) == INTERRUPTED
+    taken.set()
+    server.close()
+
+
+def test_a_worker_without_a_state_does_not_wait_after_a_signal() -> None:
+    _, theirs = ends = Pipe()
+    with pytest.raises(DismissedError, match="asked to stop"):
+        Member(0, theirs).next(Report(), lambda: True)
+    ends[0].close()
 
 
 def test_messages_between_hosts_are_no_pickles() -> None:
