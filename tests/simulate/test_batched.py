@@ -151,3 +151,22 @@ def test_what_cannot_be_batched_is_refused(task: str, overrides: list[str], mess
         compose_config(task, [*(() if "workers=processes" in overrides else simulated), *overrides])
     assert "workers.batched=true" in str(caught.value)
     assert message in str(caught.value)
+
+
+def test_a_worker_whose_parameters_were_replaced_is_noticed() -> None:
+    replicas = workers(2)
+    together = BatchedWorkers(replicas, loss_of)
+    state = {name: tensor.clone() for name, tensor in replicas[1].state_dict().items()}
+    replicas[1].module.load_state_dict(state, assign=True)
+    with pytest.raises(RuntimeError, match=r"worker 1: parameter 'conv.weight' is no longer a view"):
+        together.forward(batches(2))
+
+
+def test_buffers_that_were_replaced_are_the_ones_that_are_written() -> None:
+    replicas = workers(2)
+    together = BatchedWorkers(replicas, loss_of)
+    replicas[1].module.norm.running_mean = torch.full((4,), 100.0)
+    together.forward(batches(2))
+    means = [replica.module.norm.running_mean for replica in replicas]
+    assert means[0].abs().max() < 1
+    torch.testing.assert_close(means[1], torch.full((4,), 90.0), atol=1.0, rtol=0)  # a tenth of the batch's
