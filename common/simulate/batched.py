@@ -1,6 +1,5 @@
 """Forward and backward of all simulated workers as one batch: one kernel then serves all of them."""
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
-from common.simulate.replica import SimulatedReplica
+from common.simulate.replica import SimulatedReplica, copied
 
 Place = tuple[dict[str, Tensor], str]  # a module's parameters or buffers, and a name among them
 
@@ -23,7 +22,7 @@ class BatchedWorkers:
     def __init__(self, replicas: Sequence[SimulatedReplica], loss: Callable[[nn.Module, Any], Tensor]) -> None:
         self._replicas = list(replicas)
         modules = [replica.bare_module for replica in replicas]
-        self._loss = _Loss(copy.deepcopy(modules[0]), loss).train()  # whose values are never used
+        self._loss = _Loss(copied(modules[0]), loss).train()  # whose values are never used
         # Looked up once: walking over all modules in every step takes time.
         self._parameters = _places(modules, "_parameters", dict(modules[0].named_parameters()))
         self._buffers = _places(modules, "_buffers", dict(modules[0].named_buffers()))
