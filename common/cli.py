@@ -6,6 +6,7 @@
 import functools
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
@@ -18,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from yaml import YAMLError
 
 from common.paths import expand_home
-from common.spelling import nearest
+from common.spelling import did_you_mean, nearest
 
 Text = Annotated[str, Field(min_length=1)]
 ONE_OR_SEVERAL = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])  # a, [a,b]
@@ -183,6 +184,8 @@ def _explain_one(item: Any, model: type[BaseModel]) -> str:
         field = _model_at(model, location).model_fields[location[-1]]
         return f"{key}=...: missing; expected {field.description or 'a value'}"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    if kind == "literal_error":
+        message += did_you_mean(item["input"], re.findall("'([^']*)'", item["ctx"]["expected"]))
     value = repr(item["input"])
     shown = value if len(value) <= SHOWN else f"{value[: SHOWN - 3]}..."
     return f"{key}={shown}: {message}" if location else message

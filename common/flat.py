@@ -70,6 +70,7 @@ class FlatVector:
         self.slots, self.numel = self._layout(named_parameters)
         self.parameters = [parameter for _, parameter in named_parameters]
         self._versions: list[Hashable] | None = None
+        self.homes: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []  # where modules hold them
         self.move_to(torch.zeros(self.numel, dtype=first.dtype, device=first.device))
 
     @torch.no_grad()
@@ -136,8 +137,9 @@ class FlatVector:
     def check(self, where: str) -> None:
         """Raise RuntimeError naming the first parameter that moved, or was written while protected."""
         start, step = self.data.data_ptr(), self.data.element_size()
+        replaced = {id(parameter) for of_module, key, parameter in self.homes if of_module.get(key) is not parameter}
         for index, (slot, parameter) in enumerate(zip(self.slots, self.parameters, strict=True)):
-            if not self._lies_at(parameter, start + slot.offset * step):
+            if not self._lies_at(parameter, start + slot.offset * step) or id(parameter) in replaced:
                 raise RuntimeError(
                     f"{where}: parameter '{slot.name}' is no longer a view of the flat vector that gossip mixes. "
                     "Call .to(...) (device, dtype, memory_format) on the module before wrapping it, and "
@@ -162,7 +164,13 @@ def flatten(module: nn.Module) -> list[FlatVector]:
     refuse_dtensors(module)
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     refuse_overlaps(named)
-    return [FlatVector(group) for group in by_kind(named)]
+    vectors = [FlatVector(group) for group in by_kind(named)]
+    vector_of = {id(parameter): vector for vector in vectors for parameter in vector.parameters}
+    for part in module.modules():
+        for key, parameter in part._parameters.items():
+            if id(parameter) in vector_of:
+                vector_of[id(parameter)].homes.append((part._parameters, key, parameter))
+    return vectors
 
 
 def by_kind(named_parameters: Sequence[tuple[str, nn.Parameter]]) -> list[list[tuple[str, nn.Parameter]]]:

@@ -15,12 +15,14 @@ With one worker it is Lookahead (arXiv 1907.08610) with momentum.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
+from common.arguments import Bounds, check_arguments
 from common.topology import Topology
 
 if TYPE_CHECKING:  # the runtime model needs no torch
@@ -40,7 +42,7 @@ class Outer:
                   mixed parameters. With random pairs and without Nesterov this is NoLoCo (arXiv 2506.10911, as
                   released: equal weights of both its terms)
 
-    Raises ValueError for a value out of range.
+    Raises ValueError for a value of another type or out of range.
     """
 
     lr: float = 1.0
@@ -49,12 +51,11 @@ class Outer:
     displacement: Literal["own", "mixed"] = "own"
 
     def __post_init__(self) -> None:
+        check_arguments(Outer, vars(self), prefix="outer.")
         if not 0 < self.lr < 2:
             raise ValueError(f"outer.lr={self.lr}: expected a number in (0, 2): from 2 on the outer step diverges")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"outer.momentum={self.momentum}: expected a number in [0, 1)")
-        if self.displacement not in ("own", "mixed"):
-            raise ValueError(f"outer.displacement={self.displacement!r}: expected 'own' or 'mixed'")
 
     @property
     def is_identity(self) -> bool:
@@ -70,26 +71,33 @@ class Mixing:
     power: 0 mixes fully at all times
     start: number of updates before which g = 1; choose the end of a warm-up or later, where lr is small too
 
-    lr is that of the attached optimizer's first parameter group, lr_max the one that its schedule started from
-    (`initial_lr`). Schedules must be alike on all workers, or the mean is not conserved. Raises ValueError for a
-    negative value.
+    lr is that of the attached optimizer's first parameter group. lr_max is what schedules note there: `max_lr`
+    (OneCycleLR), else `initial_lr`, from which a schedule started. Where there is neither, or lr is higher (CyclicLR),
+    g = 1, and a warning says so. Schedules must be alike on all workers, or the mean is not conserved. Raises
+    ValueError for a value of another type or out of range.
     """
 
-    power: float = 0.0
-    start: int = 0
+    power: Annotated[float, Bounds(0, 100)] = 0.0
+    start: Annotated[int, Bounds(0, math.inf)] = 0
 
     def __post_init__(self) -> None:
-        for name in ("power", "start"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"mixing.{name}={getattr(self, name)}: expected a number >= 0")
+        check_arguments(Mixing, vars(self), prefix="mixing.")
 
     def strength(self, optimizer: Optimizer, clock: int) -> float:
         """Return g of update `clock`, in [0, 1]."""
         if self.power == 0 or clock < self.start:
             return 1.0
         group: Mapping[str, Any] = optimizer.param_groups[0]
-        highest = float(group.get("initial_lr", group["lr"]))
-        return min(1.0, float(group["lr"]) / highest) ** self.power if highest > 0 else 1.0
+        lr, highest = float(group["lr"]), float(group.get("max_lr", group.get("initial_lr", 0.0)))
+        if lr > highest * (1 + 1e-6):  # beyond rounding; each sentence is shown once: it does not depend on lr
+            known = f"above the {highest:g} that its schedule started from" if highest else "not that of a schedule"
+            warnings.warn(
+                f"mixing.power={self.power:g}: the optimizer's learning rate is {known}, so rounds mix fully; set the "
+                "highest one as optimizer.param_groups[0]['max_lr'], or take a schedule that starts from it",
+                stacklevel=2,
+            )
+            return 1.0
+        return min(1.0, lr / highest) ** self.power if highest else 1.0
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,7 @@ class LocalSteps:
     fragments:   number of parts of the parameters; part f is f H / fragments updates ahead of the first one, so that
                  the messages of a round are spread over it (Streaming DiLoCo, arXiv 2501.18512)
 
-    Raises ValueError for a value out of range.
+    Raises ValueError for a value of another type or out of range.
     """
 
     steps: int = 1
@@ -114,6 +122,7 @@ class LocalSteps:
     fragments: int = 1
 
     def __post_init__(self) -> None:
+        check_arguments(LocalSteps, vars(self), names={"steps": "local_steps", "start": "local_steps_from"})
         if self.steps < 1:
             raise ValueError(f"local_steps={self.steps}: expected a number of updates >= 1")
         if not 0 <= self.merge_after <= self.steps:
@@ -216,8 +225,9 @@ def resolve_local_steps(
 
     merge_after: None: a third of the round, rounded up (in every update: 1); 0 with order "atc"
 
-    Raises ValueError naming the argument if one is out of range or two contradict each other.
+    Raises ValueError naming the argument if one is of another type or out of range, or two contradict each other.
     """
+    check_arguments(resolve_local_steps, locals())
     if order == "atc" and merge_after:
         raise ValueError(
             f"merge_after={merge_after} with order=atc: adapt then combine is merge_after=0; expected order=awc"

@@ -1,6 +1,8 @@
 """Which updates begin, merge and end rounds; what is refused, and what is warned of."""
 
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -191,8 +193,8 @@ def test_warnings_name_the_bound() -> None:
 
 def test_the_strength_of_mixing_follows_the_learning_rate() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.4)
-    assert Mixing(power=3).strength(optimizer, 0) == 1.0
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: 1 - t / 4)
+    assert Mixing(power=3).strength(optimizer, 0) == 1.0
     optimizer.step()
     schedule.step()
     schedule.step()
@@ -208,3 +210,34 @@ def test_windows_as_long_as_rounds_are_warned_of() -> None:
         with warnings.catch_warnings(record=True) as caught:
             worker.attach(optimizer)
         assert ["accumulation_steps=4 with local_steps=4" in str(w.message) for w in caught] == [True] * warned
+
+
+def strengths(schedule: Callable[[torch.optim.Optimizer], Any]) -> tuple[list[float], list[float]]:
+    """Return 40 learning rates and strengths of mixing."""
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5, momentum=0.9)
+    schedule, rates, found = schedule(optimizer), [], []
+    for t in range(40):
+        rates.append(optimizer.param_groups[0]["lr"])
+        found.append(Mixing(power=3).strength(optimizer, t))
+        optimizer.step()
+        schedule.step()
+    return rates, found
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_highest_learning_rate_of_a_cycle_is_known() -> None:
+    rates, found = strengths(lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=2.0, total_steps=41))
+    assert max(rates) > 10 * rates[0]
+    assert found == pytest.approx([(rate / 2) ** 3 for rate in rates], abs=1e-6)
+
+
+def test_a_learning_rate_above_its_start_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"learning rate is above the 0.1 .*\['max_lr'\]") as caught:
+        _, found = strengths(lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.1, 1.0, step_size_up=10))
+    assert found == [1.0] * 40
+    assert len({str(warning.message) for warning in caught}) == 1  # so that Python shows it once
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    with pytest.warns(UserWarning, match="not that of a schedule"):
+        assert Mixing(power=3).strength(optimizer, 0) == 1.0
+    optimizer.param_groups[0]["max_lr"] = 1.0
+    assert Mixing(power=3).strength(optimizer, 0) == 0.125

@@ -5,9 +5,10 @@ from datetime import timedelta
 
 from torch import Tensor, nn
 
+from common.arguments import check_arguments
 from common.flat import refuse_dtensors
 from common.parallel.averaging import average_buffers_, consensus_distance
-from common.parallel.checks import check_device, check_equal_on_all_ranks, check_sizes
+from common.parallel.checks import check_device, check_equal_on_all_ranks, check_module, check_sizes, refuse_complex
 from common.parallel.collectives import broadcast_from_first
 from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.hooks import Compression
@@ -28,7 +29,7 @@ class AllReduceDataParallel(DataParallel):
     averages them. `counters.bytes_sent` assumes a ring: 2 (n-1)/n times the bytes that are averaged in each
     synchronisation; DDP does not expose what its collectives really sent or how long they were waited for.
 
-    Raises ValueError for an argument out of range.
+    Raises ValueError for an argument of another type or out of range.
     """
 
     def __init__(
@@ -42,8 +43,12 @@ class AllReduceDataParallel(DataParallel):
         powersgd_rank: int = 1,
         powersgd_from: int = 1000,
     ) -> None:
+        check_arguments(AllReduceDataParallel.__init__, locals())
+        check_module(module)
         check_sizes(bucket_mb, timeout_s)
         refuse_dtensors(module)
+        if hook is not None:
+            refuse_complex(f"hook={hook}", module.parameters())
         self._compression = Compression(hook, powersgd_rank, powersgd_from)
         device = check_device(p for p in module.parameters() if p.requires_grad)
         groups = ProcessGroups(1, patience(timedelta(seconds=timeout_s), device))

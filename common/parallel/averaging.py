@@ -51,7 +51,7 @@ def consensus_distance(
     square = torch.zeros((), dtype=torch.float64, device=device)
     for vector in vectors:
         for chunk in vector.split(CHUNK):
-            own = chunk.double()
+            own = (torch.view_as_real(chunk) if chunk.is_complex() else chunk).double()
             mean = own * weight
             mean_over_ranks_([mean], n, group)
             square += (own - mean).square().sum()

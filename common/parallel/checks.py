@@ -1,35 +1,69 @@
 """Checks at the door: of arguments, which real and simulated workers share, and of what all ranks must agree about."""
 
 import hashlib
+import os
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
+from common.arguments import BUCKET_MB, TIMEOUT_S
+from common.dtensors import is_dtensor
+from common.parallel.data_parallel import DataParallel
 from common.spelling import did_you_mean
-from common.topology import Topology, build, push_sum
+from common.topology import Topology, build, knows_hosts, push_sum
 
 
-def check_order(order: str | None) -> None:
-    """Raise ValueError unless `order` is "awc" or "atc", or left open."""
-    if order not in (None, "awc", "atc"):
-        raise ValueError(f"order={order!r}: expected 'awc' (adapt while communicating) or 'atc' (adapt then combine)")
+def check_sizes(bucket_mb: float | str, timeout_s: float = TIMEOUT_S.high) -> None:
+    """Raise ValueError unless both are > 0 and not beyond what torch can count; a bucket's size may be "auto"."""
+    if bucket_mb != "auto" and bucket_mb not in BUCKET_MB:
+        raise ValueError(f"bucket_mb={bucket_mb!r}: expected a size in MiB > 0, in {BUCKET_MB}, or 'auto'")
+    if timeout_s not in TIMEOUT_S:
+        raise ValueError(f"timeout_s={timeout_s}: expected seconds > 0, in {TIMEOUT_S}")
 
 
-def check_transport(transport: str) -> None:
-    """Raise ValueError unless `transport` is "auto", "send_recv" or "subgroup"."""
-    if transport not in ("auto", "send_recv", "subgroup"):
-        raise ValueError(f"transport={transport!r}: expected 'auto', 'send_recv' or 'subgroup'")
+def check_message_dtype(dtype: torch.dtype | None, parameters: Iterable[Tensor]) -> None:
+    """Raise ValueError unless trained parameters survive a message of that dtype: floating point, or int8."""
+    if dtype is None:
+        return
+    if not (dtype.is_floating_point or dtype == torch.int8):
+        raise ValueError(
+            f"message_dtype={dtype}: expected a floating point dtype such as torch.bfloat16, torch.int8 or None: "
+            "others would truncate the values"
+        )
+    refuse_complex(f"message_dtype={dtype}", parameters)
 
 
-def check_sizes(bucket_mb: float | str, timeout_s: float) -> None:
-    """Raise ValueError unless both are > 0; a bucket's size may be "auto"."""
-    if bucket_mb != "auto" and (isinstance(bucket_mb, str) or not bucket_mb > 0):
-        raise ValueError(f"bucket_mb={bucket_mb!r}: expected a size in MiB > 0, or 'auto'")
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s={timeout_s}: expected seconds > 0")
+def refuse_complex(rounding: str, parameters: Iterable[Tensor]) -> None:
+    """Raise ValueError if trained parameters are complex; rounding: the argument that would round what is sent."""
+    if any(parameter.is_complex() and parameter.requires_grad for parameter in parameters):
+        raise ValueError(f"{rounding} with complex parameters: expected None: it would drop imaginary parts")
+
+
+def check_module(module: nn.Module) -> None:
+    """Raise ValueError naming what is another wrapper, or has no values yet (lazy, or on the meta device)."""
+    for name, part in module.named_modules():
+        if isinstance(part, DataParallel | DistributedDataParallel | nn.DataParallel):
+            where = f"submodule '{name}'" if name else "the module itself"
+            raise ValueError(
+                f"module: {where} is a {type(part).__name__}; expected the module inside it (.module): two wrappers "
+                "would both average, and change the names of its parameters"
+            )
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(tensor):
+            raise ValueError(
+                f"module: '{name}' has no shape yet; expected a forward of the lazy module before wrapping it"
+            )
+        if tensor.is_meta and not is_dtensor(tensor):
+            raise ValueError(
+                f"module: '{name}' is on the meta device; expected values in memory: call .to_empty(device=...) and "
+                "initialise them before wrapping it"
+            )
 
 
 def check_device(parameters: Iterable[Tensor]) -> torch.device:
@@ -53,7 +87,25 @@ def check_device(parameters: Iterable[Tensor]) -> torch.device:
 def refuse_unknown(where: str, unknown: Iterable[str], known: Iterable[str]) -> None:
     """Raise TypeError for keyword arguments that do not exist, with the nearest one that does."""
     for name in unknown:
-        raise TypeError(f"{where}: unexpected keyword argument {name!r}{did_you_mean(name, known)}")
+        hint = "; workers are all ranks of the default group, never a part of them" if name == "process_group" else ""
+        raise TypeError(f"{where}: unexpected keyword argument {name!r}{hint or did_you_mean(name, known)}")
+
+
+def workers_of_host(given: int | None, topology: str | Topology, ranks_per_worker: int, rank: int) -> int:
+    """Return how many workers share a host: 1 unless given.
+
+    Warn on rank 0 where that is not what the launcher announces and the topology of this name knows hosts.
+    """
+    if given is not None:
+        return given
+    announced = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) // ranks_per_worker
+    if rank == 0 and announced > 1 and isinstance(topology, str) and knows_hosts(topology):
+        warnings.warn(
+            f"workers_per_host is not given: topology {topology} takes every worker for a host, but the launcher "
+            f"started {announced} workers on this one; pass workers_per_host={announced}, or 1 if it is meant",
+            stacklevel=3,
+        )
+    return 1
 
 
 def resolve_topology(

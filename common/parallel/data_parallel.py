@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from common.arguments import check_arguments
 from common.parallel.averaging import restored
 from common.parallel.counters import CommunicationCounters
 
@@ -164,8 +165,9 @@ class DataParallel(nn.Module, ABC):
     def attach(self, optimizer: Optimizer) -> Optimizer:
         """Attach to `optimizer.step()`; call it once for each optimizer of the module, after wrapping.
 
-        Raises ValueError if the optimizer holds none of the module's parameters, or is attached already.
+        Raises ValueError if it is no optimizer, holds none of the module's parameters, or is attached already.
         """
+        check_arguments(DataParallel.attach, locals())
         own = {id(parameter) for parameter in self.parameters()}
         if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             raise ValueError(
@@ -225,6 +227,7 @@ class DataParallel(nn.Module, ABC):
 
     def load_clock(self, clock: int) -> None:
         """Continue after `clock` committed updates (when resuming). Collective: drains first."""
+        check_arguments(DataParallel.load_clock, locals())
         if clock < 0:
             raise ValueError(f"clock={clock}: expected the number of committed updates, >= 0")
         self.drain()
@@ -277,4 +280,4 @@ class DataParallel(nn.Module, ABC):
 def averageable_buffers(module: nn.Module) -> list[Tensor]:
     """Return the persistent floating point buffers, the statistics that workers collect, each once."""
     persistent = module.state_dict().keys()
-    return [b for name, b in module.named_buffers() if name in persistent and b.is_floating_point()]
+    return [b for name, b in module.named_buffers() if name in persistent and (b.is_floating_point() or b.is_complex())]

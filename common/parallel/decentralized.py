@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from common.arguments import check_arguments
 from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.optim import AccumAdam, QGDmSGD
 from common.parallel.anchors import Anchors, numbered, with_layout, with_own_layout
@@ -29,11 +30,12 @@ from common.parallel.averaging import average_buffers_, consensus_distance
 from common.parallel.checks import (
     check_device,
     check_equal_on_all_ranks,
-    check_order,
+    check_message_dtype,
+    check_module,
     check_sizes,
-    check_transport,
     refuse_unknown,
     resolve_topology,
+    workers_of_host,
 )
 from common.parallel.collectives import PeerError, mean_over_ranks_
 from common.parallel.data_parallel import DataParallel, averageable_buffers
@@ -75,7 +77,7 @@ class DecentralizedDataParallel(DataParallel):
     mesh:             instead of ranks_per_worker: all ranks, in dimensions "replicate", along which gossip runs, and,
                       for modules with shards, "shard"
     workers_per_host: for topologies that know hosts (aer) and for how rounds travel; only used with a name, a Topology
-                      has its own
+                      has its own. None: 1, with a warning where that is another number than the launcher's and matters
     bucket_mb:        MiB of a message; 1-2 suit slow links; "auto": 2 on the CPU, 64 on a GPU. An all-reduce cuts a
                       bucket into a message for each member, there buckets are as many times larger (at most 25)
     transport:        "auto", "send_recv" or "subgroup" (where a round averages in groups)
@@ -102,14 +104,16 @@ class DecentralizedDataParallel(DataParallel):
     the end of a round they equal the outer ones. `average_()` averages anchors and outer momenta too.
 
     All ranks must construct it, with the same arguments and a module of the same structure; a difference raises
-    RuntimeError on every rank. Without a process group, or with one rank, only an outer optimizer does anything.
+    RuntimeError on every rank. Without a process group, or with one rank, only an outer optimizer does anything; there
+    is no `process_group`, gossip among a part of the ranks. Raises ValueError for an argument of another type or out of
+    range.
     """
 
     def __init__(
         self,
         module: nn.Module,
         topology: str | Topology,
-        order: str | None = None,
+        order: Literal["awc", "atc"] | None = None,
         ranks_per_worker: int | None = None,
         *,
         mesh: DeviceMesh | None = None,
@@ -119,30 +123,32 @@ class DecentralizedDataParallel(DataParallel):
         local_steps_from: int = 0,
         fragments: int = 1,
         mixing: Mixing | None = None,
-        workers_per_host: int = 1,
+        workers_per_host: int | None = None,
         bucket_mb: float | Literal["auto"] = "auto",
-        transport: str = "auto",
+        transport: Literal["auto", "send_recv", "subgroup"] = "auto",
         message_dtype: torch.dtype | None = None,
-        phases: str = "aligned",
+        phases: Literal["aligned", "staggered"] = "aligned",
         push_sum: bool = False,
         find_unused_parameters: bool = False,
         timeout_s: float = 300.0,
         **unknown: Any,
     ) -> None:
         refuse_unknown("DecentralizedDataParallel", unknown, inspect.signature(DecentralizedDataParallel).parameters)
-        check_order(order)
+        check_arguments(DecentralizedDataParallel.__init__, locals())
+        check_module(module)
         plan = resolve_local_steps(order, local_steps, outer, merge_after, local_steps_from, fragments)
         mixing = mixing or Mixing()
         if isinstance(topology, Topology):
             check_topology(plan, mixing, topology, push_sum)
-        check_transport(transport)
         check_sizes(bucket_mb, timeout_s)
+        check_message_dtype(message_dtype, module.parameters())
         device = check_device(p for p in module.parameters() if p.requires_grad)
         timeout = timedelta(seconds=timeout_s)
         if mesh is not None:
             ranks_per_worker = ranks_per_worker_of(mesh, module, ranks_per_worker)
         groups = ProcessGroups(1 if ranks_per_worker is None else ranks_per_worker, patience(timeout, device))
         super().__init__(module, groups.worker, groups.workers, groups.world)
+        workers_per_host = workers_of_host(workers_per_host, topology, groups.ranks_per_worker, groups.rank)
         self.topology = resolve_topology(topology, groups.workers, workers_per_host, push_sum)
         check_topology(plan, mixing, self.topology, push_sum)
         for sentence in warnings_of(plan, self.topology) if groups.rank == 0 else ():
@@ -150,7 +156,8 @@ class DecentralizedDataParallel(DataParallel):
         self._plan, self._mixing, self._groups, self.order = plan, mixing, groups, plan.order
         self._replica = replica_of(self.bare_module, groups, find_unused_parameters)
         facts = {
-            "topology": self.topology.fingerprint(),
+            "topology": str(self.topology),
+            "the topology's rounds": self.topology.fingerprint(),
             "order": self.order,
             "local steps": plan,
             "mixing": mixing,
@@ -204,6 +211,7 @@ class DecentralizedDataParallel(DataParallel):
         optimizers update all parameters in one call, after the last bucket has arrived; to update only some of them
         one would have to hide the gradients of the others.
         """
+        check_arguments(DataParallel.attach, locals())
         mixes = mixes_momentum(optimizer, self.order, self.topology, self._plan)
         tracks = tracks_mixing(optimizer, self.order, self.topology, self._plan)
         if (mixes or tracks) and self.mixer.errors:
@@ -367,8 +375,14 @@ class DecentralizedDataParallel(DataParallel):
 
     def consensus_distance(self) -> float:
         """Return sqrt(mean_i ||x_i - x_bar||^2), equal on all ranks. Collective."""
+        self._check_vectors("consensus distance")
         weight = self._debiasing.weight(self.clock)
         return consensus_distance(self._flat, *self._replica.peers, weight, everyone=self._groups.world)
+
+    def _check_vectors(self, where: str) -> None:
+        """Raise RuntimeError naming the first parameter that left its vector, of which it would be no mean."""
+        for vector in self._vectors:
+            vector.check(where)
 
     def _mean_state(self) -> list[Tensor]:
         return self._flat + averageable_buffers(self.bare_module)
@@ -376,6 +390,7 @@ class DecentralizedDataParallel(DataParallel):
     def _write_mean(self) -> None:
         self.mixer.wait()  # sends read the vectors in place; what arrived stays valid if they are restored
         self._reshard()
+        self._check_vectors("average")
         for vector in self._flat if self._debiasing.needed else ():
             vector.mul_(self._debiasing.weight(self.clock))
         mean_over_ranks_(self._flat, *self._replica.peers)

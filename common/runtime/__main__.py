@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import Field, PositiveFloat
 
-from common.cli import ONE_OR_SEVERAL, Arguments, Text, UsageError, main_function, parse
+from common.cli import ONE_OR_SEVERAL, Arguments, Text, UsageError, main_function, one_line, parse
 from common.local_steps import Outer, resolve_local_steps
 from common.runtime.cluster import Cluster
 from common.runtime.conditions import CONDITIONS
@@ -44,7 +44,8 @@ class PlanArguments(Arguments):
     update_ms: float = Field(Cluster.update_ms, description="the optimizer's step")
     jitter: float = Field(
         Cluster.jitter,
-        description="spread of the compute time from step to step: standard deviation of its logarithm",
+        description="spread of the compute time from step to step: standard deviation of its logarithm, 0.05 is about "
+        "5 %",
     )
     inter_gbps: float = Field(Cluster.inter_gbps, description="link of a host to the others, Gbit/s")
     intra_gbps: float = Field(Cluster.intra_gbps, description="between two GPUs of a host, Gbit/s")
@@ -69,7 +70,7 @@ class PlanArguments(Arguments):
     topology: Annotated[tuple[Literal[NAMES], ...], ONE_OR_SEVERAL] = Field(
         CANDIDATES, description=f"one or several ([aer,ring]) of {', '.join(NAMES)}"
     )
-    local_steps: int = Field(1, ge=1, description="updates in a round of gossip; 1: it is in every step")
+    local_steps: int = Field(1, ge=1, le=1000, description="updates in a round of gossip; 1: it is in every step")
     merge_after: int | None = Field(
         None, ge=0, description="a round is merged before this update of it; null: a third of the round; 0: at its end"
     )
@@ -77,7 +78,9 @@ class PlanArguments(Arguments):
     outer: dict[Literal["lr", "momentum"], float] = Field(
         {}, description="outer.lr=LR outer.momentum=MOMENTUM: the outer optimizer, for the memory of a GPU"
     )
-    steps: int | None = Field(None, ge=50, description=f"steps to simulate; null: {MOST_STEPS}, fewer for many workers")
+    steps: int | None = Field(
+        None, ge=50, le=10000, description=f"steps to simulate; null: {MOST_STEPS}, fewer for many workers"
+    )
     uneven: bool = Field(
         False, description="add, for uneven computing of several kinds, how much longer a step takes than with even"
     )
@@ -114,7 +117,10 @@ def main(argv: Sequence[str]) -> int:
     if arguments.uneven:
         print(render_uneven(sensitivity(cluster, arguments.topology, local_steps, steps=steps)))
     if arguments.plot:
-        draw(planned, cluster, Path(arguments.plot))
+        try:
+            draw(planned, cluster, Path(arguments.plot))
+        except (ValueError, OSError) as error:
+            raise UsageError(f"plot={arguments.plot}: {one_line(error)}") from error
     return 0
 
 

@@ -2,14 +2,25 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
+from common.arguments import Bounds, check_arguments
 from common.runtime.variation import Variation
 
 # More pieces would change little: of 32, the first and the last make 6 % of a message. Thousands of workers get fewer,
 # so that they are simulated in seconds.
 MOST_BUCKETS, MOST_PIECES = 32, 2**14
+# Beyond them a prediction would take hours: of workers, and of pieces of the gradients.
+MOST_WORKERS, MOST_GRADIENT_BUCKETS = 2**14, 2**18
+
+# What no machine reaches, with room to spare.
+Count = Annotated[int, Bounds(1, MOST_WORKERS)]
+Size = Annotated[float, Bounds(1e-9, 1e9)]  # MB
+Rate = Annotated[float, Bounds(1e-6, 1e9)]  # Gbit/s
+Duration = Annotated[float, Bounds(0, 1e9)]  # ms or us
+Factor = Annotated[float, Bounds(1e-6, 1e6)]
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,8 @@ class Cluster:
     compute_ms:       mean forward and backward of one step on one worker
     backward_share:   share of the backward pass in compute_ms; gradients become ready evenly during it
     update_ms:        the optimizer's step
-    jitter:           standard deviation of the logarithm of a step's compute time (lognormal, mean compute_ms)
+    jitter:           standard deviation of the logarithm of a step's compute time (lognormal, mean compute_ms): 0.05 is
+                      about 5 %
     stall_share:      share of a worker's steps that stall, each on its own
     stall_factor:     how many times longer such a step's compute time is
     inter_gbps:       what a host can send and receive at the same time, Gbit/s; its workers share it
@@ -35,46 +47,44 @@ class Cluster:
     bucket_mb:        all-reduce sends gradients in pieces of this size, as soon as they are ready
     gossip_bucket_mb: gossip sends parameters in pieces of this size
 
-    Raises ValueError for values out of range.
+    Raises ValueError for values of another type or out of range.
     """
 
-    hosts: int
-    workers_per_host: int = 1
-    shards: int = 1
-    payload_mb: float = 100.0
-    compute_ms: float = 100.0
-    backward_share: float = 2 / 3
-    update_ms: float = 0.0
-    jitter: float = 0.0
-    stall_share: float = 0.0
-    stall_factor: float = 1.0
-    inter_gbps: float = 25.0
-    intra_gbps: float = 200.0
-    latency_us: float = 20.0
-    intra_latency_us: float = 5.0
-    bucket_mb: float = 25.0
-    gossip_bucket_mb: float = 2.0
-    slow_hosts: dict[int, float] = field(default_factory=dict, hash=False)
-    slow_links: dict[int, float] = field(default_factory=dict, hash=False)
+    hosts: Count
+    workers_per_host: Count = 1
+    shards: Count = 1
+    payload_mb: Size = 100.0
+    compute_ms: Annotated[float, Bounds(1e-9, 1e9)] = 100.0
+    backward_share: Annotated[float, Bounds(1e-9, 1)] = 2 / 3
+    update_ms: Duration = 0.0
+    jitter: Annotated[float, Bounds(0, 1, note="0.05 is about 5 %")] = 0.0
+    stall_share: Annotated[float, Bounds(0, 1)] = 0.0
+    stall_factor: Annotated[float, Bounds(1, 1e6)] = 1.0
+    inter_gbps: Rate = 25.0
+    intra_gbps: Rate = 200.0
+    latency_us: Duration = 20.0
+    intra_latency_us: Duration = 5.0
+    bucket_mb: Size = 25.0
+    gossip_bucket_mb: Size = 2.0
+    slow_hosts: dict[int, Factor] = field(default_factory=dict, hash=False)
+    slow_links: dict[int, Factor] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        positive = ("hosts", "workers_per_host", "shards", "payload_mb", "compute_ms", "inter_gbps", "intra_gbps")
-        for name in (*positive, "bucket_mb", "gossip_bucket_mb"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)}: expected a number > 0")
-        for name in ("update_ms", "jitter", "latency_us", "intra_latency_us"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: expected a number >= 0")
-        if not 0 <= self.stall_share <= 1:
-            raise ValueError(f"stall_share={self.stall_share}: expected a number in [0, 1]")
-        if not self.stall_factor >= 1:
-            raise ValueError(f"stall_factor={self.stall_factor}: expected a number >= 1")
-        if not 0 < self.backward_share <= 1:
-            raise ValueError(f"backward_share={self.backward_share}: expected a number in (0, 1]")
+        check_arguments(Cluster, vars(self))
         for name in ("slow_hosts", "slow_links"):
             for host, factor in getattr(self, name).items():
-                if not 0 <= host < self.hosts or not factor > 0:
-                    raise ValueError(f"{name}={{{host}: {factor}}}: expected hosts 0..{self.hosts - 1}, factors > 0")
+                if not 0 <= host < self.hosts:
+                    raise ValueError(f"{name}={{{host}: {factor}}}: expected hosts 0..{self.hosts - 1}")
+        if self.workers > MOST_WORKERS:
+            raise ValueError(
+                f"hosts={self.hosts} with workers_per_host={self.workers_per_host}: expected at most {MOST_WORKERS} "
+                "workers in all"
+            )
+        if self.payload_mb > self.bucket_mb * MOST_GRADIENT_BUCKETS:
+            raise ValueError(
+                f"payload_mb={self.payload_mb:g} with bucket_mb={self.bucket_mb:g}: expected at most "
+                f"{MOST_GRADIENT_BUCKETS} buckets"
+            )
 
     @property
     def workers(self) -> int:

@@ -1,7 +1,6 @@
 """Forward and backward of all simulated workers as one batch: one kernel then serves all of them."""
 
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +8,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_map
 
-from common.simulate.replica import SimulatedReplica
+from common.simulate.replica import SimulatedReplica, copied
+
+Place = tuple[dict[str, Tensor], str]  # a module's parameters or buffers, and a name among them
 
 
 class BatchedWorkers:
@@ -21,10 +22,10 @@ class BatchedWorkers:
     def __init__(self, replicas: Sequence[SimulatedReplica], loss: Callable[[nn.Module, Any], Tensor]) -> None:
         self._replicas = list(replicas)
         modules = [replica.bare_module for replica in replicas]
-        self._loss = _Loss(copy.deepcopy(modules[0]), loss).train()  # whose values are never used
-        # By name, one tensor for each worker. Looked up once: walking over all modules in every step takes time.
-        self._parameters = _by_name([module.named_parameters() for module in modules])
-        self._buffers = _by_name([module.named_buffers() for module in modules])
+        self._loss = _Loss(copied(modules[0]), loss).train()  # whose values are never used
+        # Looked up once: walking over all modules in every step takes time.
+        self._parameters = _places(modules, "_parameters", dict(modules[0].named_parameters()))
+        self._buffers = _places(modules, "_buffers", dict(modules[0].named_buffers()))
         self._stacked: dict[str, Tensor] = {}  # the parameters of all, between forward and backward
 
     def forward(self, batches: Sequence[Any]) -> Tensor:
@@ -40,8 +41,8 @@ class BatchedWorkers:
         batch = tree_map(lambda *tensors: torch.stack(tensors), *batches)
         losses = vmap(self._call, randomness="different")(self._stacked, buffers, batch)
         with torch.no_grad():
-            for name, of_workers in self._buffers.items():
-                torch._foreach_copy_(of_workers, list(buffers[name].unbind()))
+            for name, places in self._buffers.items():
+                torch._foreach_copy_(_at(places), list(buffers[name].unbind()))
         return losses
 
     def backward(self, loss: Tensor) -> None:
@@ -51,7 +52,7 @@ class BatchedWorkers:
         self._stacked = {}
         for name, gradient in zip(trained, gradients, strict=True):
             if gradient is not None:
-                _accumulate(self._parameters[name], gradient)
+                _accumulate(_at(self._parameters[name]), gradient)
 
     def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any) -> Tensor:
         state = {f"module.{name}": tensor for name, tensor in {**parameters, **buffers}.items()}
@@ -69,18 +70,24 @@ class _Loss(nn.Module):
         return self._loss(self.module, batch)
 
 
-def _by_name(of_workers: Sequence[Iterator[tuple[str, Tensor]]]) -> dict[str, list[Tensor]]:
-    named = [dict(tensors) for tensors in of_workers]
-    return {name: [tensors[name] for tensors in named] for name in named[0]}
+def _places(modules: Sequence[nn.Module], kind: str, names: Iterable[str]) -> dict[str, list[Place]]:
+    """Return by name where each worker's module holds the tensor, which may become another one."""
+    split = {name: name.rpartition(".") for name in names}
+    return {
+        name: [(getattr(module.get_submodule(parent), kind), key) for module in modules]
+        for name, (parent, _, key) in split.items()
+    }
+
+
+def _at(places: Iterable[Place]) -> list[Tensor]:
+    return [tensors[key] for tensors, key in places]
 
 
 @torch.no_grad()
-def _stack(tensors: dict[str, list[Tensor]]) -> dict[str, Tensor]:
+def _stack(by_name: dict[str, list[Place]]) -> dict[str, Tensor]:
     """Return new leaves [N, ...] for each name."""
-    return {
-        name: torch.stack(of_workers).requires_grad_(of_workers[0].requires_grad)
-        for name, of_workers in tensors.items()
-    }
+    found = {name: _at(places) for name, places in by_name.items()}
+    return {name: torch.stack(tensors).requires_grad_(tensors[0].requires_grad) for name, tensors in found.items()}
 
 
 @torch.no_grad()

@@ -47,7 +47,6 @@ class Cohort:
         self.buckets = plan_buckets(first, topology, bucket_mb, phases, plan.fragments)
         self.anchors = Anchors(plan, self.stacked)
         self.anchors.fragments = fragments_of(self.buckets, plan.fragments)
-        self.buffers = [averageable_buffers(module) for module in modules]
         rows = [[vector.data for vector in of_worker] for of_worker in self.vectors]
         self.debiasing = [Debiasing(topology, worker, vectors) for worker, vectors in enumerate(rows)]
         self.momentum: dict[int, list[MomentumVectors]] = {}  # by worker, its optimizers in order
@@ -75,6 +74,8 @@ class Cohort:
         if not self.updating:
             self.clock = self.replicas[0].clock
             self.synchronize_gradients()
+            if self.gossips:
+                self.check("simulated update")
             self.strength = self.mixing.strength(optimizer, self.clock)
             if self.gossips:
                 self.anchors.prepare(self.clock)
@@ -111,16 +112,23 @@ class Cohort:
 
     def state_of(self, worker: int) -> list[Tensor]:
         """Return a worker's flat vectors and averaged buffers."""
-        return [vector.data for vector in self.vectors[worker]] + self.buffers[worker]
+        return [vector.data for vector in self.vectors[worker]] + averageable_buffers(self.modules[worker])
+
+    def check(self, where: str) -> None:
+        """Raise RuntimeError naming the first parameter of a worker that is no longer in the matrices."""
+        for worker, vectors in enumerate(self.vectors):
+            for vector in vectors:
+                vector.check(f"{where}, worker {worker}")
 
     def write_mean(self, worker: int) -> None:
         """Write the mean of all workers into this one; under all-reduce parameters are equal already."""
         if self.world_size == 1:
             return
         if self.gossips:
+            self.check("simulated average")
             for matrix in self.stacked:
                 matrix[worker].copy_(mean(self._weighted(matrix)))
-        for tensors in zip(*self.buffers, strict=True):
+        for tensors in zip(*map(averageable_buffers, self.modules), strict=True):
             tensors[worker].copy_(mean(torch.stack(tensors)))
 
     def average_(self) -> None:
@@ -137,8 +145,9 @@ class Cohort:
 
     def consensus_distance(self) -> float:
         """Return sqrt(mean_i ||x_i - x_bar||^2) in float64."""
-        wide = [matrix.double() for matrix in self.stacked]
-        squares = [(m - self._weighted(m).mean(0)).square().sum(1).mean() for m in wide]
+        self.check("simulated consensus distance")
+        wide = [matrix.cdouble() if matrix.is_complex() else matrix.double() for matrix in self.stacked]
+        squares = [(m - self._weighted(m).mean(0)).abs().square().sum(1).mean() for m in wide]
         return float(sum(squares)) ** 0.5
 
     @property

@@ -9,15 +9,17 @@ import copy
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
+from common.arguments import Bounds, check_arguments
 from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.optim import AccumAdam
 from common.parallel.anchors import with_layout, with_own_layout
-from common.parallel.checks import check_order, resolve_topology
+from common.parallel.checks import check_module, check_sizes, resolve_topology
 from common.parallel.data_parallel import DataParallel
 from common.parallel.optimizers import (
     check_layout_is_free,
@@ -33,11 +35,11 @@ from common.topology import Topology
 def simulate(
     module: nn.Module,
     world_size: int,
-    method: str = "decentralized",
+    method: Literal["decentralized", "allreduce"] = "decentralized",
     topology: str | Topology = "complete",
     workers_per_host: int = 1,
-    order: str | None = None,
-    ranks_per_worker: int = 1,
+    order: Literal["awc", "atc"] | None = None,
+    ranks_per_worker: Annotated[int, Bounds(1, math.inf)] = 1,
     *,
     local_steps: int = 1,
     outer: Outer | None = None,
@@ -46,7 +48,7 @@ def simulate(
     fragments: int = 1,
     mixing: Mixing | None = None,
     bucket_mb: float | Literal["auto"] = "auto",
-    phases: str = "aligned",
+    phases: Literal["aligned", "staggered"] = "aligned",
     push_sum: bool = False,
 ) -> list["SimulatedReplica"]:
     """Return N virtual workers that start from copies of `module` (which is left alone).
@@ -60,14 +62,14 @@ def simulate(
     In each step call forward and backward on every replica, then `synchronize_gradients()` on every replica (before
     clipping), then `optimizer.step()` on every replica.
 
-    Raises ValueError for an unknown method or order, a topology for another number of workers, and local steps that
-    contradict each other or the topology.
+    Raises ValueError for an argument of another type, an unknown method or order, a topology for another number of
+    workers, and local steps that contradict each other or the topology.
     """
+    check_arguments(simulate, locals())
+    check_module(module)
+    check_sizes(bucket_mb)
     if world_size < 1:
         raise ValueError(f"world_size={world_size}: expected at least 1 simulated worker")
-    if method not in ("decentralized", "allreduce"):
-        raise ValueError(f"method={method!r}: expected 'decentralized' or 'allreduce'")
-    check_order(order)
     plan = resolve_local_steps(order, local_steps, outer, merge_after, local_steps_from, fragments)
     mixing = mixing or Mixing()
     if method == "allreduce" and not plan.every_update:
@@ -76,13 +78,23 @@ def simulate(
     check_topology(plan, mixing, topology, push_sum)
     for sentence in warnings_of(plan, topology):
         warnings.warn(sentence, stacklevel=2)
-    modules = [copy.deepcopy(module) for _ in range(world_size)]
+    modules = [copied(module) for _ in range(world_size)]
     if phases == "aligned" and fragments == 1:
         bucket_mb = math.inf  # buckets that all mix alike need not be told apart
     cohort = Cohort(modules, method, topology, plan, mixing, ranks_per_worker, bucket_mb, phases)
     replicas = [SimulatedReplica(module, worker, cohort) for worker, module in enumerate(modules)]
     cohort.replicas = replicas
     return replicas
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """Return a copy that shares no memory with the module.
+
+    Of tensors that hooks compute and leave on a module, as torch.nn.utils.weight_norm does, the values are copied, not
+    the graph, which deepcopy refuses: the next forward computes them anew.
+    """
+    held = [tensor for part in module.modules() for tensor in tree_leaves(vars(part)) if isinstance(tensor, Tensor)]
+    return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in held if not tensor.is_leaf})
 
 
 class SimulatedReplica(DataParallel):
@@ -129,6 +141,9 @@ class SimulatedReplica(DataParallel):
                 f"simulated worker {self.worker} ran a training forward while others had stepped already: in each "
                 "step run forward and backward on every replica first, then step every optimizer"
             )
+        if self._cohort.gossips:
+            for vector in self._cohort.vectors[self.worker]:
+                vector.check(f"simulated forward, worker {self.worker}")
         self._cohort.synchronized = False  # a scaler may have skipped the last step
 
     def synchronize_gradients(self) -> None:

@@ -24,7 +24,7 @@ from common.topology.cost import (
 )
 from common.topology.phases import PHASES, in_phases
 from common.topology.push_sum import push_sum, weights_of
-from common.topology.registry import NAMES, build
+from common.topology.registry import NAMES, build, knows_hosts
 from common.topology.round import Round
 from common.topology.topology import Topology
 
@@ -41,6 +41,7 @@ __all__ = [
     "contraction",
     "in_phases",
     "is_connected",
+    "knows_hosts",
     "messages_sent",
     "period_contraction",
     "push_sum",

@@ -24,7 +24,7 @@ class DebiasedRound(Round):
     """One step of z: rows sum to 1, columns need not. ValueError when they do not."""
 
     def __post_init__(self) -> None:
-        rows = tuple(self._checked_row(i, row) for i, row in enumerate(self.weights))
+        rows = self._checked_rows()
         object.__setattr__(self, "weights", rows)
         for i, row in enumerate(rows):
             if abs(sum(row.values()) - 1) > TOLERANCE:

@@ -65,6 +65,11 @@ _FAMILIES = {
 NAMES = tuple(_FAMILIES)
 
 
+def knows_hosts(name: str) -> bool:
+    """Return whether the rounds of the topology `name` depend on which workers share a host; False if there is none."""
+    return name in _FAMILIES and _FAMILIES[name].uses_hosts
+
+
 def build(name: str, world_size: int, workers_per_host: int = 1, **options: Any) -> Topology:
     """Return the topology `name` over `world_size` workers; every name is one idle round for a world of one.
 

@@ -25,7 +25,7 @@ class Round:
     weights: tuple[Mapping[int, float], ...]
 
     def __post_init__(self) -> None:
-        rows = tuple(self._checked_row(i, row) for i, row in enumerate(self.weights))
+        rows = self._checked_rows()
         if not rows:
             raise ValueError("Round.weights: expected at least one row, got none")
         object.__setattr__(self, "weights", rows)
@@ -35,6 +35,14 @@ class Round:
                     f"Round.weights: column {j} (what the workers take from worker {j}): "
                     f"expected a sum of 1, got {total:.12g}"
                 )
+
+    def _checked_rows(self) -> tuple[Mapping[int, float], ...]:
+        """Return the rows; workers that share one (of a group) go on sharing it."""
+        checked: dict[int, Mapping[int, float]] = {}
+        for i, row in enumerate(self.weights):
+            if id(row) not in checked:
+                checked[id(row)] = self._checked_row(i, row)
+        return tuple(checked[id(row)] for row in self.weights)
 
     def _checked_row(self, i: int, row: Mapping[int, float]) -> Mapping[int, float]:
         n = len(self.weights)
@@ -146,7 +154,7 @@ class Round:
         """Return W (x) J/L: hosts of L workers do what these workers do, after averaging inside."""
         size = workers_per_host
         rows = [{j * size + k: w / size for j, w in row.items() for k in range(size)} for row in self.weights]
-        return Round(tuple(row for row in rows for _ in range(size)))
+        return type(self)(tuple(row for row in rows for _ in range(size)))
 
     @cached_property
     def _between(self) -> "dict[int, Round | None]":
@@ -163,7 +171,7 @@ class Round:
             if any(row.get(j // size * size + k) != weight for j, weight in row.items() for k in range(size)):
                 return None
             rows.append({j // size: size * weight for j, weight in row.items()})
-        return Round(tuple(rows))
+        return type(self)(tuple(rows))
 
     @cached_property
     def is_idle(self) -> bool:

@@ -5,16 +5,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from common.arguments import check_arguments
 from common.topology import analysis, checks
 from common.topology.round import Round
 
 RANDOM_SAMPLE = 64  # rounds of a random schedule that stand for all of them where one period would be used
 
 
+@runtime_checkable
 class RandomSchedule(Protocol):
     """A schedule without a period; round t depends on a seed and t only, so that all workers draw the same."""
 
@@ -40,7 +42,7 @@ class Topology:
 
         Topology("mine", world_size=4, schedule=(Round.from_groups([(0, 3), (1, 2)], 4), ...))
 
-    Raises ValueError when the schedule is empty or of another world size.
+    Raises ValueError when the schedule is empty or of another world size, and for a field of another type.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Topology:
     def __post_init__(self) -> None:
         checks.integer("world_size", self.world_size, minimum=1)
         checks.integer("workers_per_host", self.workers_per_host, minimum=1)
+        check_arguments(Topology, vars(self), prefix="topology: ")
         object.__setattr__(self, "options", dict(self.options))
         members = self.schedule if isinstance(self.schedule, tuple) else (self.schedule,)
         if not members:
@@ -62,6 +65,12 @@ class Topology:
                     f"topology {self.name!r}: schedule, round {t}: expected {self.world_size} workers, "
                     f"got {member.world_size}"
                 )
+
+    def __str__(self) -> str:
+        """Return the name and the options, without the path of a file, as in the fingerprint, and the hosts."""
+        options = ", ".join(f"{key}={value}" for key, value in self.options.items() if key != "path")
+        hosts = f" on hosts of {self.workers_per_host}" if self.workers_per_host > 1 else ""
+        return f"{self.name}{f'({options})' if options else ''}{hosts}"
 
     @property
     def period(self) -> int | None:

@@ -1,19 +1,21 @@
 """The configuration of `parallel`: the method."""
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PlainValidator, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PlainValidator, PositiveInt, model_validator
 
+from common.arguments import BUCKET_MB, TIMEOUT_S
 from common.local_steps import LocalSteps, Mixing, Outer, resolve_local_steps
 from common.training.records import NonNegative, Strict
+
+Timeout = Annotated[float, Field(gt=0, le=TIMEOUT_S.high)]
 
 
 def _megabytes_or_auto(value: object) -> float | Literal["auto"]:
     if value == "auto":
         return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+    if isinstance(value, int | float) and not isinstance(value, bool) and value in BUCKET_MB:
         return float(value)
     raise ValueError(f"{value}: expected a size in MiB greater than 0, or auto")
 
@@ -23,12 +25,12 @@ class AllReduceConfig(Strict):
 
     method: Literal["allreduce"]
     ranks_per_worker: PositiveInt
-    bucket_mb: PositiveFloat
+    bucket_mb: Annotated[float, Field(gt=0, le=BUCKET_MB.high)]
     hook: Literal["fp16", "powersgd"] | None = None
     powersgd_rank: PositiveInt = 1
     powersgd_from: int = Field(1000, ge=2)
     find_unused_parameters: bool
-    timeout_s: PositiveFloat
+    timeout_s: Timeout
 
 
 class OuterConfig(Strict):
@@ -69,7 +71,7 @@ class DecentralizedConfig(Strict):
     fragments: PositiveInt = 1
     mixing: MixingConfig = MixingConfig()
     find_unused_parameters: bool
-    timeout_s: PositiveFloat
+    timeout_s: Timeout
 
     @model_validator(mode="before")
     @classmethod

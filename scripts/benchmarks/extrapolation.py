@@ -45,7 +45,7 @@ class BenchArguments(Arguments):
     payload_mb: PositiveFloat = Field(500, description="a worker's parameters: 125 M in fp32")
     compute_ms: PositiveFloat = Field(150, description="forward and backward of a step")
     update_ms: NonNegativeFloat = Field(5, description="the optimizer's step")
-    jitter: NonNegativeFloat = Field(0.05, description="standard deviation of the logarithm of a compute time")
+    jitter: NonNegativeFloat = Field(0.05, le=1, description="standard deviation of the logarithm of a compute time")
     inter_gbps: PositiveFloat = Field(100, description="link of a host to the others")
     intra_gbps: PositiveFloat = Field(1000, description="between two workers of a host")
     latency_us: NonNegativeFloat = Field(20, description="of a message between hosts")

@@ -106,7 +106,9 @@ class BenchArguments(LayoutArguments):
     compute_ms: NonNegativeFloat = Field(
         2400, description="forward and backward of the whole global batch on one worker; 0: real ones"
     )
-    jitter: NonNegativeFloat = Field(0, description="coefficient of variation of a step's compute time (lognormal)")
+    jitter: NonNegativeFloat = Field(
+        0, le=1, description="coefficient of variation of a step's compute time (lognormal): 0.05 is 5 %"
+    )
     slow_host: Text | None = Field(
         None, pattern=r"^\d+@[\d.]+$", description="HOST@FACTOR: this host, from 1, computes FACTOR times slower"
     )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from common.parallel import AllReduceDataParallel, DecentralizedDataParallel
-from common.topology import build
+from common.topology import Round, Topology, build
 from tests.distributed import models
 from tests.distributed.processes import run_processes
 
@@ -30,8 +30,13 @@ def with_buffer() -> nn.Module:
 
 # What rank 1 does differently -> the fact that all ranks are told
 DIFFERENCES: dict[str, tuple[dict[str, Any], Callable[[], nn.Module], str]] = {
-    "topology": ({"topology": "complete"}, models.mlp, "topology"),
-    "seed": ({"topology": build("random_matching", 4, seed=1)}, models.mlp, "topology"),
+    "topology": ({"topology": "complete"}, models.mlp, "topology: rank 0 has 'ring', rank 1 has 'complete'"),
+    "options": (
+        {"topology": build("torus", 4, rows=1)},
+        models.mlp,
+        r"rank 0 has 'ring', rank 1 has 'torus\(rows=1\)'",
+    ),
+    "rounds": ({"topology": Topology("ring", 4, schedule=(Round.idle(4),))}, models.mlp, "about the topology's rounds"),
     "order": ({"order": "atc"}, models.mlp, "order: rank 0 has 'awc', rank 1 has 'atc'"),
     "bucket": ({"bucket_mb": 1.0}, models.mlp, r"bucket_mb: rank 0 has 'auto', rank 1 has 1.0"),
     "transport": ({"transport": "send_recv"}, models.mlp, "transport"),

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from common.optim import DmSGD, QGDmSGD
-from common.parallel import DecentralizedDataParallel, Outer
+from common.parallel import AllReduceDataParallel, DecentralizedDataParallel, Outer
 from common.topology import Round, Topology, build
 from tests.distributed import models
 from tests.distributed.processes import run_processes
@@ -41,6 +42,18 @@ def another_memory_format(training: Training) -> None:
     training.run([2])
 
 
+def another_dtype_then_the_distance(training: Training) -> None:
+    training.model.double()
+    training.model.consensus_distance()
+
+
+def assigned_then_the_mean(training: Training) -> None:
+    state = {name: tensor.clone() for name, tensor in training.model.state_dict().items()}
+    training.model.load_state_dict(state, assign=True)
+    with training.model.averaged():
+        pass
+
+
 def one_of_two_optimizers(training: Training) -> None:
     training.backward(2)
     training.optimizer.step()
@@ -67,6 +80,8 @@ MISTAKES = [
     (another_dtype, BASE, r"parameter '0\.weight' is no longer a view of the flat vector.*before wrapping"),
     (another_dtype, replace(BASE, order="atc"), r"parameter '0\.weight' is no longer a view of the flat vector"),
     (another_memory_format, CONV, r"parameter '0\.weight' is no longer a view of the flat vector"),
+    (another_dtype_then_the_distance, BASE, r"consensus distance: parameter '0\.weight' is no longer a view"),
+    (assigned_then_the_mean, BASE, r"average: parameter '0\.weight' is no longer a view"),
     (one_of_two_optimizers, TWO, "an optimizer stepped twice before all 2 attached ones stepped once"),
     (forward_between_two_optimizers, TWO, "a training forward inside an update"),
     (closure, BASE, "a training forward inside an update.*without closures"),
@@ -123,6 +138,13 @@ def constructed(rank: int, n: int) -> None:
         DecentralizedDataParallel(models.mlp(), "ring", ranks_per_worker=3)
     with pytest.warns(UserWarning, match="it has no effect") if rank == 0 else contextlib.nullcontext():
         DecentralizedDataParallel(models.mlp(), "complete", transport="subgroup", message_dtype=torch.bfloat16)
+    for wrapper in (AllReduceDataParallel, lambda module: DecentralizedDataParallel(module, "ring")):
+        with pytest.raises(ValueError, match=r"submodule '0' is a DistributedDataParallel; expected the module inside"):
+            wrapper(nn.Sequential(nn.parallel.DistributedDataParallel(models.mlp())))
+    turned = DecentralizedDataParallel(nn.Linear(1, 1, bias=False, dtype=torch.complex64), "complete")
+    with torch.no_grad():
+        turned.module.weight.fill_(3j * rank)
+    assert turned.consensus_distance() == pytest.approx(1.5)
     model = DecentralizedDataParallel(models.mlp(), "ring")
     with pytest.raises(ValueError, match="needs order='atc', got order='awc'"):
         model.attach(DmSGD(model.parameters(), lr=0.1))

@@ -153,3 +153,13 @@ def test_parameters_are_reordered_in_the_same_memory() -> None:
     vector.check("after reordering")
     for name, parameter in module.named_parameters():
         assert torch.equal(parameter, expected[name])
+
+
+def test_a_replaced_parameter_is_noticed() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].weight = module[0].weight  # tied
+    (vector,) = flatten(module)
+    vector.check("here")
+    module[1].weight = nn.Parameter(module[0].weight.detach())  # the same memory, another object
+    with pytest.raises(RuntimeError, match=r"here: parameter '0.weight' is no longer a view of the flat vector"):
+        vector.check("here")

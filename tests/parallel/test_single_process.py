@@ -1,5 +1,8 @@
 """The wrappers in one process without a process group: arguments, `attach`, names, and no-op collectives."""
 
+import re
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,11 +11,12 @@ from torch import nn
 
 from common.optim import DmSGD
 from common.parallel import AllReduceDataParallel, DecentralizedDataParallel, collectives
+from common.simulate import simulate
 from common.topology import build
 
 
 def wrap(**options: Any) -> DecentralizedDataParallel:
-    return DecentralizedDataParallel(nn.Linear(2, 2), **{"topology": "ring"} | options)
+    return DecentralizedDataParallel(**{"module": nn.Linear(2, 2), "topology": "ring"} | options)
 
 
 @pytest.mark.parametrize(
@@ -24,6 +28,11 @@ def wrap(**options: Any) -> DecentralizedDataParallel:
         ({"bucket_mb": float("nan")}, "bucket_mb=nan"),
         ({"timeout_s": 0}, "timeout_s=0: expected seconds > 0"),
         ({"timeout_s": -1.0}, "timeout_s=-1.0"),
+        ({"timeout_s": float("inf")}, "timeout_s=inf: expected seconds > 0"),
+        ({"timeout_s": 1e300}, r"timeout_s=1e\+300: expected seconds > 0"),
+        ({"message_dtype": torch.int16}, "message_dtype=torch.int16: expected a floating point dtype"),
+        ({"message_dtype": torch.complex64}, "message_dtype=torch.complex64: expected a floating point dtype"),
+        ({"message_dtype": "bfloat16"}, "message_dtype='bfloat16': expected a torch.dtype or None"),
         ({"ranks_per_worker": 0}, "ranks_per_worker=0: expected a positive divisor of the number of ranks, 1"),
         ({"ranks_per_worker": 2}, "ranks_per_worker=2"),
         ({"topology": "rink"}, "topology: expected one of .*did you mean 'ring'"),
@@ -35,10 +44,70 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
         wrap(**options)
 
 
-@pytest.mark.parametrize("options", [{"bucket_mb": 0}, {"timeout_s": 0}])
+@pytest.mark.parametrize("options", [{"bucket_mb": 0}, {"timeout_s": 0}, {"timeout_s": 1e300}, {"bucket_mb": 1e300}])
 def test_bad_arguments_of_allreduce(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"=0: expected"):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value}: expected")):
         AllReduceDataParallel(nn.Linear(2, 2), **options)
+
+
+def test_a_part_of_the_ranks_is_no_option() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'process_group'; workers are all ranks of the"):
+        wrap(process_group=None)
+
+
+WRAPPERS = (wrap, lambda module: AllReduceDataParallel(module), lambda module: simulate(module, 1))
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2, device="meta")),
+            r"module: '0.weight' is on the meta device; expected val",
+        ),
+        (lambda: nn.BatchNorm1d(2, affine=False, device="meta"), r"module: 'running_mean' is on the meta device"),
+        (lambda: nn.LazyLinear(2), "module: 'weight' has no shape yet; expected a forward of the lazy module"),
+        (
+            lambda: wrap(),
+            r"the module itself is a DecentralizedDataParallel; expected the module inside it \(.module\)",
+        ),
+        (lambda: nn.Sequential(wrap()), "submodule '0' is a DecentralizedDataParallel"),
+        (lambda: nn.Sequential(AllReduceDataParallel(nn.Linear(2, 2))), "submodule '0' is a AllReduceDataParallel"),
+        (lambda: simulate(nn.Linear(2, 2), 1)[0], "the module itself is a SimulatedReplica"),
+        (lambda: nn.DataParallel(nn.Linear(2, 2)), "the module itself is a DataParallel"),
+        (lambda: torch.compile(wrap()), "submodule '_orig_mod' is a DecentralizedDataParallel"),
+    ],
+)
+def test_modules_without_values_and_wrapped_ones_are_refused(module: Callable[[], nn.Module], message: str) -> None:
+    for wrapper in WRAPPERS:
+        with pytest.raises(ValueError, match=message):
+            wrapper(module=module())
+
+
+def test_rounded_messages_of_complex_parameters_are_refused() -> None:
+    module = nn.Linear(2, 2, dtype=torch.complex64)
+    for dtype in (torch.bfloat16, torch.int8):
+        with pytest.raises(ValueError, match="with complex parameters: expected None"):
+            wrap(module=module, message_dtype=dtype)
+    with pytest.raises(ValueError, match="hook=fp16 with complex parameters: expected None"):
+        AllReduceDataParallel(module, hook="fp16")
+    assert wrap(module=module).consensus_distance() == 0
+
+
+def test_a_topology_that_knows_hosts_warns_where_the_launcher_says_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    with pytest.warns(UserWarning, match="topology aer takes every worker for a host, .* workers_per_host=8, or 1"):
+        assert wrap(topology="aer").topology.workers_per_host == 1
+    with warnings.catch_warnings(action="error"):
+        for options in (
+            {"topology": "ring"},
+            {"topology": "aer", "workers_per_host": 1},
+            {"topology": build("aer", 1)},
+        ):
+            wrap(**options)
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+        wrap(topology="aer")
 
 
 @pytest.mark.parametrize("wrapper", [DecentralizedDataParallel, AllReduceDataParallel])

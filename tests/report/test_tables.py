@@ -167,7 +167,8 @@ def test_a_table_wider_than_the_terminal_is_turned(registered, capsys, monkeypat
     assert "`python -m scripts.tables table=small`" in Path("results/tables/small.md").read_text()  # wherever it is
 
 
-def test_any_runs_side_by_side(capsys):
+def test_any_runs_side_by_side(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "240")
     write_run(Path("runs/cnn/a/lr=1"), ["seed=1", "optimizer.lr=1", "run_dir=x"], accuracy=[80.0])
     write_run(Path("runs/cnn/a/lr=2"), ["seed=1", "optimizer.lr=2", "topology=aer"], accuracy=[81.5])
     write_run(Path("runs/cnn/a/lr=3"), ["seed=1", "optimizer.lr=3"], status="interrupted")

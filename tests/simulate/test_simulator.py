@@ -1,5 +1,6 @@
 """The simulator against numpy and against one big batch, and its rule of use."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -123,6 +124,7 @@ def test_training_inside_averaged_is_refused() -> None:
         ({"order": "wac"}, "order='wac': expected 'awc'"),
         ({"topology": build("ring", 5)}, "topology ring is for 5 workers, but there are 3"),
         ({"topology": "hypercube"}, "hypercube"),
+        ({"ranks_per_worker": 0}, r"ranks_per_worker=0: expected an integer in \[1, inf\]"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
@@ -165,3 +167,99 @@ def test_push_sum_matrices_are_refused(tmp_path: Any) -> None:
     topology = build("file", 3, path=edges, directed=True, weights="push_sum")
     with pytest.raises(ValueError, match="topology file: expected doubly stochastic mixing matrices"):
         simulate(models.mlp(), 3, topology=topology)
+
+
+MOVES: dict[str, Callable[[nn.Module], object]] = {
+    "dtype": lambda replica: replica.double(),
+    "there and back": lambda replica: replica.double().float(),
+    "data": lambda replica: [setattr(p, "data", p.data.clone()) for p in replica.parameters()],
+    "assigned": lambda replica: replica.load_state_dict(snapshot_tensors(replica), assign=True),
+    "module assigned": lambda replica: replica.module.load_state_dict(snapshot_tensors(replica), assign=True),
+}
+ACTIONS: dict[str, Callable[[Any], object]] = {
+    "forward": lambda training: training.backward(2),
+    "update": lambda training: training.update(),
+    "averaged": lambda training: training.models[0].averaged().__enter__(),
+    "average_": lambda training: training.models[0].average_(),
+    "distance": lambda training: training.models[0].consensus_distance(),
+}
+
+
+def snapshot_tensors(replica: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in replica.state_dict().items()}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("move", MOVES)
+def test_a_replica_whose_parameters_left_the_matrices_is_noticed(move: str, action: str) -> None:
+    training = simulated(3, BASE).run(range(2))
+    if action == "update":
+        training.backward(2)
+    MOVES[move](training.models[1])
+    with pytest.raises(RuntimeError, match=r"simulated .*, worker 1: parameter '0.weight' is no longer a view"):
+        ACTIONS[action](training)
+
+
+def test_allreduce_goes_on_with_moved_replicas_but_their_distance_is_refused() -> None:
+    training = simulated(2, replace(BASE, method="allreduce")).run(range(2))
+    training.models[1].double().float()
+    training.run([2])
+    with pytest.raises(RuntimeError, match=r"worker 1: parameter '0\.weight' is no longer a view"):
+        training.model.consensus_distance()
+
+
+def test_buffers_that_were_replaced_are_averaged() -> None:
+    replicas = simulate(nn.BatchNorm1d(1), 2)
+    for worker, replica in enumerate(replicas):
+        replica.module.running_mean = torch.tensor([float(worker)])
+    with replicas[0].averaged() as mean:
+        assert mean.running_mean.item() == 0.5
+    assert [replica.module.running_mean.item() for replica in replicas] == [0, 1]
+
+
+def test_complex_parameters() -> None:
+    """Mixed, averaged and measured with their imaginary parts."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+            self.register_buffer("seen", torch.zeros(1, dtype=torch.complex64))
+
+    n = 4
+    replicas = simulate(Net(), n, topology="ring")
+    X = np.random.default_rng(0).normal(size=(n, 6)).astype(np.float32).view(np.complex64)
+    with torch.no_grad():
+        for replica, x in zip(replicas, X, strict=True):
+            replica.module.c.copy_(torch.from_numpy(x))
+            replica.module.seen.fill_(complex(x[0]))
+    assert replicas[0].consensus_distance() == pytest.approx(
+        np.sqrt((np.abs(X - X.mean(0)) ** 2).sum(1).mean()), rel=1e-6
+    )
+    with replicas[2].averaged() as mean:
+        np.testing.assert_allclose(mean.c.detach().numpy(), X.mean(0), atol=1e-6)
+        np.testing.assert_allclose(mean.seen.numpy(), X.mean(0)[:1], atol=1e-6)
+    optimizers = [replica.attach(torch.optim.SGD(replica.parameters(), lr=0.1)) for replica in replicas]
+    for optimizer in optimizers:
+        optimizer.step()
+    mixed = np.stack([replica.module.c.detach().numpy() for replica in replicas])
+    np.testing.assert_allclose(mixed, build("ring", n).matrix(0) @ X, atol=1e-6)
+
+
+def test_tensors_that_hooks_compute_are_no_obstacle() -> None:
+    """As of the old weight_norm, which leaves a weight with a graph on the module."""
+    with warnings.catch_warnings(action="ignore"):
+        layers = [nn.utils.weight_norm(nn.Linear(5, 4)), nn.utils.spectral_norm(nn.Linear(4, 3))]
+    module = nn.Sequential(*layers)
+    module(torch.ones(2, 5))
+    replicas = simulate(module, 2, order="atc")
+    assert replicas[0].module[0].weight is not module[0].weight
+    optimizers = [replica.attach(torch.optim.SGD(replica.parameters(), lr=0.1)) for replica in replicas]
+    for step in range(2):
+        for worker, replica in enumerate(replicas):
+            BASE.loss(replica, worker, step).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    weights = [replica.module[0].weight_v.detach() for replica in replicas]
+    assert not torch.equal(weights[0], module[0].weight_v)
+    assert replicas[0].consensus_distance() < 1e-6  # all agree: what hooks compute is computed anew

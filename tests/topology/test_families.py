@@ -1,6 +1,8 @@
 """Properties of the mixing matrices of every family."""
 
+import gc
 import math
+import weakref
 
 import networkx as nx
 import numpy as np
@@ -204,3 +206,17 @@ def test_idle_rounds_follow_each_round(name, k):
         np.testing.assert_array_equal(spaced.matrix(t), expected)
     assert 1 - spaced.spectral_gap() == pytest.approx((1 - plain.spectral_gap()) ** (1 / (1 + k)), abs=1e-12)
     np.testing.assert_allclose(product(spaced, 0, 6 * (1 + k)), product(plain, 0, 6), atol=1e-15)
+
+
+def test_random_matching_keeps_the_rounds_of_a_few_steps_only():
+    topology = build("random_matching", 8, seed=5)
+    rounds = [weakref.ref(topology.round(t)) for t in range(200)]
+    gc.collect()
+    assert sum(round_() is not None for round_ in rounds) <= 16
+    assert topology.round(199) is topology.round(199)
+
+
+def test_workers_of_a_group_share_its_row():
+    """Else a complete graph of n workers would take n^2 weights."""
+    rows = build("complete", 8).round(0).weights
+    assert len({id(row) for row in rows}) == 1

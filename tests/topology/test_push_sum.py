@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from common.topology import Round, Topology, build, push_sum, weights_of
+from common.topology import Round, Topology, Transport, build, push_sum, transport_of, weights_of
 from common.topology.push_sum import DebiasedRound, mixed
 
 
@@ -61,3 +61,16 @@ def test_a_round_of_z_is_checked_copied_and_pickled():
         assert copied == round_
     with pytest.raises(ValueError, match=r"row 1: expected a sum of 1, got 0\.9"):
         DebiasedRound(({0: 1.0}, {1: 0.9}))
+
+
+def test_hosts_that_average_inside_stay_hosts_under_push_sum(tmp_path):
+    edges = tmp_path / "edges.txt"
+    edges.write_text("0 1\n1 2\n2 0\n0 2\n")
+    options = {"path": edges, "directed": True, "weights": "push_sum"}
+    hosts, z = build("file", 3, **options), push_sum(build("file", 6, 2, between_hosts=True, **options))
+    for t in range(4):
+        between = z.round(t).between_hosts(2)
+        assert isinstance(between, DebiasedRound)
+        np.testing.assert_allclose(between.matrix(), push_sum(hosts).matrix(t), rtol=1e-12)
+        np.testing.assert_allclose(np.kron(between.matrix(), np.full((2, 2), 0.5)), z.matrix(t), rtol=1e-12)
+        assert transport_of(z.round(t), 2) is Transport.HIERARCHICAL

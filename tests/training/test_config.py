@@ -169,6 +169,7 @@ def test_batch_and_ranks() -> None:
         (["logging.progress=3"], ["logging.progress=3", "boolean"]),
         (["resume=maybe"], ["resume='maybe'", "boolean"]),
         (["parallel.timeout_s=0"], ["parallel.timeout_s=0", "greater than 0"]),
+        (["parallel.timeout_s=1e300"], ["parallel.timeout_s=1e+300", "less than or equal to 1000000000"]),
         (["parallel.bucket_mb=-2"], ["parallel.bucket_mb=-2", "greater than 0, or auto"]),
         (
             ["parallel.message_dtype=int8", "workers=simulated", "workers.count=2"],

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.arguments import check_arguments
 from common.spelling import did_you_mean
 from common.topology import analysis
 from common.topology.round import TOLERANCE, Round
@@ -30,6 +31,7 @@ def schedule(
     which some worker does not reach every other.
     """
     _check_options(directed, weights)
+    check_arguments(schedule, locals(), prefix="topology 'file': ")
     where = f"topology 'file': {os.fspath(path)}"
     edges = _read(path, n, directed, explicit=weights == "explicit", where=where)
     adjacency = np.zeros((n, n), dtype=bool)  # adjacency[i, j]: j takes from i

@@ -36,7 +36,7 @@ def schedule(n: int, *, seed: int = 0) -> RandomMatching:
     return RandomMatching(n, checks.integer("topology 'random_matching': seed", seed, minimum=0))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=16)  # those of a step: its buckets and fragments ask for the same few; a round takes memory
 def _matching(n: int, seed: int, t: int) -> Round:
     # RandomState, not Generator: its stream is frozen (NEP 19), so all workers agree whatever their numpy.
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, t]))).permutation(n).tolist()
