@@ -6,6 +6,8 @@ An update is, in this order: `_before_update`, the optimizer's step, `_after_upd
 
 import contextlib
 import inspect
+import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from common.parallel.averaging import restored
 from common.parallel.counters import CommunicationCounters
+from common.parallel.meeting import Place
 
 # torch 2.13 deprecates `broadcast_buffers` for `forward_sync_buffers`; torch 2.6 knows only the former.
 _SIGNATURE = inspect.signature(DistributedDataParallel).parameters
@@ -47,8 +50,11 @@ class DataParallel(nn.Module, ABC):
         self._optimizers: list[Optimizer] = []
         self._stepping: set[int] = set()
         self._stepped: set[int] = set()
-        self._averaged = False
+        self._averaged = self._closed = False
+        self._loaded = False  # a state dict, and no clock with it
         self._handles: list[RemovableHandle] = []
+        self.register_load_state_dict_pre_hook(DataParallel._load_within)
+        self.register_load_state_dict_post_hook(DataParallel._loaded_within)
         # Kept out of the module tree: its parameters are the module's own.
         self.__dict__["_ddp"] = None
 
@@ -72,6 +78,17 @@ class DataParallel(nn.Module, ABC):
     def _after_commit(self) -> None:
         """Act after the clock ticked."""
 
+    def _meet(self, place: Place) -> None:
+        """Compare with the other ranks where this one is, before a collective operation."""
+
+    @property
+    def _connected(self) -> bool:
+        """Whether this rank can still wait for others."""
+        return True
+
+    def _drain(self) -> None:
+        """Make sure that no message is in flight; begin an update that was interrupted anew."""
+
     def _reshard(self) -> None:
         """Drop what was gathered of sharded parameters: they are about to be written."""
 
@@ -88,8 +105,14 @@ class DataParallel(nn.Module, ABC):
         """Hold the mean model for a while: `with model.averaged() as module:` evaluates it.
 
         Inside, the trainable parameters and the persistent floating point buffers (BatchNorm statistics) are the
-        mean over all workers; afterwards they are what they were, bit for bit. Training inside is refused. Collective.
+        mean over all workers; afterwards they are what they were, bit for bit. Training inside is refused. A state dict
+        taken inside refers to the parameters, as everywhere in PyTorch: save it inside, or copy its tensors. Inside of
+        another such block nothing more happens. Collective.
         """
+        if self._averaged:
+            yield self.module
+            return
+        self._begin("averaged()")
         with restored(self._mean_state()):
             self._write_mean()
             self._averaged = True
@@ -124,6 +147,7 @@ class DataParallel(nn.Module, ABC):
 
     def drain(self) -> None:
         """Make sure that no message is in flight, so that parameters may be written. Collective."""
+        self._drop("drain()")
 
     def communication_state(self) -> dict[str, Tensor]:
         """Return what the next rounds depend on besides parameters and clock, for the checkpoint of this rank."""
@@ -134,7 +158,7 @@ class DataParallel(nn.Module, ABC):
 
         Raises ValueError when it is that of another way to communicate.
         """
-        self.drain()
+        self._drop("load_communication_state()")
         own = self.communication_state()
         expected, got = ({name: tensor.numel() for name, tensor in tensors.items()} for tensors in (own, state))
         if expected != got:
@@ -146,12 +170,53 @@ class DataParallel(nn.Module, ABC):
             tensor.copy_(state[name])
 
     def close(self) -> None:
-        """Drain and detach from the optimizers; the bare module stays usable. Collective."""
-        self.drain()
+        """Drain, detach from the optimizers, and destroy the process groups made for this wrapper. Collective.
+
+        The bare module and the optimizers stay usable. While an exception is handled, and after
+        `destroy_process_group()`, it waits a few seconds at most for what is in flight, and never raises. If ranks are
+        out of step it raises as other collective methods do, and has closed all the same.
+        """
+        if self._closed:
+            return
+        clean = False
+        try:
+            if self._connected and sys.exc_info()[0] is None:
+                self._begin("close()")
+                self._drain()
+                clean = True
+        finally:
+            self._release(clean)
+
+    def _release(self, clean: bool) -> None:
+        """Detach from the optimizers and peers; clean: nothing is in flight and all is well."""
+        self._closed = True
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._optimizers.clear()
+        self._stepping.clear()
+        self._stepped.clear()
+        self.__dict__["_ddp"] = None
+
+    def _begin(self, operation: str) -> None:
+        """Check that a collective operation may come now, on all ranks alike.
+
+        Raises RuntimeError inside `averaged()` and after `close()`, or PeerError naming the ranks that differ.
+        """
+        if self._averaged:
+            raise RuntimeError(
+                f"{operation} inside `with model.averaged()`: leave the block first, at whose end the worker's own "
+                "parameters come back"
+            )
+        if self._closed:
+            raise RuntimeError(f"{operation} after close(): wrap model.module anew")
+        self._meet(Place(operation, self.clock, (), self._interrupted))
+
+    def _drop(self, operation: str) -> None:
+        """Drain, in a collective operation; after `close()` nothing is in flight."""
+        if not self._closed:
+            self._begin(operation)
+            self._drain()
 
     # -- the optimizer's hooks
 
@@ -175,18 +240,24 @@ class DataParallel(nn.Module, ABC):
         ]
         return optimizer
 
+    @torch._disable_dynamo  # as torch.compiler.disable, but imports the compiler when it is called
     def _pre_step(self, key: int) -> None:
         if self._averaged:
             raise RuntimeError("optimizer.step() inside `with model.averaged()`: the mean model is for evaluation")
+        if self._interrupted:
+            raise RuntimeError(self._way_on("an optimizer's step"))
         if key in self._stepped:
             raise RuntimeError(
                 f"an optimizer stepped twice before all {len(self._optimizers)} attached ones stepped once: "
                 "an update is one step of every attached optimizer"
             )
+        if self._loaded:
+            self._warn_of_clock()
         if not self._stepping:
             self._before_update()
         self._stepping.add(key)
 
+    @torch._disable_dynamo
     def _post_step(self, key: int) -> None:
         self._stepped.add(key)
         if len(self._stepped) < len(self._optimizers):
@@ -201,7 +272,10 @@ class DataParallel(nn.Module, ABC):
         """Continue after `clock` committed updates (when resuming). Collective: drains first."""
         if clock < 0:
             raise ValueError(f"clock={clock}: expected the number of committed updates, >= 0")
-        self.drain()
+        self._drop(f"load_clock({clock})")
+        self._stepping.clear()
+        self._stepped.clear()
+        self._loaded = False
         self.clock = clock
 
     # -- the bare module's face
@@ -212,18 +286,46 @@ class DataParallel(nn.Module, ABC):
             self.before_forward()
         return (self._ddp or self.module)(*args, **kwargs)
 
+    @torch._disable_dynamo
     def before_forward(self) -> None:
         """Check that a training forward may come now, and prepare it; `forward` does it by itself."""
         if self._averaged:
             raise RuntimeError("a training forward inside `with model.averaged()`: call model.eval() or no_grad()")
         if not self._optimizers:
-            raise RuntimeError("a training forward, but no optimizer is attached: call model.attach(optimizer)")
+            raise RuntimeError(
+                "a training forward, but no optimizer is attached: call model.attach(optimizer); one that trains "
+                "nothing, such as a summary or a learning-rate test, can be run on model.module or under no_grad()"
+            )
+        if self._interrupted:
+            raise RuntimeError(self._way_on("a training forward"))
         if self._stepping:
             raise RuntimeError(
                 "a training forward inside an update: run every forward and backward of a step first, then step "
-                f"all {len(self._optimizers)} attached optimizers, without closures"
+                f"all {len(self._optimizers)} attached optimizers"
             )
         self._before_forward()
+
+    @property
+    def _interrupted(self) -> bool:
+        """Whether an update has begun, and what it did last is not over."""
+        return self._stepping != self._stepped or 0 < len(self._optimizers) == len(self._stepped)
+
+    def _way_on(self, what: str) -> str:
+        return (
+            f"{what} inside an update, number {self.clock}, whose optimizer.step() is not over: expected steps without "
+            "closures. If an exception interrupted it: on every rank load a checkpoint (load_state_dict, load_clock), "
+            "or call drain() to begin the update anew from the parameters as they are now"
+        )
+
+    def _warn_of_clock(self) -> None:
+        """Warn of a resume without `load_clock`, after which rounds would be others than in an uninterrupted run."""
+        self._loaded = False
+        if self.clock == 0 and self.worker == 0 and any(optimizer.state for optimizer in self._optimizers):
+            warnings.warn(
+                "the optimizer has made updates before, but model.clock is 0: to continue a run, call "
+                "model.load_clock(updates) on every rank after load_state_dict()",
+                stacklevel=2,
+            )
 
     @property
     def bare_module(self) -> nn.Module:
@@ -236,8 +338,32 @@ class DataParallel(nn.Module, ABC):
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the bare module's state dict. Every rank must call it: what is in flight is dropped first."""
-        self.drain()
-        return self.bare_module.load_state_dict(state_dict, *args, **kwargs)
+        self._drop("load_state_dict()")
+        result = self.bare_module.load_state_dict(state_dict, *args, **kwargs)
+        self._after_load()
+        return result
+
+    def _after_load(self) -> None:
+        self._loaded = True
+
+    # A module that holds the wrapper (torch.compile's too) saves by `state_dict`, but loads child by child.
+
+    def _load_within(self, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+        """Let a module that holds this wrapper load: drain, and take the bare names."""
+        self._drop("load_state_dict()")
+        inner = f"{prefix}module." if self.bare_module is self.module else f"{prefix}module._orig_mod."
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            state_dict[inner + key.removeprefix(prefix)] = state_dict.pop(key)
+
+    def _loaded_within(self, _: Any) -> None:
+        self._after_load()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refuse to be copied or pickled: process groups and hooks of optimizers cannot be."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled: it belongs to its process groups and optimizers; "
+            "expected model.module (AveragedModel(model.module), copy.deepcopy(model.module)) or model.state_dict()"
+        )
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """Return the bare module's named parameters."""
@@ -246,6 +372,31 @@ class DataParallel(nn.Module, ABC):
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         """Return the bare module's named buffers."""
         return self.bare_module.named_buffers(*args, **kwargs)
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Return this wrapper, and the bare module's named modules under their bare names."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            if remove_duplicate:
+                memo.add(self)
+            yield prefix, self
+            yield from self.bare_module.named_modules(memo, prefix, remove_duplicate)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """Return the bare module's submodule of that name."""
+        return self.bare_module.get_submodule(target)
+
+
+def refuse_wrapped(module: nn.Module) -> None:
+    """Raise ValueError if a module is wrapped already, or holds one that is."""
+    for name, part in module.named_modules():
+        if isinstance(part, DataParallel | DistributedDataParallel | nn.DataParallel):
+            raise ValueError(
+                f"{f'submodule {name!r}' if name else 'module'} is a {type(part).__name__}: expected a bare module, as "
+                "its .module; ranks_per_worker averages gradients inside a worker"
+            )
 
 
 def averageable_buffers(module: nn.Module) -> list[Tensor]:

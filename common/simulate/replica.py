@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.parallel.checks import check_order, resolve_topology
-from common.parallel.data_parallel import DataParallel
+from common.parallel.data_parallel import DataParallel, refuse_wrapped
 from common.parallel.optimizers import is_bucketwise, mixes_momentum, tracks_mixing, warn_of_window
 from common.simulate.cohort import Cohort
 from common.topology import Topology
@@ -55,6 +55,7 @@ def simulate(
     Raises ValueError for an unknown method or order, a topology for another number of workers, and local steps that
     contradict each other or the topology.
     """
+    refuse_wrapped(module)
     if world_size < 1:
         raise ValueError(f"world_size={world_size}: expected at least 1 simulated worker")
     if method not in ("decentralized", "allreduce"):
@@ -127,16 +128,18 @@ class SimulatedReplica(DataParallel):
     def _after_update(self) -> None:
         self._cohort.after_update(self.worker)
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """Expect parameters to be written: rounds that begin then begin from what was written."""
         self._cohort.anchors.expire()
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the bare module's state dict; this worker's anchors, until they are loaded, are these parameters."""
-        result = super().load_state_dict(state_dict, *args, **kwargs)
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def _after_load(self) -> None:
+        super()._after_load()
         for anchors, vector in zip(self._cohort.anchors.anchors, self._cohort.vectors[self.worker], strict=False):
             anchors[self.worker, : vector.numel].copy_(vector.data)
-        return result
 
     def communication_state(self) -> dict[str, Tensor]:
         """Return this worker's anchors and outer momenta."""
