@@ -94,8 +94,8 @@ class AllReduceDataParallel(DataParallel):
         self._compression.load(state)
         self._synchronizing = False  # a backward before it belongs to what it replaces
 
-    def _release(self, clean: bool) -> None:
-        super()._release(clean)
+    def _release(self, clean: bool, patient: bool) -> None:
+        super()._release(clean, patient)
         if not self._queued:
             self._groups.abort()  # destroying them would wait for what an exception has left in flight
         if clean or not self._queued:

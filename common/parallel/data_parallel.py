@@ -178,17 +178,21 @@ class DataParallel(nn.Module, ABC):
         """
         if self._closed:
             return
-        clean = False
+        waits, clean = self._connected and sys.exc_info()[0] is None, False
         try:
-            if self._connected and sys.exc_info()[0] is None:
+            if waits:
                 self._begin("close()")
                 self._drain()
                 clean = True
         finally:
-            self._release(clean)
+            self._release(clean, patient=not waits)
 
-    def _release(self, clean: bool) -> None:
-        """Detach from the optimizers and peers; clean: nothing is in flight and all is well."""
+    def _release(self, clean: bool, patient: bool) -> None:
+        """Detach from the optimizers and from the peers.
+
+        clean:   nothing is in flight and all is well
+        patient: otherwise, whether what is in flight may still arrive
+        """
         self._closed = True
         for handle in self._handles:
             handle.remove()

@@ -318,10 +318,10 @@ class DecentralizedDataParallel(DataParallel):
     def abandon(self) -> None:
         """Detach from the optimizers without waiting for peers, after all connections were closed."""
         self.mixer.abandon()
-        self._release(clean=False)
+        self._release(clean=False, patient=False)
 
-    def _release(self, clean: bool) -> None:
-        super()._release(clean)
+    def _release(self, clean: bool, patient: bool) -> None:
+        super()._release(clean, patient)
         self._step_by_bucket(None)
         for momentum in self._momentum:
             momentum.close()
@@ -331,7 +331,7 @@ class DecentralizedDataParallel(DataParallel):
         self._tracking.clear()
         if clean:
             self.mixer.close()
-        if clean or self.mixer.end():
+        if clean or self.mixer.end(patient):
             self._groups.close()
 
     def communication_state(self) -> dict[str, Tensor]:

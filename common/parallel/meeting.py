@@ -59,7 +59,7 @@ def difference(places: list[Place]) -> str | None:
     ahead = ranks([place.launched == launched for place in places])
     if len(ahead) < len(places):
         return (
-            f"ranks {ahead} alone ran a training forward after update {last - 1}, which sent messages: run one that "
+            f"ranks {ahead} alone ran a training forward after {last} updates, which sent messages: run one that "
             "trains nothing, such as a summary, on model.module or under torch.no_grad()"
         )
     return None

@@ -256,15 +256,16 @@ class Mixer:
             self._watch.close()
         _open.discard(self)
 
-    def end(self) -> bool:
+    def end(self, patient: bool = True) -> bool:
         """Close, after an exception or at the end of the process, when peers may never answer; whatever is in flight.
 
-        Waits for that a moment, then closes the connections, so that no thread stays in a wait. Returns whether the
+        Closes the connections, if `patient` after a moment, so that no thread stays in a wait. Returns whether the
         process groups can be destroyed: with NCCL that would wait for what is in flight.
         """
         queued = self._stalls is not None
-        if not queued:
+        if patient and not queued:
             self._wait_a_moment()
+        if not queued:
             self._groups.abort()
         self._in_flight.clear()
         for vector in self.vectors:
