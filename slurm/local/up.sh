@@ -23,7 +23,8 @@ fi
 [ ! -e "$STATE/pids" ] || refuse "$STATE/pids exists: this Slurm is up already; slurm/local/down.sh ends it"
 # The kernel cuts names to 15 characters; slurmctld and slurmd are shorter.
 for daemon in slurmctld slurmd; do
-    ! pgrep -x "$daemon" >/dev/null || refuse "a $daemon runs on this machine already: use that Slurm"
+    # Not one that has ended, which its parent has not asked about.
+    [ -z "$(ps -C "$daemon" -o stat= | grep -v '^Z')" ] || refuse "a $daemon runs on this machine already: use that Slurm"
 done
 [ ! -e /etc/slurm/slurm.conf ] || refuse "/etc/slurm/slurm.conf exists: this machine belongs to a cluster already"
 if command -v scontrol >/dev/null && timeout 20 scontrol ping 2>/dev/null | grep -q "is UP"; then
