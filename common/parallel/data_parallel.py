@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from common.parallel.averaging import restored
+from common.parallel.bare import Bare
 from common.parallel.counters import CommunicationCounters
 from common.parallel.meeting import Place
 
@@ -28,10 +29,10 @@ _SIGNATURE = inspect.signature(DistributedDataParallel).parameters
 _KEEP_BUFFERS = {"forward_sync_buffers" if "forward_sync_buffers" in _SIGNATURE else "broadcast_buffers": False}
 
 
-class DataParallel(nn.Module, ABC):
+class DataParallel(Bare, ABC):
     """A replica of `module` that worker number `worker` of `world_size` workers trains.
 
-    Names are the bare module's everywhere: `state_dict()`, `parameters()`, `named_parameters()` carry no prefix.
+    Names are the bare module's everywhere: `state_dict()`, `named_parameters()`, `named_modules()` carry no prefix.
     One *update* is one `step()` of every attached optimizer; `clock` counts the updates committed.
     `everyone` is the process group of all ranks, whose collectives fail after the model's `timeout_s`; None: the
     default group, or a single process.
@@ -40,8 +41,7 @@ class DataParallel(nn.Module, ABC):
     def __init__(
         self, module: nn.Module, worker: int, world_size: int, everyone: dist.ProcessGroup | None = None
     ) -> None:
-        super().__init__()
-        self.module = module
+        super().__init__(module)
         self.worker = worker
         self.world_size = world_size
         self.everyone = everyone
@@ -53,8 +53,6 @@ class DataParallel(nn.Module, ABC):
         self._averaged = self._closed = False
         self._loaded = False  # a state dict, and no clock with it
         self._handles: list[RemovableHandle] = []
-        self.register_load_state_dict_pre_hook(DataParallel._load_within)
-        self.register_load_state_dict_post_hook(DataParallel._loaded_within)
         # Kept out of the module tree: its parameters are the module's own.
         self.__dict__["_ddp"] = None
 
@@ -121,6 +119,11 @@ class DataParallel(nn.Module, ABC):
             finally:
                 self._averaged = False
                 self._reshard()
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether the parameters are the mean at the moment, inside of `averaged()`."""
+        return self._averaged
 
     @abstractmethod
     def average_(self) -> None:
@@ -282,7 +285,7 @@ class DataParallel(nn.Module, ABC):
         self._loaded = False
         self.clock = clock
 
-    # -- the bare module's face
+    # -- forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
@@ -321,6 +324,12 @@ class DataParallel(nn.Module, ABC):
             "or call drain() to begin the update anew from the parameters as they are now"
         )
 
+    def _before_load(self) -> None:
+        self._drop("load_state_dict()")
+
+    def _after_load(self) -> None:
+        self._loaded = True
+
     def _warn_of_clock(self) -> None:
         """Warn of a resume without `load_clock`, after which rounds would be others than in an uninterrupted run."""
         self._loaded = False
@@ -330,67 +339,6 @@ class DataParallel(nn.Module, ABC):
                 "model.load_clock(updates) on every rank after load_state_dict()",
                 stacklevel=2,
             )
-
-    @property
-    def bare_module(self) -> nn.Module:
-        """The module without torch.compile's wrapper, whose names would carry a prefix."""
-        return getattr(self.module, "_orig_mod", self.module)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the bare module's state dict, without any prefix."""
-        return self.bare_module.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load the bare module's state dict. Every rank must call it: what is in flight is dropped first."""
-        self._drop("load_state_dict()")
-        result = self.bare_module.load_state_dict(state_dict, *args, **kwargs)
-        self._after_load()
-        return result
-
-    def _after_load(self) -> None:
-        self._loaded = True
-
-    # A module that holds the wrapper (torch.compile's too) saves by `state_dict`, but loads child by child.
-
-    def _load_within(self, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Let a module that holds this wrapper load: drain, and take the bare names."""
-        self._drop("load_state_dict()")
-        inner = f"{prefix}module." if self.bare_module is self.module else f"{prefix}module._orig_mod."
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            state_dict[inner + key.removeprefix(prefix)] = state_dict.pop(key)
-
-    def _loaded_within(self, _: Any) -> None:
-        self._after_load()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Refuse to be copied or pickled: process groups and hooks of optimizers cannot be."""
-        raise TypeError(
-            f"{type(self).__name__} cannot be copied or pickled: it belongs to its process groups and optimizers; "
-            "expected model.module (AveragedModel(model.module), copy.deepcopy(model.module)) or model.state_dict()"
-        )
-
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return the bare module's named parameters."""
-        return self.bare_module.named_parameters(*args, **kwargs)
-
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        """Return the bare module's named buffers."""
-        return self.bare_module.named_buffers(*args, **kwargs)
-
-    def named_modules(
-        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
-        """Return this wrapper, and the bare module's named modules under their bare names."""
-        memo = set() if memo is None else memo
-        if self not in memo:
-            if remove_duplicate:
-                memo.add(self)
-            yield prefix, self
-            yield from self.bare_module.named_modules(memo, prefix, remove_duplicate)
-
-    def get_submodule(self, target: str) -> nn.Module:
-        """Return the bare module's submodule of that name."""
-        return self.bare_module.get_submodule(target)
 
 
 def refuse_wrapped(module: nn.Module) -> None:

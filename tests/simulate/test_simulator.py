@@ -106,6 +106,17 @@ def test_a_worker_that_steps_twice_is_refused() -> None:
         training.optimizers[1][0].step()
 
 
+def test_averages_inside_averaged_of_another_worker_are_refused() -> None:
+    training = simulated(3, BASE).run(range(2))
+    first, second, _ = training.models
+    with first.averaged() as mean, first.averaged() as same:
+        assert same is mean
+        for average in (lambda: second.averaged().__enter__(), second.consensus_distance, second.average_):
+            with pytest.raises(RuntimeError, match=r"inside `with replica.averaged\(\)` of simulated worker 0: leave"):
+                average()
+    assert second.consensus_distance() > 0
+
+
 def test_training_inside_averaged_is_refused() -> None:
     training = simulated(2, BASE).run(range(1))
     with training.model.averaged():

@@ -6,10 +6,7 @@ needs no message, a resumed run launches the same round again. With local steps 
 the parameters' place.
 """
 
-import atexit
-import os
 import time
-import weakref
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -28,7 +25,7 @@ from common.parallel.counters import CommunicationCounters
 from common.parallel.gossip.buckets import ScheduledBucket, plan_buckets
 from common.parallel.gossip.exchange import Exchange, ReceiveBuffers, tag_of
 from common.parallel.gossip.hierarchical import HierarchicalByCollectives, HierarchicalByMessages
-from common.parallel.gossip.network import Network
+from common.parallel.gossip.network import Network, end_with_process
 from common.parallel.gossip.point_to_point import SendRecv
 from common.parallel.gossip.routes import Route, Routes
 from common.parallel.gossip.subgroup import SubgroupAllReduce
@@ -38,16 +35,6 @@ from common.parallel.streams import Stalls, Watch, is_queued
 from common.topology import Topology, Transport, in_phases
 
 LAST_WAIT = timedelta(seconds=10)  # for messages that nobody will merge
-
-_open: "weakref.WeakSet[Mixer]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=_open.clear)
-
-
-@atexit.register
-def _end_all() -> None:
-    """End what was not closed: a thread inside gloo while the interpreter goes would abort the process."""
-    for mixer in list(_open):
-        mixer.end()
 
 
 class Mixer:
@@ -117,7 +104,7 @@ class Mixer:
         self._in_flight: dict[int, list[Exchange | None]] = {}  # by fragment
         self._launched_at: dict[int, float] = {}
         self._attempt = 0  # how often rounds were dropped, to be launched again
-        _open.add(self)
+        end_with_process(self)
 
     @property
     def clock(self) -> int:
@@ -254,7 +241,6 @@ class Mixer:
         self._network.close()
         if self._watch is not None:
             self._watch.close()
-        _open.discard(self)
 
     def end(self, patient: bool = True) -> bool:
         """Close, after an exception or at the end of the process, when peers may never answer; whatever is in flight.

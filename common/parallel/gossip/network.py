@@ -1,11 +1,15 @@
 """Post exchanges, and carry those of several stages on while the model computes."""
 
+import atexit
+import os
 import queue
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import chain
+from typing import Protocol
 
 import torch
 
@@ -15,6 +19,28 @@ from common.parallel.streams import is_queued
 STAGES = 3  # the most that an exchange has
 END_S = 10.0  # for a thread to end, at most
 SLACK = 1  # messages of earlier rounds that may still be under way: the link never rests between two rounds
+
+
+class Endable(Protocol):
+    """What has threads that may wait for peers."""
+
+    def end(self) -> bool:
+        """End them, whatever they wait for; return at once if there are none."""
+
+
+_endable: "weakref.WeakSet[Endable]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_endable.clear)  # threads are the parent's
+
+
+def end_with_process(thing: Endable) -> None:
+    """Have it end, if it lives then, before the interpreter does: a thread inside gloo would abort the process."""
+    _endable.add(thing)
+
+
+@atexit.register
+def _end_all() -> None:
+    for thing in list(_endable):
+        thing.end()
 
 
 class RoundOrder:
