@@ -10,6 +10,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from common.dtensors import local
 from common.parallel.averaging import restored
 from common.parallel.bare import Bare
 from common.parallel.counters import CommunicationCounters
@@ -223,7 +225,11 @@ class DataParallel(Bare, ABC):
         """Drain, in a collective operation; after `close()` nothing is in flight."""
         if not self._closed:
             self._begin(operation)
+            interrupted = self._interrupted
             self._drain()
+            if interrupted:
+                self._stepping.clear()
+                self._stepped.clear()
 
     # -- the optimizer's hooks
 
@@ -333,7 +339,10 @@ class DataParallel(Bare, ABC):
     def _warn_of_clock(self) -> None:
         """Warn of a resume without `load_clock`, after which rounds would be others than in an uninterrupted run."""
         self._loaded = False
-        if self.clock == 0 and self.worker == 0 and any(optimizer.state for optimizer in self._optimizers):
+        if self.clock or self.worker:
+            return
+        state = chain(*(of.values() for optimizer in self._optimizers for of in optimizer.state.values()))
+        if any(local(value).any() for value in state if isinstance(value, Tensor)):
             warnings.warn(
                 "the optimizer has made updates before, but model.clock is 0: to continue a run, call "
                 "model.load_clock(updates) on every rank after load_state_dict()",

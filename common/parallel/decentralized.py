@@ -275,8 +275,6 @@ class DecentralizedDataParallel(DataParallel):
         """Drop what is in flight, so that parameters may be written: within a round, as a local step."""
         self.mixer.drain()
         if self._interrupted:
-            self._stepping.clear()
-            self._stepped.clear()
             self._set_rounds()
         self._anchors.expire()
         self._reshard()

@@ -130,6 +130,8 @@ class SimulatedReplica(DataParallel):
 
     def _drain(self) -> None:
         """Expect parameters to be written: rounds that begin then begin from what was written."""
+        if self._interrupted:
+            self._cohort.updating.discard(self.worker)
         self._cohort.anchors.expire()
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.optim import AccumAdamW
+from common.optim import AccumAdamW, DmSGD
 from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel
 from common.simulate import simulate
 
@@ -91,6 +91,15 @@ def test_a_training_forward_without_an_optimizer_says_what_to_do() -> None:
     model = DecentralizedDataParallel(bare(), "ring")
     with pytest.raises(RuntimeError, match=r"model.attach\(optimizer\).*can be run on model.module or under no_grad"):
         model(torch.ones(2, 2))
+
+
+def test_a_start_from_loaded_parameters_is_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
+    model = DecentralizedDataParallel(bare(), "ring", "atc")
+    optimizer = model.attach(DmSGD(model.parameters(), lr=0.1))
+    optimizer.init_state()
+    model.load_state_dict(bare().state_dict())
+    optimizer.step()
+    assert not [warning for warning in recwarn if "load_clock" in str(warning.message)]
 
 
 @pytest.mark.parametrize("clock", [None, 3])
