@@ -46,6 +46,7 @@ def doubled(tensors: list[torch.Tensor], n: int, group: object) -> None:
         tensor.mul_(2)
 
 
+@pytest.mark.slow  # importing what PyTorch computes tensors without data with takes seconds
 def test_buffers_of_one_dtype_on_two_devices_travel_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[str, int]] = []
 
