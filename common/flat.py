@@ -5,6 +5,7 @@ size, however large a single (tied) embedding is. Sends read the vector in place
 """
 
 import math
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -71,6 +72,7 @@ class FlatVector:
         self.parameters = [parameter for _, parameter in named_parameters]
         self._versions: list[Hashable] | None = None
         self.homes: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []  # where modules hold them
+        self._copy: Tensor | None = None  # of data, as it was launched
         self.move_to(torch.zeros(self.numel, dtype=first.dtype, device=first.device))
 
     @torch.no_grad()
@@ -123,16 +125,25 @@ class FlatVector:
 
     def views(self) -> Iterator[Tensor]:
         """Yield the parameters' places in the vector, in order, as tensors without gradient."""
+        yield from self.views_of(self.data)
+
+    def views_of(self, data: Tensor) -> Iterator[Tensor]:
+        """Yield the parameters' places in a vector that is laid out as this one."""
         for slot in self.slots:
-            yield self.data.as_strided(slot.size, slot.stride, self.data.storage_offset() + slot.offset)
+            yield data.as_strided(slot.size, slot.stride, data.storage_offset() + slot.offset)
 
     def protect(self) -> None:
-        """Note the parameters' versions: from now until `release` nobody may write them."""
+        """Note the parameters' versions: from now until `release` nobody may write them.
+
+        Writes through `.data` raise no version. With the environment variable GOSSIP_CHECK_WRITES=1, for finding them,
+        values are compared too, which takes memory and time.
+        """
         self._versions = [self._version(parameter) for parameter in self.parameters]
+        self._copy = self.data.clone() if os.environ.get("GOSSIP_CHECK_WRITES", "0") != "0" else None
 
     def release(self) -> None:
         """End the protection begun by `protect`."""
-        self._versions = None
+        self._versions = self._copy = None
 
     def check(self, where: str) -> None:
         """Raise RuntimeError naming the first parameter that moved, or was written while protected."""
@@ -147,11 +158,26 @@ class FlatVector:
                     "wrap one module that holds them all."
                 )
             if self._versions is not None and self._version(parameter) != self._versions[index]:
-                raise RuntimeError(
-                    f"{where}: parameter '{slot.name}' was written while its message was in flight (between "
-                    "optimizer.step() and the next one). Write inside the step, or call .drain() on all ranks "
-                    "before writing."
-                )
+                raise RuntimeError(_written(where, slot.name))
+        if self._copy is not None:
+            before = self.views_of(self._copy)
+            for slot, view, copy in zip(self.slots, self.views(), before, strict=True):
+                if not torch.equal(_bits(view), _bits(copy)):
+                    raise RuntimeError(_written(where, slot.name))
+
+
+def _bits(view: Tensor) -> Tensor:
+    """Return the memory of a dense tensor as bytes, in which NaN equals itself."""
+    return view.as_strided((view.numel(),), (1,)).view(torch.uint8)
+
+
+def _written(where: str, name: str) -> str:
+    return (
+        f"{where}: parameter '{name}' was written while its message was in flight (between optimizer.step() and the "
+        "next one). Write inside the step, or call .drain() on all ranks before writing; a module that writes its "
+        "parameters in forward (nn.Embedding(max_norm=...), normalised weights) needs order='atc'. Writes through "
+        ".data are seen only with GOSSIP_CHECK_WRITES=1."
+    )
 
 
 def flatten(module: nn.Module) -> list[FlatVector]:

@@ -70,7 +70,7 @@ class DecentDP(DataParallel):
             self.counters.bytes_sent += 2 * (k - 1) / k * sum(p.numel() * p.element_size() for p in self._trained)
             self.counters.rounds += 1
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """Wait for what is in flight; it is of copies, and still merged later."""
         for work in self._ddp._comm_ops:
             if work is not None:

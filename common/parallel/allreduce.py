@@ -13,6 +13,7 @@ from common.parallel.collectives import broadcast_from_first
 from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.hooks import Compression
 from common.parallel.process_groups import ProcessGroups, patience
+from common.parallel.streams import is_queued
 
 
 class AllReduceDataParallel(DataParallel):
@@ -38,7 +39,7 @@ class AllReduceDataParallel(DataParallel):
         *,
         bucket_mb: float = 25.0,
         find_unused_parameters: bool = False,
-        timeout_s: float = 300.0,
+        timeout_s: float = 600.0,
         hook: str | None = None,
         powersgd_rank: int = 1,
         powersgd_from: int = 1000,
@@ -51,6 +52,7 @@ class AllReduceDataParallel(DataParallel):
             refuse_complex(f"hook={hook}", module.parameters())
         self._compression = Compression(hook, powersgd_rank, powersgd_from)
         device = check_device(p for p in module.parameters() if p.requires_grad)
+        self._queued = is_queued(device)
         groups = ProcessGroups(1, patience(timedelta(seconds=timeout_s), device))
         super().__init__(module, groups.rank, groups.world_size, groups.world)
         self._groups = groups
@@ -96,12 +98,21 @@ class AllReduceDataParallel(DataParallel):
         self._compression.load(state)
         self._synchronizing = False  # a backward before it belongs to what it replaces
 
+    def _release(self, clean: bool, patient: bool) -> None:
+        super()._release(clean, patient)
+        if not self._queued:
+            self._groups.abort()  # destroying them would wait for what an exception has left in flight
+        if clean or not self._queued:
+            self._groups.close()
+
     def average_(self) -> None:
         """Average the buffers for good. Collective."""
+        self._begin("average_()")
         self._write_mean()
 
     def consensus_distance(self) -> float:
         """Return the measured distance: 0 unless something is wrong. Collective."""
+        self._begin("consensus_distance()")
         vectors = [p.detach().reshape(-1) for p in self.parameters() if p.requires_grad]
         return consensus_distance(vectors, self.world_size, self._groups.world)
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.parallel.collectives import mean_over_ranks_, sum_over_ranks
+from common.parallel.collectives import mean_over_ranks_, sendable, sum_over_ranks
 
 CHUNK = 1 << 22  # elements handled at once, so that extra memory stays small
 
@@ -24,10 +24,12 @@ def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def average_buffers_(buffers: Sequence[Tensor], n: int, group: dist.ProcessGroup | None) -> None:
-    """Replace buffers by their means over the ranks, in one message for each dtype. Collective."""
-    for dtype in dict.fromkeys(buffer.dtype for buffer in buffers):
-        same = [buffer for buffer in buffers if buffer.dtype == dtype]
-        flat = torch.cat([buffer.reshape(-1) for buffer in same])
+    """Replace buffers by their means over the ranks, in one message for each dtype and device. Collective."""
+    sent = [sendable(buffer.reshape(-1), group) for buffer in buffers]
+    kinds = [(values.dtype, values.device) for values in sent]
+    for kind in dict.fromkeys(kinds):
+        same = [buffer for buffer, own in zip(buffers, kinds, strict=True) if own == kind]
+        flat = torch.cat([values for values, own in zip(sent, kinds, strict=True) if own == kind])
         mean_over_ranks_([flat], n, group)
         for buffer, mean in zip(same, flat.split([b.numel() for b in same]), strict=True):
             buffer.copy_(mean.view(buffer.shape))

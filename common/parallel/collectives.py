@@ -12,6 +12,11 @@ from torch import Tensor
 
 from common.parallel.streams import is_queued
 
+# What a rank that is out of step usually has done.
+SKIPPED = (
+    "skipped optimizer.step(), for example by torch.amp.GradScaler after an overflow (use common.parallel.GradScaler) "
+    "or by `if not isfinite(loss): continue`"
+)
 GLOOS_WORDS = ("gloo/", "pair closure")  # in its errors, which are plain RuntimeErrors
 
 
@@ -99,12 +104,18 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
     if not any(is_queued(tensor.device) for tensor in tensors) and _equal_on_all_ranks(tensors, group):
         return
     for tensor in tensors:
-        whole = tensor.detach().contiguous()
+        whole = sendable(tensor.detach().contiguous(), group)
         message = as_bytes(whole)
         if message.numel():
             dist.broadcast(message, group=group, group_src=0)
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(whole)
+
+
+def sendable(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Return the tensor, or a copy on this process's GPU where the group knows no CPUs, as with NCCL."""
+    on_cpu = tensor.device.type == "cpu" and is_distributed()
+    return tensor.cuda() if on_cpu and dist.get_backend(group) == dist.Backend.NCCL else tensor
 
 
 def as_bytes(contiguous: Tensor) -> Tensor:

@@ -6,9 +6,11 @@ An update is, in this order: `_before_update`, the optimizer's step, `_after_upd
 
 import contextlib
 import inspect
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,18 +21,21 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from common.arguments import check_arguments
+from common.dtensors import local
 from common.parallel.averaging import restored
+from common.parallel.bare import Bare
 from common.parallel.counters import CommunicationCounters
+from common.parallel.meeting import Place
 
 # torch 2.13 deprecates `broadcast_buffers` for `forward_sync_buffers`; torch 2.6 knows only the former.
 _SIGNATURE = inspect.signature(DistributedDataParallel).parameters
 _KEEP_BUFFERS = {"forward_sync_buffers" if "forward_sync_buffers" in _SIGNATURE else "broadcast_buffers": False}
 
 
-class DataParallel(nn.Module, ABC):
+class DataParallel(Bare, ABC):
     """A replica of `module` that worker number `worker` of `world_size` workers trains.
 
-    Names are the bare module's everywhere: `state_dict()`, `parameters()`, `named_parameters()` carry no prefix.
+    Names are the bare module's everywhere: `state_dict()`, `named_parameters()`, `named_modules()` carry no prefix.
     One *update* is one `step()` of every attached optimizer; `clock` counts the updates committed.
     `everyone` is the process group of all ranks, whose collectives fail after the model's `timeout_s`; None: the
     default group, or a single process.
@@ -39,8 +44,7 @@ class DataParallel(nn.Module, ABC):
     def __init__(
         self, module: nn.Module, worker: int, world_size: int, everyone: dist.ProcessGroup | None = None
     ) -> None:
-        super().__init__()
-        self.module = module
+        super().__init__(module)
         self.worker = worker
         self.world_size = world_size
         self.everyone = everyone
@@ -49,7 +53,8 @@ class DataParallel(nn.Module, ABC):
         self._optimizers: list[Optimizer] = []
         self._stepping: set[int] = set()
         self._stepped: set[int] = set()
-        self._averaged = False
+        self._averaged = self._closed = False
+        self._loaded = False  # a state dict, and no clock with it
         # What workers keep in common, in gradients or parameters: what is trained when the module is wrapped.
         self._common = {p for p in module.parameters() if p.requires_grad}
         self._held = 0  # parameters of the attached optimizers
@@ -79,6 +84,17 @@ class DataParallel(nn.Module, ABC):
     def _after_commit(self) -> None:
         """Act after the clock ticked."""
 
+    def _meet(self, place: Place) -> None:
+        """Compare with the other ranks where this one is, before a collective operation."""
+
+    @property
+    def _connected(self) -> bool:
+        """Whether this rank can still wait for others."""
+        return True
+
+    def _drain(self) -> None:
+        """Make sure that no message is in flight; begin an update that was interrupted anew."""
+
     def _reshard(self) -> None:
         """Drop what was gathered of sharded parameters: they are about to be written."""
 
@@ -95,8 +111,14 @@ class DataParallel(nn.Module, ABC):
         """Hold the mean model for a while: `with model.averaged() as module:` evaluates it.
 
         Inside, the trainable parameters and the persistent floating point buffers (BatchNorm statistics) are the
-        mean over all workers; afterwards they are what they were, bit for bit. Training inside is refused. Collective.
+        mean over all workers; afterwards they are what they were, bit for bit. Training inside is refused. A state dict
+        taken inside refers to the parameters, as everywhere in PyTorch: save it inside, or copy its tensors. Inside of
+        another such block nothing more happens. Collective.
         """
+        if self._averaged:
+            yield self.module
+            return
+        self._begin("averaged()")
         with restored(self._mean_state()):
             self._write_mean()
             self._averaged = True
@@ -105,6 +127,11 @@ class DataParallel(nn.Module, ABC):
             finally:
                 self._averaged = False
                 self._reshard()
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether the parameters are the mean at the moment, inside of `averaged()`."""
+        return self._averaged
 
     @abstractmethod
     def average_(self) -> None:
@@ -131,6 +158,7 @@ class DataParallel(nn.Module, ABC):
 
     def drain(self) -> None:
         """Make sure that no message is in flight, so that parameters may be written. Collective."""
+        self._drop("drain()")
 
     def communication_state(self) -> dict[str, Tensor]:
         """Return what the next rounds depend on besides parameters and clock, for the checkpoint of this rank."""
@@ -141,7 +169,7 @@ class DataParallel(nn.Module, ABC):
 
         Raises ValueError when it is that of another way to communicate.
         """
-        self.drain()
+        self._drop("load_communication_state()")
         own = self.communication_state()
         expected, got = ({name: tensor.numel() for name, tensor in tensors.items()} for tensors in (own, state))
         if expected != got:
@@ -153,12 +181,61 @@ class DataParallel(nn.Module, ABC):
             tensor.copy_(state[name])
 
     def close(self) -> None:
-        """Drain and detach from the optimizers; the bare module stays usable. Collective."""
-        self.drain()
+        """Drain, detach from the optimizers, and destroy the process groups made for this wrapper. Collective.
+
+        The bare module and the optimizers stay usable. While an exception is handled, and after
+        `destroy_process_group()`, it waits a few seconds at most for what is in flight, and never raises. If ranks are
+        out of step it raises as other collective methods do, and has closed all the same.
+        """
+        if self._closed:
+            return
+        waits, clean = self._connected and sys.exc_info()[0] is None, False
+        try:
+            if waits:
+                self._begin("close()")
+                self._drain()
+                clean = True
+        finally:
+            self._release(clean, patient=not waits)
+
+    def _release(self, clean: bool, patient: bool) -> None:
+        """Detach from the optimizers and from the peers.
+
+        clean:   nothing is in flight and all is well
+        patient: otherwise, whether what is in flight may still arrive
+        """
+        self._closed = True
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._optimizers.clear()
+        self._stepping.clear()
+        self._stepped.clear()
+        self.__dict__["_ddp"] = None
+
+    def _begin(self, operation: str) -> None:
+        """Check that a collective operation may come now, on all ranks alike.
+
+        Raises RuntimeError inside `averaged()` and after `close()`, or PeerError naming the ranks that differ.
+        """
+        if self._averaged:
+            raise RuntimeError(
+                f"{operation} inside `with model.averaged()`: leave the block first, at whose end the worker's own "
+                "parameters come back"
+            )
+        if self._closed:
+            raise RuntimeError(f"{operation} after close(): wrap model.module anew")
+        self._meet(Place(operation, self.clock, (), self._interrupted))
+
+    def _drop(self, operation: str) -> None:
+        """Drain, in a collective operation; after `close()` nothing is in flight."""
+        if not self._closed:
+            self._begin(operation)
+            interrupted = self._interrupted
+            self._drain()
+            if interrupted:
+                self._stepping.clear()
+                self._stepped.clear()
 
     # -- the optimizer's hooks
 
@@ -183,14 +260,19 @@ class DataParallel(nn.Module, ABC):
         ]
         return optimizer
 
+    @torch._disable_dynamo  # as torch.compiler.disable, but imports the compiler when it is called
     def _pre_step(self, key: int) -> None:
         if self._averaged:
             raise RuntimeError("optimizer.step() inside `with model.averaged()`: the mean model is for evaluation")
+        if self._interrupted:
+            raise RuntimeError(self._way_on("an optimizer's step"))
         if key in self._stepped:
             raise RuntimeError(
                 f"an optimizer stepped twice before all {len(self._optimizers)} attached ones stepped once: "
                 "an update is one step of every attached optimizer"
             )
+        if self._loaded:
+            self._warn_of_clock()
         if not self._stepping:
             self._before_update()
             if not self._warned:
@@ -215,6 +297,7 @@ class DataParallel(nn.Module, ABC):
                 self._warned = True
                 return
 
+    @torch._disable_dynamo
     def _post_step(self, key: int) -> None:
         self._stepped.add(key)
         if len(self._stepped) < len(self._optimizers):
@@ -230,10 +313,13 @@ class DataParallel(nn.Module, ABC):
         check_arguments(DataParallel.load_clock, locals())
         if clock < 0:
             raise ValueError(f"clock={clock}: expected the number of committed updates, >= 0")
-        self.drain()
+        self._drop(f"load_clock({clock})")
+        self._stepping.clear()
+        self._stepped.clear()
+        self._loaded = False
         self.clock = clock
 
-    # -- the bare module's face
+    # -- forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's forward."""
@@ -241,40 +327,55 @@ class DataParallel(nn.Module, ABC):
             self.before_forward()
         return (self._ddp or self.module)(*args, **kwargs)
 
+    @torch._disable_dynamo
     def before_forward(self) -> None:
         """Check that a training forward may come now, and prepare it; `forward` does it by itself."""
         if self._averaged:
             raise RuntimeError("a training forward inside `with model.averaged()`: call model.eval() or no_grad()")
         if not self._optimizers:
-            raise RuntimeError("a training forward, but no optimizer is attached: call model.attach(optimizer)")
+            raise RuntimeError(
+                "a training forward, but no optimizer is attached: call model.attach(optimizer); one that trains "
+                "nothing, such as a summary or a learning-rate test, can be run on model.module or under no_grad()"
+            )
+        if self._interrupted:
+            raise RuntimeError(self._way_on("a training forward"))
         if self._stepping:
             raise RuntimeError(
                 "a training forward inside an update: run every forward and backward of a step first, then step "
-                f"all {len(self._optimizers)} attached optimizers, without closures"
+                f"all {len(self._optimizers)} attached optimizers"
             )
         self._before_forward()
 
     @property
-    def bare_module(self) -> nn.Module:
-        """The module without torch.compile's wrapper, whose names would carry a prefix."""
-        return getattr(self.module, "_orig_mod", self.module)
+    def _interrupted(self) -> bool:
+        """Whether an update has begun, and what it did last is not over."""
+        return self._stepping != self._stepped or 0 < len(self._optimizers) == len(self._stepped)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the bare module's state dict, without any prefix."""
-        return self.bare_module.state_dict(*args, **kwargs)
+    def _way_on(self, what: str) -> str:
+        return (
+            f"{what} inside an update, number {self.clock}, whose optimizer.step() is not over: expected steps without "
+            "closures. If an exception interrupted it: on every rank load a checkpoint (load_state_dict, load_clock), "
+            "or call drain() to begin the update anew from the parameters as they are now"
+        )
 
-    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load the bare module's state dict. Every rank must call it: what is in flight is dropped first."""
-        self.drain()
-        return self.bare_module.load_state_dict(state_dict, *args, **kwargs)
+    def _before_load(self) -> None:
+        self._drop("load_state_dict()")
 
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Return the bare module's named parameters."""
-        return self.bare_module.named_parameters(*args, **kwargs)
+    def _after_load(self) -> None:
+        self._loaded = True
 
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        """Return the bare module's named buffers."""
-        return self.bare_module.named_buffers(*args, **kwargs)
+    def _warn_of_clock(self) -> None:
+        """Warn of a resume without `load_clock`, after which rounds would be others than in an uninterrupted run."""
+        self._loaded = False
+        if self.clock or self.worker:
+            return
+        state = chain(*(of.values() for optimizer in self._optimizers for of in optimizer.state.values()))
+        if any(local(value).any() for value in state if isinstance(value, Tensor)):
+            warnings.warn(
+                "the optimizer has made updates before, but model.clock is 0: to continue a run, call "
+                "model.load_clock(updates) on every rank after load_state_dict()",
+                stacklevel=2,
+            )
 
 
 def averageable_buffers(module: nn.Module) -> list[Tensor]:

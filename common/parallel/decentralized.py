@@ -42,6 +42,7 @@ from common.parallel.data_parallel import DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
 from common.parallel.gossip import Mixer
 from common.parallel.gossip.buckets import fragments_of
+from common.parallel.meeting import Place, meet
 from common.parallel.mesh import ranks_per_worker_of
 from common.parallel.optimizers import (
     BucketwiseOptimizer,
@@ -87,8 +88,8 @@ class DecentralizedDataParallel(DataParallel):
                       every host sends half of its bytes in each step instead of all in every second one
     push_sum:         stochastic gradient push (SGP): also for topologies that do not keep the mean (directed graphs
                       whose ranks take more or less than they give); the same as without it where they do
-    timeout_s:        seconds to wait for a peer before an error names it; with local steps a peer may be as late as
-                      workers drift apart in H updates
+    timeout_s:        seconds to wait for a peer before an error names it, also while one rank evaluates or saves alone;
+                      with local steps a peer may be as late as workers drift apart in H updates
 
     local_steps:      H, updates in a round (the rule: `common.local_steps`): a step sends 1/H of the bytes, and between
                       exchanges it runs the operations of the bare optimizer only
@@ -130,7 +131,7 @@ class DecentralizedDataParallel(DataParallel):
         phases: Literal["aligned", "staggered"] = "aligned",
         push_sum: bool = False,
         find_unused_parameters: bool = False,
-        timeout_s: float = 300.0,
+        timeout_s: float = 600.0,
         **unknown: Any,
     ) -> None:
         refuse_unknown("DecentralizedDataParallel", unknown, inspect.signature(DecentralizedDataParallel).parameters)
@@ -288,9 +289,19 @@ class DecentralizedDataParallel(DataParallel):
         for fragment in self._plan.launched(self.clock):
             self.mixer.launch(fragment, writable=writable)
 
-    def drain(self) -> None:
-        """Drop what is in flight, so that parameters may be written: within a round, as a local step. Collective."""
+    def _meet(self, place: Place) -> None:
+        if self.everyone is not None and self.mixer.abort is None:  # who survives others has other ways to agree
+            meet(place._replace(launched=self.mixer.in_flight), self.everyone)
+
+    @property
+    def _connected(self) -> bool:
+        return self.everyone is None or self._groups.usable
+
+    def _drain(self) -> None:
+        """Drop what is in flight, so that parameters may be written: within a round, as a local step."""
         self.mixer.drain()
+        if self._interrupted:
+            self._set_rounds()
         self._anchors.expire()
         self._reshard()
 
@@ -303,10 +314,12 @@ class DecentralizedDataParallel(DataParallel):
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the bare module's state dict; anchors, until they are loaded, are these parameters. Collective."""
-        result = super().load_state_dict(state_dict, *args, **kwargs)
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def _after_load(self) -> None:
+        super()._after_load()
         self._anchors.overwrite(self.clock)
         self._anchors.reset()
-        return result
 
     def survive(self, abort: Callable[[], None]) -> None:
         """Finish an update without the buckets that fail, instead of raising: they and all later ones mix with W = I.
@@ -330,23 +343,25 @@ class DecentralizedDataParallel(DataParallel):
     def abandon(self) -> None:
         """Detach from the optimizers without waiting for peers, after all connections were closed."""
         self.mixer.abandon()
-        self.close()
+        self._release(clean=False, patient=False)
 
-    def close(self) -> None:
-        """Drain and detach from the optimizers; the bare module and they stay usable. Collective."""
+    def _release(self, clean: bool, patient: bool) -> None:
         attached = list(self._optimizers)
-        super().close()
+        super()._release(clean, patient)
         self._step_by_bucket(None)
         for optimizer in attached:
             if isinstance(optimizer, AccumAdam):
                 optimizer.release_state(self._vectors)
-        self.mixer.close()
         for momentum in self._momentum:
             momentum.close()
         self._momentum.clear()
         for optimizer in self._tracking:
             optimizer.deferred = False
         self._tracking.clear()
+        if clean:
+            self.mixer.close()
+        if clean or self.mixer.end(patient):
+            self._groups.close()
 
     def communication_state(self) -> dict[str, Tensor]:
         """Return anchors, outer momenta, and what messages of 8 bits have left out so far, one of each for a vector.
@@ -363,18 +378,24 @@ class DecentralizedDataParallel(DataParallel):
     def load_clock(self, clock: int) -> None:
         """Continue after `clock` updates. In the middle of a round the communication state must follow. Collective."""
         super().load_clock(clock)
-        for fragment in range(self._plan.fragments):
-            self.mixer.set_clock(self._plan.merged(clock, fragment), fragment)
+        self._set_rounds()
         self._anchors.require(clock)
+
+    def _set_rounds(self) -> None:
+        """Have the mixer continue with the rounds that come after `clock` updates."""
+        for fragment in range(self._plan.fragments):
+            self.mixer.set_clock(self._plan.merged(self.clock, fragment), fragment)
 
     def average_(self) -> None:
         """Replace parameters, anchors, outer momenta and buffers by their means, for good. Collective."""
-        self.drain()
+        self._begin("average_()")
+        self._drain()
         self._write_mean()
         mean_over_ranks_(list(self._anchors.state.values()), *self._replica.peers)
 
     def consensus_distance(self) -> float:
         """Return sqrt(mean_i ||x_i - x_bar||^2), equal on all ranks. Collective."""
+        self._begin("consensus_distance()")
         self._check_vectors("consensus distance")
         weight = self._debiasing.weight(self.clock)
         return consensus_distance(self._flat, *self._replica.peers, weight, everyone=self._groups.world)

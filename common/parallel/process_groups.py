@@ -13,7 +13,7 @@ from common.parallel.devices import local_device
 from common.parallel.streams import is_queued
 
 WATCH_FIRST = timedelta(seconds=10)
-UNUSED_TAG = 1 << 20  # of messages
+UNUSED_TAG = 1 << 30  # of messages; theirs are smaller, see `common.parallel.gossip.exchange.tag_of`
 
 
 def open_process_group(device: torch.device, timeout_s: float) -> None:
@@ -33,16 +33,16 @@ def process_group(timeout_s: float) -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
-def abort_groups() -> None:
-    """Close all connections of all gloo groups of this process, so that nobody gets half a message.
+def abort_groups(groups: Iterable[dist.ProcessGroup] | None = None) -> None:
+    """Close all connections of gloo groups, None: of all in this process, so that nobody gets half a message.
 
     What waits for peers, in any thread, collectives included, and whatever comes later raises at once. `abort()` and
     `shutdown()` of a gloo group unblock nothing; a receive that runs out of time closes the pairs of its context,
-    unless the pair it waited for was closed already: so each peer gets one.
+    unless the pair it waited for was closed already: so each peer gets one. Groups may have been destroyed.
     """
-    for group in list(dist.distributed_c10d._world.pg_map):
-        for peer in range(dist.get_world_size(group)):
-            if peer != dist.get_rank(group) >= 0:
+    for group in list(dist.distributed_c10d._world.pg_map if groups is None else groups):
+        for peer in range(group.size()):
+            if peer != group.rank():
                 with suppress(RuntimeError):
                     backend = group._get_backend(torch.device("cpu"))
                     backend.recv([torch.empty(1)], peer, UNUSED_TAG).wait(timedelta(milliseconds=1))
@@ -68,11 +68,13 @@ class ProcessGroups:
     """
 
     def __init__(self, ranks_per_worker: int, timeout: timedelta) -> None:
+        self._made: list[dist.ProcessGroup] = []  # with this rank in it, in the order of creation
+        self._timeout = timeout
         self.distributed = is_distributed()
         self.world_size = dist.get_world_size() if self.distributed else 1
         self.rank = dist.get_rank() if self.distributed else 0
         # A group of our own, as all others here, so that messages never queue with the user's collectives.
-        self.world = dist.new_group(timeout=timeout) if self.distributed else None
+        self.world = self._new_group(None) if self.distributed else None
         check_equal_on_all_ranks({"ranks_per_worker": ranks_per_worker}, self.world)  # the groups below depend on it
         if ranks_per_worker < 1 or self.world_size % ranks_per_worker:
             raise ValueError(
@@ -82,18 +84,14 @@ class ProcessGroups:
         self.ranks_per_worker = ranks_per_worker
         self.workers = self.world_size // ranks_per_worker
         self.worker, self._index = divmod(self.rank, ranks_per_worker)  # this rank's worker, and its index there
-        self._timeout = timeout
         self._groups: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
         self.within_worker = self.between_workers = None
         if self.distributed:
             workers, indices = range(self.workers), range(ranks_per_worker)
-            between = [dist.new_group(self._ranks(workers, index), timeout=timeout) for index in indices]
+            between = [self._new_group(self._ranks(workers, index)) for index in indices]
             self.between_workers = between[self._index]
             if ranks_per_worker > 1:
-                within = [
-                    dist.new_group([w * ranks_per_worker + index for index in indices], timeout=timeout)
-                    for w in workers
-                ]
+                within = [self._new_group(tuple(w * ranks_per_worker + index for index in indices)) for w in workers]
                 self.within_worker = within[self.worker]
 
     @property
@@ -116,7 +114,7 @@ class ProcessGroups:
             for index in range(self.ranks_per_worker):
                 key = (purpose, self._ranks(members, index))
                 if key not in self._groups:
-                    self._groups[key] = dist.new_group(key[1], timeout=self._timeout)
+                    self._groups[key] = self._new_group(key[1])
 
     def group(self, purpose: str, members: tuple[int, ...]) -> dist.ProcessGroup | None:
         """Return the process group of these workers at this rank's index; None if it was not opened."""
@@ -135,6 +133,30 @@ class ProcessGroups:
             if group is not None and dist.get_rank(group) >= 0:
                 with explained("connecting the ranks of a process group"):
                     dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+    @property
+    def usable(self) -> bool:
+        """Whether messages can be sent: there are groups, and nobody has destroyed them."""
+        return self.world in dist.distributed_c10d._world.pg_map if self.world is not None else False
+
+    def abort(self) -> None:
+        """Close the connections of all groups, see `abort_groups`; those of NCCL end with the process."""
+        abort_groups(self._made)
+
+    def close(self) -> None:
+        """Destroy all groups; the ranks need not do it together, but each after its last message has arrived."""
+        for group in self._made:
+            if group in dist.distributed_c10d._world.pg_map:  # else `destroy_process_group()` has come before
+                dist.destroy_process_group(group)
+        self._made.clear()
+        self._groups.clear()
+        self.within_worker = self.between_workers = None
+
+    def _new_group(self, ranks: tuple[int, ...] | None) -> dist.ProcessGroup:
+        group = dist.new_group(ranks, timeout=self._timeout)
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            self._made.append(group)
+        return group
 
     def _ranks(self, workers: range | tuple[int, ...], index: int) -> tuple[int, ...]:
         return tuple(worker * self.ranks_per_worker + index for worker in workers)

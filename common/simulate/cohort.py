@@ -122,6 +122,7 @@ class Cohort:
 
     def write_mean(self, worker: int) -> None:
         """Write the mean of all workers into this one; under all-reduce parameters are equal already."""
+        self._refuse_averaged()
         if self.world_size == 1:
             return
         if self.gossips:
@@ -145,10 +146,20 @@ class Cohort:
 
     def consensus_distance(self) -> float:
         """Return sqrt(mean_i ||x_i - x_bar||^2) in float64."""
+        self._refuse_averaged()
         self.check("simulated consensus distance")
         wide = [matrix.cdouble() if matrix.is_complex() else matrix.double() for matrix in self.stacked]
         squares = [(m - self._weighted(m).mean(0)).abs().square().sum(1).mean() for m in wide]
         return float(sum(squares)) ** 0.5
+
+    def _refuse_averaged(self) -> None:
+        """Raise RuntimeError while a worker holds the mean in place of its own parameters."""
+        for replica in self.replicas:
+            if replica.is_averaged:
+                raise RuntimeError(
+                    f"an average inside `with replica.averaged()` of simulated worker {replica.worker}: leave the "
+                    "block first, at whose end its own parameters come back"
+                )
 
     @property
     def gossips(self) -> bool:

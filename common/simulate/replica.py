@@ -156,17 +156,21 @@ class SimulatedReplica(DataParallel):
     def _after_update(self) -> None:
         self._cohort.after_update(self.worker)
 
-    def drain(self) -> None:
+    def _drain(self) -> None:
         """Expect parameters to be written: rounds that begin then begin from what was written."""
+        if self._interrupted:
+            self._cohort.updating.discard(self.worker)
         self._cohort.anchors.expire()
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the bare module's state dict; this worker's anchors, until they are loaded, are these parameters."""
-        result = super().load_state_dict(state_dict, *args, **kwargs)
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    def _after_load(self) -> None:
+        super()._after_load()
         self._cohort.anchors.overwrite(self.clock, self.worker)
         for anchors, vector in zip(self._cohort.anchors.anchors, self._cohort.vectors[self.worker], strict=False):
             anchors[self.worker, : vector.numel].copy_(vector.data)
-        return result
 
     def communication_state(self) -> dict[str, Tensor]:
         """Return this worker's anchors and outer momenta, and the layout of its vectors."""

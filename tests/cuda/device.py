@@ -280,6 +280,7 @@ def emulated() -> Iterator[SimpleNamespace]:
         "torch.distributed.is_initialized": lambda: True,
         "torch.distributed.get_rank": rank,
         "torch.distributed.get_world_size": lambda group=None: len((group or here.trace.world).ranks),
+        "torch.distributed.get_backend": lambda group=None: "gloo",  # its tensors lie on the CPU
         "torch.distributed.new_group": lambda ranks=None, **_: here.trace.new_group(
             range(here.trace.world_size) if ranks is None else ranks
         ),

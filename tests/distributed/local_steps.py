@@ -134,7 +134,8 @@ def in_simulation(n: int, case: Case) -> list[list[np.ndarray]]:
 
 
 def vectors_of(model: DataParallel) -> list[np.ndarray]:
-    return [t.detach().numpy().ravel().copy() for t in (model.module.weight, *model.communication_state().values())]
+    kept = [tensor for name, tensor in model.communication_state().items() if not name.startswith("layout")]
+    return [tensor.detach().numpy().ravel().copy() for tensor in (model.module.weight, *kept)]
 
 
 DEFAULT = Outer(lr=0.4, momentum=0.9)

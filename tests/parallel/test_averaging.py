@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.parallel.averaging import restored
+from common.parallel import averaging, collectives
+from common.parallel.averaging import average_buffers_, restored
 from common.parallel.data_parallel import averageable_buffers
 
 
@@ -38,3 +39,42 @@ def test_averageable_buffers_are_persistent_and_floating_point() -> None:
     expected = [module.get_buffer(name) for name in ("mean", "child.running_mean", "child.running_var")]
     assert [id(b) for b in buffers if b.dtype == torch.float32] == [id(b) for b in expected]
     assert len(buffers) == 4
+
+
+def doubled(tensors: list[torch.Tensor], n: int, group: object) -> None:
+    for tensor in tensors:
+        tensor.mul_(2)
+
+
+@pytest.mark.slow  # importing what PyTorch computes tensors without data with takes seconds
+def test_buffers_of_one_dtype_on_two_devices_travel_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, int]] = []
+
+    def mean(tensors: list[torch.Tensor], n: int, group: object) -> None:
+        sent.extend((tensor.device.type, tensor.numel()) for tensor in tensors)
+        doubled(tensors, n, group)
+
+    monkeypatch.setattr(averaging, "mean_over_ranks_", mean)
+    buffers = [torch.ones(2), torch.ones(3, device="meta"), torch.ones(1, 1)]
+    average_buffers_(buffers, 2, None)
+    assert sent == [("cpu", 3), ("meta", 3)]
+    assert buffers[0].tolist() == [2, 2]
+    assert buffers[2].tolist() == [[2]]
+
+
+def test_buffers_on_the_cpu_travel_by_way_of_the_gpu_where_the_group_knows_only_those(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved: list[torch.Tensor] = []
+    monkeypatch.setattr(collectives, "is_distributed", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda group: "nccl")
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: moved.append(tensor.clone()) or moved[-1])
+    monkeypatch.setattr(averaging, "mean_over_ranks_", doubled)
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda message, **_: message.zero_())
+    monkeypatch.setattr(collectives, "_equal_on_all_ranks", lambda *_: False)
+    buffers = [torch.ones(2), torch.ones(1, dtype=torch.float64)]
+    average_buffers_(buffers, 2, None)
+    assert [buffer.tolist() for buffer in buffers] == [[2, 2], [2]]
+    collectives.broadcast_from_first(buffers)
+    assert [buffer.tolist() for buffer in buffers] == [[0, 0], [0]]
+    assert len(moved) == 4

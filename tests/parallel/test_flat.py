@@ -1,5 +1,6 @@
 """Parameters as views of one vector, cut into equal buckets."""
 
+import contextlib
 import math
 
 import pytest
@@ -163,3 +164,22 @@ def test_a_replaced_parameter_is_noticed() -> None:
     module[1].weight = nn.Parameter(module[0].weight.detach())  # the same memory, another object
     with pytest.raises(RuntimeError, match=r"here: parameter '0.weight' is no longer a view of the flat vector"):
         vector.check("here")
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_write_through_data_is_found_where_values_are_compared(
+    checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if checked:
+        monkeypatch.setenv("GOSSIP_CHECK_WRITES", "1")
+    module = model()
+    module[2].weight.data[0, 0] = math.nan  # equals itself here
+    vectors = flatten(module)
+    for vector in vectors:
+        vector.protect()
+        vector.check("somewhere")
+    module[2].bias.data.clamp_(-1e-3, 1e-3)
+    with pytest.raises(RuntimeError, match=r"parameter '2\.bias' was written") if checked else contextlib.nullcontext():
+        vectors[1].check("somewhere")
+    vectors[1].release()
+    vectors[1].check("somewhere")

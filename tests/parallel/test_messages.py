@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from common.parallel.gossip.exchange import KINDS, tag_of
+from common.parallel.gossip.hierarchical import Tag
 from common.parallel.gossip.messages import BLOCK, Message, dequantize, message_layout, quantize
+from common.parallel.process_groups import UNUSED_TAG
 
 
 @pytest.mark.parametrize("numel", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 7])
@@ -51,3 +54,11 @@ def test_errors_are_kept_when_the_round_is_over_and_not_before() -> None:
         sent += message.decode(message.tensor)
         # What was sent on average tends to x, one rounding for all messages together.
         assert (sent / step - x).abs().max() <= 1.02 / 127 / step
+
+
+def test_tags_tell_rounds_attempts_and_fragments_apart_and_leave_room_for_kinds() -> None:
+    tags = {tag_of(clock, attempt, f) for clock in (0, 1, 16383) for attempt in (0, 1, 255) for f in (0, 1, 63)}
+    assert len(tags) == 27
+    assert all(tag % KINDS == 0 for tag in tags)
+    assert max(tags) + KINDS <= UNUSED_TAG < 2**31
+    assert max(Tag) < KINDS

@@ -107,6 +107,36 @@ def test_a_worker_that_steps_twice_is_refused() -> None:
         training.optimizers[1][0].step()
 
 
+def test_averages_inside_averaged_of_another_worker_are_refused() -> None:
+    training = simulated(3, BASE).run(range(2))
+    first, second, _ = training.models
+    with first.averaged() as mean, first.averaged() as same:
+        assert same is mean
+        for average in (lambda: second.averaged().__enter__(), second.consensus_distance, second.average_):
+            with pytest.raises(RuntimeError, match=r"inside `with replica.averaged\(\)` of simulated worker 0: leave"):
+                average()
+    assert second.consensus_distance() > 0
+
+
+def test_after_an_interrupted_update_training_goes_on() -> None:
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    training, expected = simulated(3, BASE).run(range(2)), stacked(simulated(3, BASE).run(range(3)).models)
+    states = [{name: tensor.clone() for name, tensor in model.state_dict().items()} for model in training.models]
+    training.backward(2)
+    with pytest.raises(KeyboardInterrupt):
+        training.optimizer.step(fail)
+    with pytest.raises(RuntimeError, match=r"a training forward inside an update, number 2, .*call drain\(\)"):
+        training.backward(2)
+    for model, state in zip(training.models, states, strict=True):
+        model.load_state_dict(state)
+        for parameter in model.parameters():
+            parameter.grad = None
+    training.run([2])
+    np.testing.assert_array_equal(stacked(training.models), expected)
+
+
 def test_training_inside_averaged_is_refused() -> None:
     training = simulated(2, BASE).run(range(1))
     with training.model.averaged():

@@ -26,6 +26,20 @@ from common.optim.flat_state import Incoming
 from common.parallel.gossip.routes import Route
 from common.parallel.streams import is_queued
 
+KINDS = 4  # of messages within an exchange: plain ones, and the tags of `hierarchical.py`
+_ROUNDS, _ATTEMPTS, _FRAGMENTS = 1 << 14, 1 << 8, 1 << 6
+
+
+def tag_of(clock: int, attempt: int, fragment: int) -> int:
+    """Return what tells the messages of a round from those of others; gloo's have it, NCCL knows no tags.
+
+    attempt: how often rounds have been dropped to be launched again
+
+    So a message can only arrive where its round is expected. A multiple of KINDS below 2^30; it comes back after
+    16384 rounds.
+    """
+    return ((clock % _ROUNDS * _ATTEMPTS + attempt % _ATTEMPTS) * _FRAGMENTS + fragment % _FRAGMENTS) * KINDS
+
 
 class ReceiveBuffers:
     """Memory for messages that arrive, kept from round to round.
@@ -58,12 +72,14 @@ class Exchange(ABC):
              another while the model computes
     between_hosts: which of the stages send to other hosts and wait for them; rounds take turns in these
     turn:    number of the round it belongs to
+    tag:     of its messages, see `tag_of`
     strength: g in [0, 1], how strongly it mixes: x_i <- (1 - g) x_i + g sum_j W_ij x_j
     """
 
     stages: int = 0
     between_hosts: range = range(0)
     turn: int = 0
+    tag: int = 0
     strength: float = 1.0
 
     def __init__(self, chunk: Tensor, route: Route, buffers: ReceiveBuffers) -> None:
@@ -129,9 +145,9 @@ class Exchange(ABC):
         """Hand messages to the network, and remember what `wait` has to wait for."""
         self.attach_works(*hand_over(ops))
 
-    def message(self, kind: Callable, tensor: Tensor, rank: int, tag: int = 0) -> dist.P2POp:
-        """Return the send to, or the receive from, that rank; kind: dist.isend or dist.irecv."""
-        return dist.P2POp(kind, tensor, rank, group=self.route.messages, tag=tag)
+    def message(self, op: Callable, tensor: Tensor, rank: int, kind: int = 0) -> dist.P2POp:
+        """Return the send to, or the receive from, that rank; op: dist.isend or dist.irecv; kind: below KINDS."""
+        return dist.P2POp(op, tensor, rank, group=self.route.messages, tag=self.tag + kind)
 
     def run_stage(self, index: int, timeout: timedelta) -> None:
         """Run a stage; none after a failure, which is kept for `wait`."""
@@ -154,6 +170,16 @@ class Exchange(ABC):
             raise self._failure
         self._wait_for(timeout, *self._works)
         self._works.clear()
+
+    def settled(self, seconds: float) -> bool:
+        """Wait on the host, not for long, and return whether every message has arrived."""
+        if self.stages and not self.staged.wait(max(0.0, seconds)):
+            return False
+        try:
+            self.wait(timedelta(seconds=max(0.001, seconds)))
+        except Exception:  # whatever it is, nobody asks for the messages any more
+            return False
+        return True
 
     def watched(self) -> Callable[[], bool]:
         """Return a function that says, at any time and from any thread, whether the messages have arrived."""

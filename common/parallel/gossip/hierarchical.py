@@ -23,7 +23,7 @@ from torch import Tensor
 
 from common.optim.flat_state import Incoming
 from common.parallel.collectives import sum_dtype
-from common.parallel.gossip.exchange import Exchange, ReceiveBuffers, hand_over, mix_
+from common.parallel.gossip.exchange import KINDS, Exchange, ReceiveBuffers, hand_over, mix_
 from common.parallel.gossip.messages import Message, message_layout
 from common.parallel.gossip.routes import Route
 
@@ -166,10 +166,10 @@ class HierarchicalByMessages(Hierarchical):
     def post(self, ops: Sequence[dist.P2POp]) -> None:
         """Hand messages to the network, as every exchange does; what a stage waits for is kept for that stage."""
         works, failure = hand_over(ops)
-        if any(op.tag == Tag.SCATTER and op.op is dist.irecv for op in ops):
+        if any(op.tag % KINDS == Tag.SCATTER and op.op is dist.irecv for op in ops):
             self._scattered += works
             works = []
-        elif any(op.tag == Tag.RAIL for op in ops):
+        elif any(op.tag % KINDS == Tag.RAIL for op in ops):
             self._railed += works
             works = []
         self.attach_works(works, failure)

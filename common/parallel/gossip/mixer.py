@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -19,12 +20,12 @@ from torch import Tensor
 
 from common.flat import FlatVector
 from common.optim.flat_state import Incoming
-from common.parallel.collectives import PeerError
+from common.parallel.collectives import SKIPPED, PeerError
 from common.parallel.counters import CommunicationCounters
 from common.parallel.gossip.buckets import ScheduledBucket, plan_buckets
-from common.parallel.gossip.exchange import Exchange, ReceiveBuffers
+from common.parallel.gossip.exchange import Exchange, ReceiveBuffers, tag_of
 from common.parallel.gossip.hierarchical import HierarchicalByCollectives, HierarchicalByMessages
-from common.parallel.gossip.network import Network
+from common.parallel.gossip.network import Network, end_with_process
 from common.parallel.gossip.point_to_point import SendRecv
 from common.parallel.gossip.routes import Route, Routes
 from common.parallel.gossip.subgroup import SubgroupAllReduce
@@ -32,6 +33,8 @@ from common.parallel.process_groups import ProcessGroups
 from common.parallel.regions import region
 from common.parallel.streams import Stalls, Watch, is_queued
 from common.topology import Topology, Transport, in_phases
+
+LAST_WAIT = timedelta(seconds=10)  # for messages that nobody will merge
 
 
 class Mixer:
@@ -100,6 +103,8 @@ class Mixer:
         self._hierarchical = HierarchicalByCollectives if queued else HierarchicalByMessages
         self._in_flight: dict[int, list[Exchange | None]] = {}  # by fragment
         self._launched_at: dict[int, float] = {}
+        self._attempt = 0  # how often rounds were dropped, to be launched again
+        end_with_process(self)
 
     @property
     def clock(self) -> int:
@@ -107,9 +112,9 @@ class Mixer:
         return self.buckets[0].clock if self.buckets else 0
 
     @property
-    def in_flight(self) -> bool:
-        """Whether a round was launched and not merged."""
-        return bool(self._in_flight)
+    def in_flight(self) -> tuple[int, ...]:
+        """The fragments whose rounds were launched and not merged."""
+        return tuple(sorted(self._in_flight))
 
     def set_clock(self, clock: int, fragment: int | None = None) -> None:
         """Continue from round `clock`, of one fragment or of all; nothing may be in flight."""
@@ -167,13 +172,13 @@ class Mixer:
         self.launch()
         with region("gossip::advance"):
             self._check(f"gossip merge of {self._unit} {self.clock}")
-            arrived, launched = self._in_flight[0], []
-            self._forget(0)
+            exchanges = self._in_flight[0]  # always what is in flight, also after an exception of the caller
+            self._unprotect(0)
             for index, bucket in enumerate(self.buckets):
-                exchange, arrived[index] = arrived[index], None
-                incoming = None
+                exchange, incoming = exchanges[index], None
                 if exchange is not None and not self._arrived(index, exchange):
                     exchange = None
+                exchanges[index] = None
                 if exchange is not None:
                     exchange.strength = self.strength
                     incoming = exchange.incoming()
@@ -185,12 +190,13 @@ class Mixer:
                     exchange.release()  # the next launch takes the same memory
                 bucket.clock += 1
                 if self.broken is None:
-                    launched.append(self._exchange_mixed(bucket))
-                    self._post(launched[-1:], first=index)
+                    exchanges[index] = self._exchange_mixed(bucket)
+                    self._post(exchanges[index : index + 1], first=index)
             self.counters.rounds += 1
             if self.broken is None:
-                self._in_flight[0] = launched
                 self._protect(0, writable=False)
+            else:
+                del self._in_flight[0]
 
     def mix_now(self, vectors: Sequence[Tensor]) -> None:
         """Mix further vectors of the same layout with the matrices of the coming round, blocking; no clock ticks.
@@ -216,6 +222,7 @@ class Mixer:
     def drain(self) -> None:
         """Wait for what is in flight and drop it, uncounted; the round is launched again later. All ranks call it."""
         self.wait()
+        self._attempt += bool(self._in_flight)
         for fragment, exchanges in list(self._in_flight.items()):
             for exchange in exchanges:
                 if exchange is not None:
@@ -234,6 +241,29 @@ class Mixer:
         self._network.close()
         if self._watch is not None:
             self._watch.close()
+
+    def end(self, patient: bool = True) -> bool:
+        """Close, after an exception or at the end of the process, when peers may never answer; whatever is in flight.
+
+        Closes the connections, if `patient` after a moment, so that no thread stays in a wait. Returns whether the
+        process groups can be destroyed: with NCCL that would wait for what is in flight.
+        """
+        queued = self._stalls is not None
+        if patient and not queued:
+            self._wait_a_moment()
+        if not queued:
+            self._groups.abort()
+        self._in_flight.clear()
+        for vector in self.vectors:
+            vector.release()
+        self.close()
+        return not queued
+
+    def _wait_a_moment(self) -> None:
+        deadline = time.monotonic() + min(self._timeout, LAST_WAIT).total_seconds()
+        for exchange in chain(*self._in_flight.values()):
+            if exchange is not None and not exchange.settled(deadline - time.monotonic()):
+                return
 
     def _check(self, where: str) -> None:
         for vector in self.vectors:
@@ -259,8 +289,12 @@ class Mixer:
                 exchange.release()
 
     def _forget(self, fragment: int) -> None:
-        self.counters.launch_to_merge_s += time.perf_counter() - self._launched_at.pop(fragment)
+        self._unprotect(fragment)
         del self._in_flight[fragment]
+
+    def _unprotect(self, fragment: int) -> None:
+        if fragment in self._launched_at:
+            self.counters.launch_to_merge_s += time.perf_counter() - self._launched_at.pop(fragment)
         for vector in self.vectors:
             vector.release()
 
@@ -280,7 +314,7 @@ class Mixer:
         error = errors[bucket.vector][bucket.span] if errors else None
         kind = self._hierarchical if route.kind is Transport.HIERARCHICAL else SendRecv
         exchange = kind(chunk, route, self._buffers, self._message_dtype, error)
-        exchange.turn = bucket.clock
+        exchange.turn, exchange.tag = bucket.clock, tag_of(bucket.clock, self._attempt, bucket.fragment)
         return exchange
 
     def _post(self, exchanges: Sequence[Exchange | None], first: int = 0) -> None:
@@ -334,6 +368,7 @@ class Mixer:
         return (
             f"rank {self._groups.rank}: gossip {self._unit} {clock} failed exchanging with rank(s) "
             f"{list(route.peers)}, bucket {index + 1} of {len(self.buckets)}, after {waited:.1f} s (timeout "
-            f"{self._timeout.total_seconds():g} s, topology {self.buckets[index].topology.name}). A peer died, runs "
-            "fewer steps, or is slower than the timeout allows."
+            f"{self._timeout.total_seconds():g} s, topology {self.buckets[index].topology.name}). A peer died, is "
+            f"slower than the timeout allows, runs fewer steps (perhaps it {SKIPPED}), or called alone what all ranks "
+            "must call, such as drain() or averaged()."
         )

@@ -1,11 +1,15 @@
 """Post exchanges, and carry those of several stages on while the model computes."""
 
+import atexit
+import os
 import queue
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import chain
+from typing import Protocol
 
 import torch
 
@@ -13,7 +17,30 @@ from common.parallel.gossip.exchange import Exchange, hand_over
 from common.parallel.streams import is_queued
 
 STAGES = 3  # the most that an exchange has
+END_S = 10.0  # for a thread to end, at most
 SLACK = 1  # messages of earlier rounds that may still be under way: the link never rests between two rounds
+
+
+class Endable(Protocol):
+    """What has threads that may wait for peers."""
+
+    def end(self) -> bool:
+        """End them, whatever they wait for; return at once if there are none."""
+
+
+_endable: "weakref.WeakSet[Endable]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_endable.clear)  # threads are the parent's
+
+
+def end_with_process(thing: Endable) -> None:
+    """Have it end, if it lives then, before the interpreter does: a thread inside gloo would abort the process."""
+    _endable.add(thing)
+
+
+@atexit.register
+def _end_all() -> None:
+    for thing in list(_endable):
+        thing.end()
 
 
 class RoundOrder:
@@ -67,6 +94,7 @@ class Network:
     def __init__(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self._queues: list[queue.SimpleQueue[Exchange | None]] = []
+        self._threads: list[threading.Thread] = []
         self._stream: torch.cuda.Stream | None = None
         self._order = RoundOrder()
 
@@ -85,10 +113,13 @@ class Network:
                 self._submit(exchange)
 
     def close(self) -> None:
-        """End the threads. Nothing may be in flight."""
-        for stage in self._queues:
-            stage.put(None)
+        """End the threads, each after what it was given before. Nothing may be in flight that peers do not answer."""
+        for first in self._queues[:1]:
+            first.put(None)
+        for thread in self._threads:
+            thread.join(END_S)
         self._queues.clear()
+        self._threads.clear()
 
     def _put_on_streams(self, exchanges: Sequence[Exchange]) -> None:
         plain = {exchange: [*exchange.receives(), *exchange.start()] for exchange in exchanges if not exchange.stages}
@@ -116,10 +147,12 @@ class Network:
         if not self._queues:
             self._queues = [queue.SimpleQueue() for _ in range(STAGES)]
             for index in range(STAGES):
-                # Daemons: a process that gives up does not wait for a peer that will never answer.
-                threading.Thread(
+                # Daemons: a process that gives up does not wait for a peer that will never answer; see `Mixer.end`.
+                thread = threading.Thread(
                     target=self._run, args=(index, list(self._queues)), name=f"gossip-stage-{index}", daemon=True
-                ).start()
+                )
+                thread.start()
+                self._threads.append(thread)
         if exchange.between_hosts:
             self._order.enter(exchange.turn)
         self._queues[0].put(exchange)
@@ -135,3 +168,5 @@ class Network:
                 queues[index + 1].put(exchange)
             else:
                 exchange.staged.set()
+        for following in queues[index + 1 : index + 2]:
+            following.put(None)
