@@ -66,6 +66,7 @@ class DelayedGroup(dist.ProcessGroup):
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
+        self._name = ""
         self._receives: list[tuple[Tensor, DelayedWork]] = []
         self._sends: list[tuple[Tensor, DelayedWork]] = []
         self._stream: torch.cuda.Stream | None = None
@@ -76,8 +77,9 @@ class DelayedGroup(dist.ProcessGroup):
 
     @property
     def group_name(self) -> str:
-        """The name by which torch finds it."""
-        return dist.distributed_c10d._world.pg_names[self]
+        """The name by which torch finds it, and forgets it at last."""
+        self._name = dist.distributed_c10d._world.pg_names.get(self, self._name)
+        return self._name
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> DelayedWork:
         """Send to an echo, which sends the same."""

@@ -271,8 +271,11 @@ def test_a_host_that_takes_nothing_counts_as_lost_and_holds_nobody_up() -> None:
     host.running = {0}
     for _ in range(200):
         host.send(0, Membership(1, tuple(range(9999)), (), (), 0, Dealing(0, 0, 0, 0.0), {}, True, False, LOCAL, 1))
-    time.sleep(0.3)
-    assert list(host.events([])) == [(0, Ended(-signal.SIGKILL))]
+    events: list = []
+    while not events:  # what lies in the kernel's buffers counts as taken
+        time.sleep(0.3)
+        events = list(host.events([]))
+    assert events == [(0, Ended(-signal.SIGKILL))]
     assert host.gone
     for channel in (server, theirs):
         channel.close()
