@@ -3,10 +3,8 @@
 import contextlib
 import functools
 import multiprocessing
-import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
@@ -15,9 +13,9 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
+from common.sockets import shorten_socket_paths
+
 GRACE_S = 2.0  # in which processes may finish what they have begun
-LONGEST_SOCKET_PATH = 107  # bytes, on Linux
-SERVER_SOCKET = len("/pymp-12345678/listener-12345678")
 
 Result = TypeVar("Result")
 
@@ -61,12 +59,8 @@ def unheard() -> Iterator[None]:
 
 
 def server_context(preload: list[str]) -> multiprocessing.context.BaseContext:
-    """Return the way to start processes from a small server, which has no threads and has loaded `preload`.
-
-    Where TMPDIR is too long for the server's socket, every process starts from nothing instead.
-    """
-    if len(os.fsencode(tempfile.gettempdir())) + SERVER_SOCKET > LONGEST_SOCKET_PATH:
-        return multiprocessing.get_context("spawn")
+    """Return the way to start processes from a small server, which has no threads and has loaded `preload`."""
+    shorten_socket_paths()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(preload)
     return context

@@ -34,7 +34,7 @@ class LauncherArguments(Arguments):
 
     @classmethod
     def hint(cls, argv: Sequence[str]) -> str:
-        """Say where a table's values are, for those who look for them here."""
+        """Return where a table's values are set: not by arguments of this command."""
         table = next((word.partition("=")[2] for word in argv if word.startswith("table=")), "TABLE")
         return f"; a table's values are in its definition: copy results/definitions/tables/{table}.yaml"
 

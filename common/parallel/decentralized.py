@@ -312,11 +312,8 @@ class DecentralizedDataParallel(DataParallel):
         """Accumulate gradients locally: wrap all but the last backward of a step. Averages inside a worker wait."""
         return self._replica.no_sync() if self._replica.averages_gradients else super().no_sync()
 
-    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load the bare module's state dict; anchors, until they are loaded, are these parameters. Collective."""
-        return super().load_state_dict(state_dict, *args, **kwargs)
-
     def _after_load(self) -> None:
+        """Have anchors be the new parameters, until they are loaded too."""
         super()._after_load()
         self._anchors.overwrite(self.clock)
         self._anchors.reset()

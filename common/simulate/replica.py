@@ -9,7 +9,7 @@ import copy
 import math
 import warnings
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -162,11 +162,8 @@ class SimulatedReplica(DataParallel):
             self._cohort.updating.discard(self.worker)
         self._cohort.anchors.expire()
 
-    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load the bare module's state dict; this worker's anchors, until they are loaded, are these parameters."""
-        return super().load_state_dict(state_dict, *args, **kwargs)
-
     def _after_load(self) -> None:
+        """Have anchors be the new parameters, until they are loaded too."""
         super()._after_load()
         self._cohort.anchors.overwrite(self.clock, self.worker)
         for anchors, vector in zip(self._cohort.anchors.anchors, self._cohort.vectors[self.worker], strict=False):
