@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from common.parallel.anchors import with_layout
 from common.training.compose import compose_config
 from common.training.config import ConfigError
 from common.training.elastic_config import ranks_of
@@ -70,8 +71,8 @@ def assert_equals_replay(folder: Path, *arguments: str) -> None:
         ):
             got = worker[what] if what == "model" else flat(worker[what]["state"])
             assert_same(arrays(got), arrays(expected), f"worker {member} {what}")
-        anchors = replicas[member].anchors.state
-        assert_same(arrays(worker["communication"]), arrays(anchors), f"worker {member} communication")
+        communication = with_layout(replicas[member].anchors.state, [replicas[member].vector])
+        assert_same(arrays(worker["communication"]), arrays(communication), f"worker {member} communication")
 
 
 def flat(state: dict) -> dict:
