@@ -94,3 +94,8 @@ class Gpt2Config(Config):
     data: Annotated[TokenFolder | PythonStdlib, Field(discriminator="name")]
     model: Gpt2
     peak_tflops: PositiveFloat | None
+
+    @property
+    def sample_size(self) -> int:
+        """Tokens of a sequence."""
+        return self.model.context

@@ -46,6 +46,11 @@ def _train_loss(run: FinishedRun) -> float:
     return float(rows["loss"][rows["epoch"] > rows["epoch"].iloc[-1] - 1].mean(skipna=False))
 
 
+def _recorded(key: str) -> Callable[[FinishedRun], float | None]:
+    """Return the quantity that reads a total which older runs lack."""
+    return lambda run: None if run.summary.get(key) is None else run.total(key)
+
+
 def _meteor(run: FinishedRun) -> float | None:
     try:
         return run.last("validation", "meteor")
@@ -184,6 +189,26 @@ _ALL = (
         "the learning rate that the schedule starts from: optimizer.lr of the run",
         ".3g",
         lambda run: float(run.config["optimizer"]["lr"]),
+    ),
+    Quantity(
+        "half_life_first",
+        "samples (of language models: tokens) after which a gradient weighs half as much in the first moment or "
+        "momentum; empty for runs that do not record it",
+        ".3g",
+        _recorded("half_life_first"),
+    ),
+    Quantity(
+        "half_life_second",
+        "the same in the second moment",
+        ".3g",
+        _recorded("half_life_second"),
+    ),
+    Quantity(
+        "decay_sum",
+        "sum over the updates of learning rate x weight decay: with decoupled decay what the logarithm of a weight "
+        "without gradients loses; empty for runs that do not record it",
+        ".3g",
+        _recorded("decay_sum"),
     ),
     Quantity(
         "spectral_gap",

@@ -16,6 +16,7 @@ from common.cli import one_line
 from common.spelling import did_you_mean, nearest
 from common.training.config import Config, ConfigError
 from common.training.elastic_config import SURVIVING
+from common.training.memory import with_betas
 from common.training.overrides import CONFIGS, as_hydra_reads, choices, choices_with
 from common.training.task import Task, load_task
 
@@ -103,7 +104,7 @@ def check(task: type[Task], composed: DictConfig) -> Config:
             f"training.batch_size={config.training.batch_size}: expected a multiple of {micro_batches} (ranks x "
             "training.gradient_accumulation)"
         )
-    return config
+    return with_betas(config)
 
 
 def resolve_elastic(values: dict[str, Any]) -> dict[str, Any]:

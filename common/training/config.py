@@ -246,6 +246,11 @@ class Config(Strict):
         return self.optimizer.lr if base is None else self.optimizer.lr * self.training.batch_size / base
 
     @property
+    def sample_size(self) -> int:
+        """What training.batch_size counts as one, in samples: 1; a sequence of a language model is its tokens."""
+        return 1
+
+    @property
     def ranks(self) -> int:
         """The number of ranks, real or simulated; each draws its own batches."""
         return self.n * self.ranks_per_worker

@@ -53,6 +53,7 @@ def follow(worker: Worker, config: Config, clock: int) -> None:
     """Give a worker the learning rate of these members after `clock` updates, of which it may have missed some."""
     for group in worker.optimizer.param_groups:
         group["initial_lr"] = config.lr
+        group["weight_decay"] = group["weight_decay"] and config.optimizer.coupled_decay(config.lr)
     worker.schedule.base_lrs = [config.lr] * len(worker.optimizer.param_groups)
     worker.schedule.last_epoch = clock - 1
     worker.schedule.step()

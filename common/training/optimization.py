@@ -14,7 +14,7 @@ from common.training.optimization_config import MuonConfig, OptimizerConfig, Sch
 
 def build_optimizer(config: OptimizerConfig, lr: float, module: nn.Module) -> Optimizer:
     """Build the configured optimizer of the module's trainable parameters."""
-    groups = optim.decay_groups(module, config.weight_decay, no_decay=config.no_decay)
+    groups = optim.decay_groups(module, config.coupled_decay(lr), no_decay=config.no_decay)
     match config.name:
         case "sgd":
             return torch.optim.SGD(groups, lr, momentum=config.momentum, nesterov=config.nesterov)
@@ -53,15 +53,16 @@ def build_muon(config: MuonConfig, lr: float, module: nn.Module, groups: list[di
             "matrices in lists of layers (nn.ModuleList), such as a transformer"
         )
 
-    def only(wanted: bool) -> list[dict[str, Any]]:
+    def only(wanted: bool, part_lr: float) -> list[dict[str, Any]]:
+        decay = config.coupled_decay(part_lr)
         parts = [{**group, "params": [p for p in group["params"] if (p in hidden) == wanted]} for group in groups]
-        return [part for part in parts if part["params"]]
+        return [{**part, "weight_decay": part["weight_decay"] and decay} for part in parts if part["params"]]
 
     adamw_lr = lr if config.adamw_lr is None else config.adamw_lr * (lr / config.lr)
     muon = torch.optim.Muon(
-        only(True), lr, momentum=config.momentum, nesterov=config.nesterov, adjust_lr_fn=config.adjust_lr
+        only(True, lr), lr, momentum=config.momentum, nesterov=config.nesterov, adjust_lr_fn=config.adjust_lr
     )
-    return optim.MuonAdamW(muon, torch.optim.AdamW(only(False), adamw_lr, betas=config.betas, eps=config.eps))
+    return optim.MuonAdamW(muon, torch.optim.AdamW(only(False, adamw_lr), adamw_lr, betas=config.betas, eps=config.eps))
 
 
 def build_schedule(config: ScheduleConfig, optimizer: Optimizer, total_steps: int, steps_per_epoch: int) -> LRScheduler:

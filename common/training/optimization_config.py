@@ -1,13 +1,30 @@
 """The configuration of `optimizer` and `schedule`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+from pydantic import (
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from common.training.records import Fraction, NonNegative, Strict
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
-Betas = Annotated[tuple[DecayRate, DecayRate], Field(strict=False)]
+Betas = Annotated[tuple[DecayRate | None, DecayRate | None], Field(strict=False)]
+Samples = Annotated[float, Field(gt=0, le=1e12)]
+
+
+class HalfLife(Strict):
+    """Samples after which a gradient weighs half as much in the first moment (or momentum) and in the second."""
+
+    first: Samples | None = None
+    second: Samples | None = None
 
 
 class BaseOptimizerConfig(Strict):
@@ -15,19 +32,46 @@ class BaseOptimizerConfig(Strict):
 
     lr_batch: batch size for which lr is meant: lr is scaled linearly to training.batch_size; null: not scaled
     no_decay: what does not decay, see common.optim.groups
+    decay:    coupled: an update takes learning rate x weight_decay of a weight away, or adds that part to the gradient;
+              independent: it takes weight_decay away where the rate is lr, and less in proportion where the schedule
+              lowers it, so that another lr leaves the decay as it is, as in the algorithm of Loshchilov & Hutter
+              (arXiv 1711.05101) and as "independent weight decay" in Wortsman et al. (arXiv 2309.14322)
+
+    A momentum or beta that is null has its default or follows from a half-life, see common.training.memory.
     """
 
     lr: PositiveFloat
     lr_batch: PositiveInt | None
     weight_decay: NonNegative
     no_decay: Literal["norms_and_biases", "norms", "named_bn_or_bias", "nothing"] = "norms_and_biases"
+    decay: Literal["coupled", "independent"] = "coupled"
+    half_life: HalfLife = HalfLife()
+
+    @model_validator(mode="after")
+    def _decay_is_decoupled(self) -> "BaseOptimizerConfig":
+        if self.decay == "independent" and self.name not in ("adamw", "accumadamw", "muon"):
+            raise ValueError(
+                f"decay=independent with optimizer={self.name}, whose decay is part of the gradient: expected coupled, "
+                "or adamw, accumadamw or muon"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_later_keys(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what runs from before these keys existed have, so that they can be resumed."""
+        later = {"half_life": HalfLife().model_dump(), "decay": "coupled"}
+        return {key: value for key, value in values(self).items() if key not in later or value != later[key]}
+
+    def coupled_decay(self, lr: float) -> float:
+        """Return the weight decay that the optimizer multiplies by its learning rate; lr: before the schedule."""
+        return self.weight_decay if self.decay == "coupled" else self.weight_decay / lr
 
 
 class SgdConfig(BaseOptimizerConfig):
     """torch.optim.SGD."""
 
     name: Literal["sgd"]
-    momentum: Fraction
+    momentum: Fraction | None
     nesterov: bool
 
 
@@ -35,7 +79,7 @@ class AdamConfig(BaseOptimizerConfig):
     """torch.optim.Adam or AdamW; fused: one pass over memory."""
 
     name: Literal["adam", "adamw"]
-    betas: Betas
+    betas: Betas | None
     eps: PositiveFloat
     fused: bool
 
@@ -44,7 +88,7 @@ class AccumAdamConfig(BaseOptimizerConfig):
     """common.optim.AccumAdam or AccumAdamW; accumulation_steps is s; fused: one pass over memory, compiled."""
 
     name: Literal["accumadam", "accumadamw"]
-    betas: Betas
+    betas: Betas | None
     eps: PositiveFloat
     accumulation_steps: PositiveInt
     fused: bool
@@ -54,7 +98,7 @@ class DmSgdConfig(BaseOptimizerConfig):
     """common.optim.DmSGD."""
 
     name: Literal["dmsgd"]
-    momentum: Fraction
+    momentum: Fraction | None
     momentum_mixing: bool
 
 
@@ -75,14 +119,16 @@ class MuonConfig(BaseOptimizerConfig):
                         large as AdamW's, so that one rate and weight decay suit both
     adamw_lr:           AdamW's rate; null: lr
     betas, eps:         AdamW's
+
+    half_life.first is that of Muon's momentum and of AdamW's first moment.
     """
 
     name: Literal["muon"]
-    momentum: Fraction
+    momentum: Fraction | None
     nesterov: bool
     adjust_lr: Literal["match_rms_adamw", "original"]
     adamw_lr: PositiveFloat | None
-    betas: Betas
+    betas: Betas | None
     eps: PositiveFloat
 
 

@@ -14,6 +14,7 @@ from common.training.config import Config
 from common.training.console import Console
 from common.training.cpu_wait import cpu_wait_s
 from common.training.elastic_config import Members
+from common.training.memory import decay_sum, half_lives
 from common.training.run_folder import RunFolder
 from common.training.sinks import Sinks
 from common.training.step_clock import StepClock
@@ -154,6 +155,8 @@ class Recorder:
             "workers": self._config.n,
             "bytes_sent": sent,
             "consensus_distance": self._last.get("validation", {}).get("consensus_distance"),
+            **half_lives(self._config),
+            "decay_sum": decay_sum(self._config, self._workers[0].schedule.lr_lambdas[0], self.clock),
             "last": self._last,
             "best": {"validation": self._best},
             "time_step_ms": 1000 * statistics.median(self._recent) if self._recent else None,
