@@ -19,6 +19,7 @@ from common.parallel.debiasing import Debiasing
 from common.parallel.gossip.buckets import ScheduledBucket, fragments_of, plan_buckets
 from common.parallel.optimizers import MomentumVectors
 from common.simulate.methods import average_gradients_, count_allreduce, count_gossip, mix_
+from common.simulate.second_moments import SharedSecondMoments
 from common.topology import Topology, weights_of
 from common.transfer import to_device
 
@@ -51,6 +52,7 @@ class Cohort:
         self.debiasing = [Debiasing(topology, worker, vectors) for worker, vectors in enumerate(rows)]
         self.momentum: dict[int, list[MomentumVectors]] = {}  # by worker, its optimizers in order
         self.tracking: list[list[QGDmSGD]] = [[] for _ in modules]  # by worker
+        self.second_moments: SharedSecondMoments | None = None
         self.clock = 0
         self.strength = 1.0  # of what is mixed
         self.updating: set[int] = set()  # workers that began the current update
@@ -80,6 +82,8 @@ class Cohort:
             if self.gossips:
                 self.anchors.prepare(self.clock)
                 self.anchors.merge(self.clock, self._merge)
+            if self.second_moments is not None:
+                self.second_moments.before_update()
         self.updating.add(worker)
         self.debiasing[worker].remember()
 
@@ -93,6 +97,8 @@ class Cohort:
             for momenta in zip(*self.momentum.values(), strict=True):
                 self._mix_momentum(momenta)
             self.anchors.end(self.clock, self._merge)
+            if self.second_moments is not None:
+                self.second_moments.after_update(self.topology.matrix(self.clock))
             for optimizer in itertools.chain(*self.tracking):
                 optimizer.track()
         else:

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from common.arguments import Bounds, check_arguments
 from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
-from common.optim import AccumAdam
+from common.optim import AccumAdam, AccumAdamW
 from common.parallel.anchors import with_layout, with_own_layout
 from common.parallel.checks import check_module, check_sizes, resolve_topology
 from common.parallel.data_parallel import DataParallel
@@ -29,6 +29,7 @@ from common.parallel.optimizers import (
     warn_of_window,
 )
 from common.simulate.cohort import Cohort
+from common.simulate.second_moments import SharedSecondMoments
 from common.topology import Topology
 
 
@@ -50,6 +51,7 @@ def simulate(
     bucket_mb: float | Literal["auto"] = "auto",
     phases: Literal["aligned", "staggered"] = "aligned",
     push_sum: bool = False,
+    share_second_moment: Literal["mean", "mixing"] | None = None,
 ) -> list["SimulatedReplica"]:
     """Return N virtual workers that start from copies of `module` (which is left alone).
 
@@ -59,6 +61,7 @@ def simulate(
                GPUs have larger ones with "auto": give both a number to compare them; shards are cut
                at other elements than whole replicas
     ranks_per_worker: only matters for the bytes that an all-reduce over all ranks would send.
+    share_second_moment: how workers share what their AccumAdamWs divide by, see SharedSecondMoments; None: not
     In each step call forward and backward on every replica, then `synchronize_gradients()` on every replica (before
     clipping), then `optimizer.step()` on every replica.
 
@@ -74,6 +77,11 @@ def simulate(
     mixing = mixing or Mixing()
     if method == "allreduce" and not plan.every_update:
         raise ValueError(f"local_steps={plan.steps} with method='allreduce': expected method='decentralized'")
+    if share_second_moment and not (method == "decentralized" and plan.every_update):
+        raise ValueError(
+            f"share_second_moment={share_second_moment!r} with method={method!r}, local_steps={plan.steps}: expected "
+            "None, or gossip in every update"
+        )
     topology = resolve_topology(topology, world_size, workers_per_host, push_sum)
     check_topology(plan, mixing, topology, push_sum)
     for sentence in warnings_of(plan, topology):
@@ -84,6 +92,8 @@ def simulate(
     cohort = Cohort(modules, method, topology, plan, mixing, ranks_per_worker, bucket_mb, phases)
     replicas = [SimulatedReplica(module, worker, cohort) for worker, module in enumerate(modules)]
     cohort.replicas = replicas
+    if share_second_moment:
+        cohort.second_moments = SharedSecondMoments(share_second_moment, world_size)
     return replicas
 
 
@@ -110,11 +120,19 @@ class SimulatedReplica(DataParallel):
         """Attach to `optimizer.step()`, as DecentralizedDataParallel does."""
         if self._cohort.gossips and is_bucketwise(optimizer):
             check_layout_is_free(self.clock, self.communication_state())
+        shared = self._cohort.second_moments
+        if shared is not None and (not isinstance(optimizer, AccumAdamW) or is_bucketwise(optimizer)):
+            raise ValueError(
+                f"attach: a {type(optimizer).__name__} with share_second_moment: expected an AccumAdamW that is not "
+                "fused (with accumulation_steps=1 it is AdamW)"
+            )
         mixes = self._cohort.gossips and mixes_momentum(optimizer, self.order, self.topology, self.plan)
         tracks = self._cohort.gossips and tracks_mixing(optimizer, self.order, self.topology, self.plan)
         super().attach(optimizer)
         if self._cohort.gossips and self.worker == 0:
             warn_of_window(optimizer, self.plan)
+        if shared is not None:
+            shared.add(self.worker, optimizer)
         if mixes:
             self._cohort.add_momentum(self.worker, optimizer)
         if tracks:
@@ -131,6 +149,8 @@ class SimulatedReplica(DataParallel):
                 optimizer.release_state(self._cohort.vectors[self.worker])
         super().close()
         self._cohort.remove_momentum(self.worker)
+        if self._cohort.second_moments is not None:
+            self._cohort.second_moments.remove(self.worker)
         for optimizer in self._cohort.tracking[self.worker]:
             optimizer.deferred = False
         self._cohort.tracking[self.worker].clear()

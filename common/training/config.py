@@ -161,6 +161,7 @@ class Config(Strict):
         needs_atc["optimizer.momentum_mixing=true"] = mixes_momentum
         check_method(self.parallel, self.topology.name, self.workers.kind, [k for k, v in needs_atc.items() if v])
         self._check_batched()
+        self._check_shared_moment()
         self._check_script()
         self._check_survivors()
         whole = {"workers.kind=simulated": self.workers.kind == "simulated"}
@@ -186,6 +187,24 @@ class Config(Strict):
         for choice, chosen in refused.items():
             if chosen and self.workers.batched:
                 raise ValueError(f"workers.batched=true with {choice}: expected workers.batched=false")
+
+    def _check_shared_moment(self) -> None:
+        if self.parallel.method == "allreduce" or self.parallel.share_second_moment is None:
+            return
+        optimizer, precision = self.optimizer, self.training.precision
+        refused = {
+            f"workers={self.workers.kind}: expected workers=simulated": self.workers.kind != "simulated",
+            f"optimizer={optimizer.name}: expected optimizer=accumadamw, which with optimizer.accumulation_steps=1 is "
+            "AdamW": optimizer.name != "accumadamw",
+            "optimizer.fused=true: expected false": optimizer.name == "accumadamw" and optimizer.fused,
+            f"local_steps={self.parallel.local_steps}: expected a round in every update without an outer step": (
+                not self.parallel.plan().every_update
+            ),
+            f"training.precision={precision}: expected fp32 or bf16": precision == "fp16",
+        }
+        for choice, chosen in refused.items():
+            if chosen:
+                raise ValueError(f"parallel.share_second_moment={self.parallel.share_second_moment} with {choice}")
 
     def _check_script(self) -> None:
         if not self.elastic.script:

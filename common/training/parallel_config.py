@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PlainValidator, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PlainValidator,
+    PositiveInt,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from common.arguments import BUCKET_MB, TIMEOUT_S
 from common.local_steps import LocalSteps, Mixing, Outer, resolve_local_steps
@@ -53,6 +61,8 @@ class DecentralizedConfig(Strict):
     """Parameters averaged with peers; see DecentralizedDataParallel.
 
     shard: whether the ranks of a worker share one replica out among them (FSDP2), see common.parallel.sharded
+    share_second_moment: whether simulated workers divide by a common second moment, see common.simulate.second_moments;
+                         null, as runs from before this key existed have, is not written, so that they can be resumed
     """
 
     method: Literal["decentralized"]
@@ -64,6 +74,7 @@ class DecentralizedConfig(Strict):
     message_dtype: Literal["float16", "bfloat16", "int8"] | None
     phases: Literal["aligned", "staggered"] = "aligned"
     push_sum: bool = False
+    share_second_moment: Literal["mean", "mixing"] | None = None
     local_steps: PositiveInt = 1
     outer: OuterConfig = OuterConfig()
     merge_after: NonNegativeInt | None = None
@@ -72,6 +83,10 @@ class DecentralizedConfig(Strict):
     mixing: MixingConfig = MixingConfig()
     find_unused_parameters: bool
     timeout_s: Timeout
+
+    @model_serializer(mode="wrap")
+    def _without_null(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in values(self).items() if (key, value) != ("share_second_moment", None)}
 
     @model_validator(mode="before")
     @classmethod

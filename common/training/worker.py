@@ -157,6 +157,7 @@ def parallelize(module: torch.nn.Module, config: Config) -> list[DataParallel]:
                 bucket_mb=parallel.bucket_mb,
                 phases=parallel.phases if gossip else "aligned",
                 push_sum=gossip and parallel.push_sum,
+                share_second_moment=parallel.share_second_moment if gossip else None,
                 **local,
             )
         )
