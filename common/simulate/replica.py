@@ -149,8 +149,6 @@ class SimulatedReplica(DataParallel):
                 optimizer.release_state(self._cohort.vectors[self.worker])
         super().close()
         self._cohort.remove_momentum(self.worker)
-        if self._cohort.second_moments is not None:
-            self._cohort.second_moments.remove(self.worker)
         for optimizer in self._cohort.tracking[self.worker]:
             optimizer.deferred = False
         self._cohort.tracking[self.worker].clear()

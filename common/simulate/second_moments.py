@@ -27,10 +27,6 @@ class SharedSecondMoments:
         optimizer.init_state()
         self._optimizers[worker].append(optimizer)
 
-    def remove(self, worker: int) -> None:
-        """Undo `add` for all optimizers of this worker."""
-        self._optimizers[worker].clear()
-
     @torch.no_grad()
     def before_update(self) -> None:
         """Once all gradients are there: move v_i so that what the optimizer adds to it gives what all divide by."""

@@ -189,22 +189,16 @@ class Config(Strict):
                 raise ValueError(f"workers.batched=true with {choice}: expected workers.batched=false")
 
     def _check_shared_moment(self) -> None:
-        if self.parallel.method == "allreduce" or self.parallel.share_second_moment is None:
+        parallel, optimizer = self.parallel, self.optimizer
+        if parallel.method == "allreduce" or parallel.share_second_moment is None:
             return
-        optimizer, precision = self.optimizer, self.training.precision
-        refused = {
-            f"workers={self.workers.kind}: expected workers=simulated": self.workers.kind != "simulated",
-            f"optimizer={optimizer.name}: expected optimizer=accumadamw, which with optimizer.accumulation_steps=1 is "
-            "AdamW": optimizer.name != "accumadamw",
-            "optimizer.fused=true: expected false": optimizer.name == "accumadamw" and optimizer.fused,
-            f"local_steps={self.parallel.local_steps}: expected a round in every update without an outer step": (
-                not self.parallel.plan().every_update
-            ),
-            f"training.precision={precision}: expected fp32 or bf16": precision == "fp16",
-        }
-        for choice, chosen in refused.items():
-            if chosen:
-                raise ValueError(f"parallel.share_second_moment={self.parallel.share_second_moment} with {choice}")
+        adapts = optimizer.name == "accumadamw" and not optimizer.fused and self.training.precision != "fp16"
+        if not (adapts and self.workers.kind == "simulated" and parallel.plan().every_update):
+            raise ValueError(
+                f"parallel.share_second_moment={parallel.share_second_moment} with workers={self.workers.kind}, "
+                f"optimizer={optimizer.name}: expected workers=simulated and optimizer=accumadamw (AdamW with "
+                "accumulation_steps=1), not fused, without fp16, and a round in every update"
+            )
 
     def _check_script(self) -> None:
         if not self.elastic.script:

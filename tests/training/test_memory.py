@@ -96,12 +96,9 @@ def test_momentum_has_a_half_life(overrides: list[str], momentum: float, first: 
         (["parallel.share_second_moment=mean"], "share_second_moment=mean with workers=processes"),
         (
             ["parallel.share_second_moment=mean", *BASE, "optimizer=adamw"],
-            "with optimizer=adamw: expected optimizer=accumadamw",
+            "optimizer=adamw: expected workers=simulated",
         ),
-        (
-            ["parallel=local_sgd", "parallel.share_second_moment=mixing", *BASE, "optimizer=accumadamw"],
-            "share_second_moment=mixing with local_steps=8",
-        ),
+        (["parallel=local_sgd", "parallel.share_second_moment=mean", *BASE], "expected .* a round in every update"),
     ],
 )
 def test_contradictions_are_refused_by_name(overrides: list[str], message: str) -> None:
