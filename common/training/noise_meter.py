@@ -23,6 +23,7 @@ from common.training.task import Task
 from common.training.worker import Worker
 
 INTERVALS = 5  # for each further pass of all workers: with the default of 10 steps these are 2 % of all passes
+FLOOR = 1e-3
 
 Factors = Sequence[Tensor | None]  # of the gradient of each parameter
 
@@ -130,14 +131,16 @@ def preconditioner(workers: Sequence[Worker]) -> list[Tensor | None]:
     """Return 1 / (sqrt(v) + eps) for each trained parameter; None where its optimizer has no second moment (yet).
 
     v is the mean over these workers of their second moments, corrected for bias. It is that of earlier updates, so it
-    does not depend on the gradients that it weighs.
+    does not depend on the gradients that it weighs. Where hardly any gradient came so far it would weigh the next one
+    as no update does, whose v has the new gradient, too: v counts as at least FLOOR times its mean in the parameter.
     """
     factors: list[Tensor | None] = []
     for found in zip(*map(_second_moments, workers), strict=True):
         if any(one is None for one in found):
             factors.append(None)
         else:
-            factors.append(1 / ((sum(v for v, _ in found) / len(found)).sqrt() + found[0][1]))
+            v = sum(moment for moment, _ in found) / len(found)
+            factors.append(1 / (v.clamp(min=FLOOR * v.mean()).sqrt() + found[0][1]))
     return factors
 
 
