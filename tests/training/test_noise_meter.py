@@ -17,6 +17,7 @@ from common.training.config import Config
 from common.training.gradients import backward_of
 from common.training.launch import launch
 from common.training.noise_meter import NoiseMeter
+from common.training.recorder import Recorder
 from common.training.run_folder import fingerprint
 from common.training.worker import Worker, build_workers
 
@@ -154,6 +155,15 @@ def test_a_run_is_the_same_bit_for_bit_when_it_is_measured(method: str, tmp_path
     assert [{key: value for key, value in row.items() if "noise" not in key} for row in measured] == plain
     for one, other in zip(*map(tree_leaves, (left["workers"], right["workers"])), strict=True):
         assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+def test_a_checkpoint_from_before_it_was_measured_is_loaded() -> None:
+    config, workers, _ = prepared("optimizer=adam", "training.batch_size=64")
+    recorder = Recorder(config, Regression(), None)
+    recorder.begin(workers, 10, config)
+    state = recorder.state_dict()
+    recorder.load_state_dict({key: value for key, value in state.items() if key != "noise"})
+    assert not recorder.noise.sums.any()
 
 
 def test_whether_it_is_measured_is_no_part_of_what_a_run_computes() -> None:
