@@ -47,8 +47,7 @@ class NoiseMeter:
         self._parameters = _trained(workers[0])
         self.sums = self.sums.to(next(workers[0].model.parameters()).device)
         averaged = config.parallel.method == "allreduce" and (config.n if self._simulated else config.ranks) > 1
-        exact = averaged and config.parallel.hook is None
-        self.in_updates = self._every is not None and exact
+        self.in_updates = self._every is not None and averaged and config.parallel.hook is None
         self._after_evaluations = self._every is not None and self._simulated and not averaged
         passes = config.training.gradient_accumulation
         self._of_pass = task.samples(workers[0].streams[0].data)
@@ -93,10 +92,11 @@ class NoiseMeter:
         if not self._after_evaluations:
             return {}
         every = INTERVALS * self._every
-        streams = [stream.lookahead() for worker in self._workers for stream in worker.streams]
+        streams = [stream for worker in self._workers for stream in worker.streams]
         passes = (step // every - self._measured // every) * len(streams)
         if passes < 2:
             return {}
+        streams = [stream.lookahead() for stream in streams]
         factors, scaler = preconditioner(self._workers), self._workers[0].scaler
         small, total = torch.zeros_like(self.sums[0]), [torch.zeros_like(p) for p in self._parameters]
         mean_model.train()
