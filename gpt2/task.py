@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from common.training.config import ConfigError
-from common.training.task import Task
+from common.training.task import Task, TrainData
 from gpt2.config import Gpt2Config, PythonStdlib, TokenFolder
 from gpt2.data import Windows, drawn_starts, evaluation_batches, evaluation_starts
 from gpt2.model import GPT2, flops_per_token, parameter_count
@@ -130,6 +130,10 @@ class LanguageModelling(Task):
             "train_loss": sums["train_loss"] / sums["train_tokens"],
             "unigram_entropy": self._header.unigram_entropy,
         }
+
+    def samples(self, data: TrainData) -> float:
+        """Return the tokens of a local batch."""
+        return data.batch_size * self._shape.context
 
     def throughput(self, samples_per_s: float) -> dict[str, float]:
         """Return tokens per second of all workers and, where the peak is known, the model FLOPs utilisation."""

@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         allow_empty = bool(table.published) and arguments.runs == DEFAULT_RUNS
         collection = collect(table, *map(Path, arguments.runs), allow_empty=allow_empty)
         files = write_table(collection, output, command)
-        print(_fitted(readable(build_table(collection), table), left_of(table)))
+        print(_fitted(readable(build_table(collection), collection.table), left_of(table)))
         missing = missing_summary(collection)
     for line in missing:
         print(f"missing: {line}")

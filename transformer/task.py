@@ -99,6 +99,10 @@ class Translation(Task):
                 found["meteor"] = sums["meteor"] / sums["lines"]
         return found
 
+    def samples(self, data: TokenBatches) -> float:
+        """Return the mean number of target tokens in a local batch, padding excluded; batches differ in it."""
+        return data.mean_target_tokens
+
     def _cross_entropy(self, logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
         return cross_entropy(logits, target, smoothing, self._config.smoothed_over)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from common.cli import UsageError
+from common.report.columns import Column, Label
 from common.report.registry import Cell, Table
 from common.report.runs import FinishedRun, RunError, read_run
 
@@ -98,7 +99,19 @@ def collect(table: Table, *roots: Path, allow_empty: bool = False) -> Collection
             f"runs={','.join(map(str, roots))}: no finished run in {where}; "
             f"make them with: {reproduce_command(table, roots[0])}"
         )
-    return Collection(table, roots, runs, missing, variant_of)
+    return Collection(_recorded(table, runs, variant_of), roots, runs, missing, variant_of)
+
+
+def _recorded(table: Table, runs: Mapping[str, Sequence[FinishedRun]], variant_of: Mapping[Path, str | None]) -> Table:
+    """Return the table without columns of quantities that runs may do without and that none of these has."""
+
+    def is_shown(column: Column | Label) -> bool:
+        if isinstance(column, Label) or column.quantity.absent is None or not column.statistic.of_runs:
+            return True
+        own = [run for of_row in runs.values() for run in of_row if column.variant in (None, variant_of[run.folder])]
+        return any(column.quantity.of(run) is not None for run in own)
+
+    return table.model_copy(update={"columns": tuple(column for column in table.columns if is_shown(column))})
 
 
 def _first_usable(table: Table, cells: Sequence[Cell]) -> tuple[FinishedRun | None, list[str]]:

@@ -108,7 +108,9 @@ class Column:
         """Return a value as readers see it."""
         if isinstance(value, Compared):
             return value.show(self.quantity.style)
-        return self.statistic.empty if value is None else format(value, self.statistic.style or self.quantity.style)
+        if value is None:
+            return (self.statistic in (MEAN, MEDIAN) and self.quantity.absent) or self.statistic.empty
+        return format(value, self.statistic.style or self.quantity.style)
 
     def exact(self, value: Value) -> dict[str, object]:
         """Return what CSV files hold of a value: {column: number or text}, None where there is nothing."""
@@ -251,6 +253,8 @@ DEFAULT_COLUMNS = (
     "topology",
     "workers",
     "seeds",
+    "local_over_noise_mean",
+    "global_over_noise_mean",
     "accuracy_mean",
     "accuracy_2sigma",
     "train_loss_mean",

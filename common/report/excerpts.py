@@ -88,9 +88,9 @@ def show_excerpt(excerpt: Excerpt) -> str:
 
 
 def _texts_of_runs(excerpt: Excerpt) -> list[Mapping[str, Any]]:
-    table = load_table(excerpt.table)
-    frame = build_table(collect(table, KEPT))
-    texts = readable(frame, table)
+    collection = collect(load_table(excerpt.table), KEPT)
+    frame = build_table(collection)
+    texts = readable(frame, collection.table)
     shown = frame.query(excerpt.where, engine="python") if excerpt.where else frame
     return texts.loc[shown.index].to_dict("records")
 

@@ -1,8 +1,9 @@
 """The quantities that tables show of finished runs, each with its definition and how it is computed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from common.noise_scale import KINDS
 from common.report.elapsed import (
     host_megabytes_to_target,
     megabytes_to_target,
@@ -24,6 +25,7 @@ class Quantity:
     of:           compute it; RunError for a run without such a number, None where a run may do without it
     of_test_set:  whether it needs translations of the test set, which transformer.evaluate makes after training
     higher_is_better: else lower; of a run without a finite number, NaN, it is the worst
+    absent:       what readers see of runs without it; a column that no run has a number for is left out then
     """
 
     name: str
@@ -32,6 +34,7 @@ class Quantity:
     of: Callable[[FinishedRun], float | None]
     of_test_set: bool = False
     higher_is_better: bool = False
+    absent: str | None = None
 
     def of_all(self, runs: Sequence[FinishedRun]) -> list[float]:
         """Return the number of every run; none unless all have one, so that n is the same for a whole row."""
@@ -71,6 +74,27 @@ def _translation(score: str) -> Callable[[FinishedRun], float | None]:
             raise RunError(f"{run.folder}: evaluation/test.csv: no {score!r} of the last model ({error!r})") from None
 
     return of
+
+
+def _of_noise(name: str, what: str) -> Quantity:
+    """Return a metric of the gradient noise, which some training or validation rows have since it is measured."""
+
+    def of(run: FinishedRun) -> float | None:
+        if name not in run.metrics:
+            return None
+        values = run.metrics[name][run.metrics["step"] > run.total("steps") / 2].dropna()
+        return float(values.median()) if len(values) else None
+
+    definition = f"{what}; median over the second half of the run, smoothed (common.noise_scale)"
+    return Quantity(name, definition, ".3g", of, absent="not recorded")
+
+
+def _noise_quantities() -> Iterator[Quantity]:
+    for ending in KINDS:
+        how = " of gradients divided by the root of Adam's second moment" if ending else ""
+        yield _of_noise(f"noise_scale{ending}", f"gradient noise scale{how} in samples, of language models tokens")
+        yield _of_noise(f"local_over_noise{ending}", f"a worker's batch over the gradient noise scale{how}")
+        yield _of_noise(f"global_over_noise{ending}", f"the batch of all workers over the gradient noise scale{how}")
 
 
 def _spectral_gap(run: FinishedRun) -> float:
@@ -284,4 +308,4 @@ _ALL = (
     ),
 )
 
-QUANTITIES = {quantity.name: quantity for quantity in _ALL}
+QUANTITIES = {quantity.name: quantity for quantity in (*_ALL, *_noise_quantities())}

@@ -114,9 +114,15 @@ class EvaluationConfig(Strict):
 
 
 class LoggingConfig(Strict):
-    """Records of a run. every: steps between train rows of metrics.jsonl; progress: show it on rank 0's console."""
+    """Records of a run.
+
+    every:             steps between train rows of metrics.jsonl
+    noise_scale_every: steps between measurements of the gradient noise scale, see common.training.noise_meter
+    progress:          show it on rank 0's console
+    """
 
     every: PositiveInt
+    noise_scale_every: PositiveInt | None = None
     progress: bool
     wandb: Literal["disabled", "offline", "online"]
     wandb_project: str

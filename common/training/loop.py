@@ -136,7 +136,8 @@ def train_stage(stage: Stage, length: Length, interruption: Interruption, trace:
     request = Request.NOTHING
     while recorder.clock < length.steps and request is Request.NOTHING:
         before = recorder.clock
-        losses = stage.backward()
+        with recorder.noise.of_update(before + 1):
+            losses = stage.backward()
         norms = [finish_gradients(worker, config.training.clip) for worker in workers]
         with region("optimizer"):
             for worker in workers:

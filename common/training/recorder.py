@@ -15,6 +15,7 @@ from common.training.console import Console
 from common.training.cpu_wait import cpu_wait_s
 from common.training.elastic_config import Members
 from common.training.memory import decay_sum, half_lives
+from common.training.noise_meter import NoiseMeter
 from common.training.run_folder import RunFolder
 from common.training.sinks import Sinks
 from common.training.step_clock import StepClock
@@ -47,6 +48,7 @@ class Recorder:
         self._sinks: Sinks | None = None
         self._console: Console | None = None
         self._bytes_of_leavers = 0.0
+        self.noise = NoiseMeter()
 
     @property
     def folder(self) -> RunFolder | None:
@@ -74,11 +76,13 @@ class Recorder:
         self._norms = [norm.to(self._device) for norm in self._norms]
         self._window_exposed = self._exposed_s()
         self._step_clock = StepClock(self._device)
+        self.noise.begin(self._task, workers, config)
         self._begin_waiting()
 
     def release(self) -> None:
         """Let go of the workers, with all that hangs on them, until `begin` names others."""
         self._workers = []
+        self.noise.release()
 
     @property
     def clock(self) -> int:
@@ -180,6 +184,7 @@ class Recorder:
             "recent_times": list(self._recent),
             "waited": self._waited,
             "bytes_of_leavers": self._bytes_of_leavers,
+            "noise": self.noise.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -189,6 +194,8 @@ class Recorder:
         self._recent.extend(state["recent_times"])
         self._waited = state.get("waited", self._waited)  # older checkpoints have none
         self._bytes_of_leavers = state["bytes_of_leavers"]
+        if "noise" in state:  # older checkpoints have none
+            self.noise.load_state_dict(state["noise"])
 
     def _write_train_row(self) -> None:
         # [steps since the last row, local workers]
@@ -199,9 +206,10 @@ class Recorder:
         counted = self._wait_began is not None
         means = [losses.mean(), norms.mean(), clipped.mean()]
         means.append(self._scalar(cpu_wait_s() - self._wait_began if counted else 0.0))
+        means += self.noise.sums.flatten()
         everyone = self._workers[0].model.everyone  # here nobody waits for rank 0 to write a model
         sums = sum_over_ranks(torch.stack([*means, self._scalar(self._local_bytes())]), everyone).tolist()
-        loss, mean_norm, clipped_fraction, waited = (value / world_size() for value in sums[:-1])
+        loss, mean_norm, clipped_fraction, waited, *noise = (value / world_size() for value in sums[:-1])
         self._read_times()
         if counted:
             self._waited = [self._waited[0] + waited, self._waited[1] + sum(self._times)]
@@ -210,6 +218,8 @@ class Recorder:
         row = self._row("train") | {"loss": loss, "lr": self._workers[0].optimizer.param_groups[0]["lr"]}
         if self._norms:
             row |= {"grad_norm": mean_norm, "clipped_fraction": clipped_fraction}
+        if self.noise.in_updates:
+            row |= self.noise.row(noise)
         if self._workers[0].scaler.is_enabled():  # an overflow halves it
             row["loss_scale"] = min(worker.scaler.get_scale() for worker in self._workers)
         row["bytes_sent"] = round(sums[-1])

@@ -51,7 +51,8 @@ class Session:
         setup.task.before_evaluation(setup.recorder.clock)
 
         def record(metrics: dict[str, float], mean_model: torch.nn.Module) -> None:
-            best, kept = setup.recorder.validation(metrics), setup.config.evaluation.models_kept
+            noise = setup.recorder.noise.after_evaluation(mean_model, setup.recorder.clock)
+            best, kept = setup.recorder.validation(metrics | noise), setup.config.evaluation.models_kept
             if not (best or kept):
                 return
             state = bare_state(mean_model, keep=setup.rank == 0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -121,6 +122,13 @@ class Stream:
         epoch, start, offset = self._position()
         return Dealing(epoch, offset + start * self._ranks, self.drawn, self.epochs, self.data.batch_size)
 
+    def lookahead(self) -> "Stream":
+        """Return a stream of what comes next here, batches and random numbers, which leaves this one where it is."""
+        ahead = copy(self)
+        ahead.random = copy(self.random)
+        ahead._begin()
+        return ahead
+
     def draw_anew(self) -> None:
         """Begin the random numbers anew."""
         self.random = RandomState(self._seed, self._device)
@@ -133,6 +141,10 @@ class Stream:
         """Continue from `state_dict()`."""
         self.drawn, self.random.state = state["drawn"], state["random"]
         self._dealing = Dealing(*state["dealing"]).in_batches_of(self.data.batch_size)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Read on from the position."""
         epoch, start, offset = self._position()
         self._batches = self.data.epoch(epoch, start, offset) if start else iter(())
 

@@ -105,6 +105,13 @@ class Task(ABC):
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return validation metrics from the total sums, among them the primary metric and "loss"."""
 
+    def samples(self, data: TrainData) -> float:
+        """Return over how many samples, on average, the loss of a local batch is a mean, as noise scales count them.
+
+        Language models count tokens, in whatever `data.batch_size` counts.
+        """
+        return data.batch_size
+
     def throughput(self, samples_per_s: float) -> dict[str, float]:
         """Return figures of speed for train rows, logged as time_<name>; samples of all workers together."""
         return {}

@@ -151,6 +151,7 @@ def test_overrides_are_compared_by_meaning(table):
         ("data.folder", True),
         ("data.copy_to", True),
         ("training.threads", True),
+        ("logging.noise_scale_every", True),
         ("data.seed", False),
         ("training.steps", False),
         ("optimizer.name", False),

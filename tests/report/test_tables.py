@@ -41,7 +41,7 @@ ACCUMADAM = [
 def test_values_against_hand_computed_ones(table):
     fill(table, accumadam_aer=ACCUMADAM)
     frame = build_table(collect(table, RUNS))
-    assert tuple(frame.columns) == DEFAULT_COLUMNS
+    assert tuple(frame.columns) == tuple(name for name in DEFAULT_COLUMNS if "noise" not in name)  # not recorded
     row = frame.iloc[1]
     assert list(row[:4]) == ["AccumAdam", "aer", 4, 3]
     assert row["accuracy_mean"] == pytest.approx(93.0)
@@ -50,6 +50,19 @@ def test_values_against_hand_computed_ones(table):
     assert row["consensus_distance_mean"] == pytest.approx(0.4)
     assert row["bytes_per_step"] == pytest.approx((100 + 100 + 200) / 3)  # 12,000 / 30 steps / 4 workers = 100
     assert row["time_step_ms"] == pytest.approx(7.0)
+
+
+def test_columns_of_the_gradient_noise_are_shown_once_a_run_has_recorded_it(table):
+    fill(table)
+    for cell in list(table.cells(RUNS))[3:]:  # the second row's
+        with (cell.run_dir / "metrics.jsonl").open("a") as file:
+            for step, value in ((10, 9.0), (16, 0.1), (20, None), (25, 0.3), (30, 0.2 + cell.seed)):
+                file.write(json.dumps({"step": step, "split": "train", "local_over_noise": value}) + "\n")
+    collection = collect(table, RUNS)
+    frame = build_table(collection)
+    assert "global_over_noise_mean" not in frame.columns
+    assert list(frame["local_over_noise_mean"]) == [None, pytest.approx(0.3)]  # the second half's medians
+    assert list(readable(frame, collection.table)["local_over_noise_mean"]) == ["not recorded", "0.3"]
 
 
 @pytest.mark.parametrize(("losses", "epochs", "last"), [([9, 8, 7, 0.3, 0.2, 0.4], 2, 0.3), ([2, 1, 0.25], 30, 0.25)])

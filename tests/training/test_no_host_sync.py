@@ -35,7 +35,10 @@ HOT = [
     *(f"gpt2/{name}.py" for name in ("task", "data", "prefetch", "model")),
     *(f"transformer/{name}.py" for name in ("task", "data", "model", "loss", "search")),
     *(f"common/simulate/{name}.py" for name in ("replica", "cohort", "methods")),
-    *(f"common/training/{name}.py" for name in ("loop", "stream", "recorder", "evaluation", "interruption")),
+    *(
+        f"common/training/{name}.py"
+        for name in ("loop", "stream", "recorder", "evaluation", "interruption", "noise_meter")
+    ),
 ]
 READ = {"item", "tolist", "cpu", "numpy", "nonzero"}  # methods of tensors that the host reads with
 ALLOWED = {
@@ -50,6 +53,8 @@ ALLOWED = {
     "common/training/interruption.py Interruption._agreed: tolist": "as above",
     "common/training/interruption.py Interruption._start: float": "of a flag of the host",
     "common/training/interruption.py Interruption.requested: int": "a number of the host",
+    "common/training/noise_meter.py NoiseMeter.after_evaluation: tolist": "at the end of an evaluation",
+    "common/training/noise_meter.py NoiseMeter.begin: to": "what a checkpoint held, at the start",
     "common/training/recorder.py Recorder._bytes_sent: item": "at the end of an evaluation, and of a run",
     "common/training/recorder.py Recorder._diverged: item": "the run stops",
     "common/training/recorder.py Recorder._diverged: nonzero": "the run stops",

@@ -22,6 +22,7 @@ RUN = [
     "schedule.warmup=3",
     "evaluation.every=5",
     "logging.every=3",
+    "logging.noise_scale_every=1",
     "logging.progress=false",
     "resume=true",
 ]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from common.noise_scale import KINDS
 from common.report.runs import read_run
 from common.training.compose import compose_config
 from common.training.config import ConfigError
@@ -48,7 +49,10 @@ def command(*arguments: str, torchrun: int = 0, **environment: str) -> subproces
 EVALUATIONS = ["evaluation.local_models=true", "evaluation.recalibrate_batches=3", "evaluation.keep_average=true"]
 SGD = ["optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.05"]
 METHODS = {
-    "allreduce": ["parallel=allreduce", "optimizer=adamw", "optimizer.weight_decay=0.1"],
+    "allreduce": [
+        *("parallel=allreduce", "optimizer=adamw", "optimizer.weight_decay=0.1"),
+        *("training.clip=1.0", "training.gradient_accumulation=2", "logging.noise_scale_every=2"),
+    ],
     "accumadam_aer": ["topology=aer", "workers.per_host=2", "optimizer=accumadam"],
     "dmsgd_ring": ["topology=ring", "optimizer=dmsgd", "parallel.order=atc", "optimizer.lr=0.05"],
     "qg_dmsgd": ["topology=one_peer_exponential", "optimizer=qg_dmsgd", "parallel.order=atc", "optimizer.lr=0.05"],
@@ -89,6 +93,9 @@ METHODS = {
 }
 
 
+NOISE = [f"{name}{kind}" for name in ("noise_scale", "local_over_noise", "global_over_noise") for kind in KINDS]
+
+
 # Their parts are in other methods too.
 REPEATED = ("dmsgd_ring", "qg_dmsgd", "two_ranks_allreduce", "evaluations")
 REPEATED += ("local_sgd", "post_local_sgd", "diloco", "streaming_diloco", "noloco", "dsgd_ac")
@@ -112,6 +119,9 @@ def test_processes_and_simulation_agree(method: str, tmp_path: Path) -> None:
         assert one["lr"] == other["lr"] if "lr" in one else True
         for name in one.keys() & {"loss", "local_loss"}:
             assert one[name] == pytest.approx(other[name], rel=1e-4)
+        if method == "allreduce" and one["split"] == "train":
+            for name in NOISE:
+                assert one[name] == pytest.approx(other[name], rel=1e-2)
         if "consensus_distance" in one:
             assert one["consensus_distance"] == pytest.approx(other["consensus_distance"], rel=1e-2, abs=1e-5)
 
