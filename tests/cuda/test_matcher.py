@@ -20,7 +20,7 @@ from tests.cuda.programs import Program, topologies, traces_of
 
 RANDOM_CLOCKS = 3  # of schedules without a period
 SIZES = (2, 4, 5, 8)
-OTHER_SIZES = (1, 3, 6, 7, 9, 12, 16)  # odd, even, prime, composite, powers of two
+OTHER_SIZES = (1, 3, 6, 7, 9, 12)  # odd, even, prime, composite
 
 
 def programs(name: str, sizes: Sequence[int], transports: tuple[str, ...]) -> list[Program]:
@@ -78,7 +78,7 @@ def test_no_training_with_a_forced_transport_deadlocks(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_training_of_another_size_deadlocks(name: str) -> None:
     check(programs(name, OTHER_SIZES, ("auto",)))
-    check(programs(name, (7, 8, 9, 12, 16), ("send_recv", "subgroup")))
+    check(programs(name, (7, 8, 9), ("send_recv", "subgroup")))
 
 
 @pytest.mark.parametrize("message_dtype", [torch.bfloat16, torch.int8])
@@ -87,7 +87,7 @@ def test_no_training_with_narrow_messages_deadlocks(message_dtype: torch.dtype) 
     check([Program(build(*case), message_dtype=message_dtype) for case in cases])
 
 
-@pytest.mark.parametrize("workers", [range(3, 4), pytest.param(range(2, 7), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("workers", [range(3, 4), pytest.param(range(2, 6), marks=pytest.mark.slow)], ids=str)
 def test_no_training_with_several_ranks_for_each_worker_deadlocks(workers: range) -> None:
     """Gossip and DDP have a communicator each, whose kernels may not fit on a device side by side."""
     cases = [
@@ -123,7 +123,7 @@ def test_no_training_in_fp16_deadlocks(in_fp16: Callable[[], object]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_no_training_in_fp16_deadlocks_with_any_transport(name: str, in_fp16: Callable[[], object]) -> None:
-    cases = programs(name, (2, 3, 4, 5, 6, 8), ("auto", "send_recv", "subgroup"))
+    cases = programs(name, (3, 4, 8), ("auto", "send_recv", "subgroup"))
     check([replace(case, after_backward=in_fp16) for case in cases])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 SMALL = ["experiment=quickstart", "model.width=2", "training.checkpoint_every=20", "logging.every=5"]
 # A run that takes long enough to be interrupted in the middle.
 RUN = [*SMALL, "training.steps=300", "topology=aer", "seed=3"]
-MIDDLE = 45
+MIDDLE = 30
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

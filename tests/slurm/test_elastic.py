@@ -8,11 +8,11 @@ from slurm import starts
 from tests.slurm.conftest import NODES, Slurm, command_of, parent_of, processes_with
 from tests.slurm.runs import status
 from tests.training.replay import membership_rows
-from tests.training.test_elastic_processes import RUN, assert_equals_replay, joined, trained
+from tests.training.test_elastic_processes import ENDLESS, PACED, RUN, assert_equals_replay, joined, trained
 
 pytestmark = pytest.mark.slow  # on a real Slurm
 
-ELASTIC = [*RUN, "elastic.restarts=2", "training.batch_size=96", "training.steps=100000", "workers.count=3"]
+ELASTIC = [*RUN, "elastic.restarts=2", "training.batch_size=96", ENDLESS, "workers.count=3"]
 
 
 def trains(node: str) -> bool:
@@ -25,7 +25,7 @@ def test_a_job_that_loses_nodes_goes_on_and_equals_a_replay(slurm: Slurm, tmp_pa
     """A node that trains crashes and the spare one takes its place; then another is set down. Node 1's agent leads."""
     run = tmp_path / "run"
     options = ["--no-kill", "--nodes=4", "--ntasks-per-node=1"]
-    job = slurm.sbatch(*options, "slurm/train.sbatch", "cnn", *ELASTIC, f"run_dir={run}")
+    job = slurm.sbatch(*options, "slurm/train.sbatch", "cnn", *ELASTIC, PACED, f"run_dir={run}")
     slurm.until(trained(run, 8), job)
     crashes, is_set_down = filter(trains, NODES[1:])
     slurm.crash(crashes)
@@ -44,7 +44,7 @@ def test_a_job_with_too_few_nodes_saves_and_says_so(slurm: Slurm, tmp_path: Path
     """Of two nodes one is set down: the job goes back to the queue, where it waits for nodes."""
     run = tmp_path / "run"
     options = ["--no-kill", "--nodes=2", "--ntasks-per-node=1", "--nodelist=node3,node4"]
-    job = slurm.sbatch(*options, "slurm/train.sbatch", "cnn", *ELASTIC, "workers.count=2", f"run_dir={run}")
+    job = slurm.sbatch(*options, "slurm/train.sbatch", "cnn", *ELASTIC, PACED, "workers.count=2", f"run_dir={run}")
     slurm.until(trained(run, 8), job)
     slurm.call("scontrol", "update", "nodename=node4", "state=down", "reason=test")
     slurm.until(lambda: "1 of 2 workers are left, too few: they save and stop" in slurm.log(job), job)

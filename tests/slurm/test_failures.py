@@ -15,29 +15,26 @@ from tests.slurm.runs import SMALL, reached
 pytestmark = pytest.mark.slow  # on a real Slurm
 
 
-@pytest.mark.parametrize(
-    ("number", "told"),
-    [
-        (signal.SIGKILL, r"Signal 9 \(SIGKILL\)|exitcode: -9"),
-        (
-            signal.SIGSTOP,
-            r"rank \d failed:(.|\n)*all 4 ranks must take part(.|\n)*after step \d+|rank \d: gossip step \d+",
-        ),
-    ],
-)
-def test_a_rank_that_dies_or_hangs_fails_the_job_and_the_log_says_why(
-    slurm: Slurm, tmp_path: Path, number: int, told: str
-) -> None:
-    run = tmp_path / "run"
-    long = [*SMALL, "training.steps=100000", "parallel.timeout_s=10", f"run_dir={run}"]
-    job = slurm.sbatch(*FOUR_RANKS, "slurm/train.sbatch", "cnn", *long)
-    slurm.until(lambda: reached(run, 5), job)
-    (last,) = (pid for pid in processes_with("RANK=3") if f"run_dir={run}" in command_of(pid))
-    os.kill(last, number)
-    assert slurm.wait(job) == "FAILED"
-    assert re.search(told, slurm.log(job)), slurm.log(job)
-    assert "[slurm] failed: srun ended with exit code" in slurm.log(job)
-    assert "a node does not answer" not in slurm.log(job)
+ENDS = {  # of a rank, and what the log says of it
+    signal.SIGKILL: r"Signal 9 \(SIGKILL\)|exitcode: -9",
+    signal.SIGSTOP: r"rank \d failed:(.|\n)*all 4 ranks must take part(.|\n)*after step \d+|rank \d: gossip step \d+",
+}
+
+
+def test_a_rank_that_dies_or_hangs_fails_the_job_and_the_log_says_why(slurm: Slurm, tmp_path: Path) -> None:
+    """Two jobs at once, which mostly wait."""
+    long = [*FOUR_RANKS, "slurm/train.sbatch", "cnn", *SMALL, "training.steps=100000", "parallel.timeout_s=10"]
+    jobs = {number: slurm.sbatch(*long, f"run_dir={tmp_path}/{int(number)}") for number in ENDS}
+    for number, job in jobs.items():
+        slurm.until(lambda run=tmp_path / f"{int(number)}": reached(run, 5), job)
+        ranks = [pid for pid in processes_with("RANK=3") if f"run_dir={tmp_path}/{int(number)}" in command_of(pid)]
+        (last,) = ranks
+        os.kill(last, number)
+    for number, job in jobs.items():
+        assert slurm.wait(job) == "FAILED"
+        assert re.search(ENDS[number], slurm.log(job)), slurm.log(job)
+        assert "[slurm] failed: srun ended with exit code" in slurm.log(job)
+        assert "a node does not answer" not in slurm.log(job)
 
 
 BAD = [

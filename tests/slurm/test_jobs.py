@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -34,10 +33,7 @@ def small_gpt2(folder: Path) -> list[str]:
 
 
 def small_transformer(folder: Path) -> list[str]:
-    """Overrides of a tiny Transformer on few names of numbers; skipped without fairseq, which writes its data."""
-    pytest.importorskip("num2words")
-    if find_spec("fairseq") is None:
-        pytest.skip("fairseq is not installed (see `make env`)")
+    """Overrides of a tiny Transformer on few names of numbers."""
     layers = ["model.encoder_layers=1", "model.decoder_layers=1"]
     size = ["model=transformer_tiny", "model.width=16", "model.hidden=32", "model.heads=2", *layers]
     data = [f"data.path={folder}/data", "data.numbers=1000", "data.held_out=50", "data.train_lines=300"]
@@ -53,21 +49,25 @@ def uninterrupted(local_slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) 
     return metrics(run)
 
 
-@pytest.mark.parametrize(
-    ("task", "overrides", "options"),
-    [("gpt2", small_gpt2, FOUR_RANKS), ("transformer", small_transformer, FOUR_GPUS)],
-)
-def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path, task: str, overrides, options) -> None:
-    run = tmp_path / "run"
-    chosen = [*overrides(tmp_path), "seed=5", "training.device=cpu", f"run_dir={run}"]
-    job = slurm.sbatch(*options, "slurm/train.sbatch", task, *chosen)
-    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
-    config = OmegaConf.load(run / "config.yaml")
-    assert (config.task, config.seed, config.workers.count, config.workers.per_host) == (task, 5, 4, 2)
-    assert status(run) == "finished"
-    log = (run / "slurm" / f"{job}.log").read_text()  # beside the run
-    assert "step 6/6" in log
-    assert log == slurm.log(job)
+def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    """At once; the Transformer where there is fairseq, which writes its data."""
+    tasks = {"gpt2": (small_gpt2, FOUR_RANKS), "transformer": (small_transformer, FOUR_GPUS)}
+    if find_spec("fairseq") is None or find_spec("num2words") is None:
+        del tasks["transformer"]
+    jobs = {}
+    for task, (overrides, options) in tasks.items():
+        (tmp_path / task).mkdir()
+        chosen = [*overrides(tmp_path / task), "seed=5", "training.device=cpu", f"run_dir={tmp_path}/{task}/run"]
+        jobs[task] = slurm.sbatch(*options, "slurm/train.sbatch", task, *chosen)
+    for task, job in jobs.items():
+        run = tmp_path / task / "run"
+        assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+        config = OmegaConf.load(run / "config.yaml")
+        assert (config.task, config.seed, config.workers.count, config.workers.per_host) == (task, 5, 4, 2)
+        assert status(run) == "finished"
+        log = (run / "slurm" / f"{job}.log").read_text()  # beside the run
+        assert "step 6/6" in log
+        assert log == slurm.log(job)
 
 
 def test_a_row_trains_on_a_part_of_its_cluster(slurm: Slurm, tmp_path: Path) -> None:
@@ -90,26 +90,21 @@ def test_a_row_trains_on_a_part_of_its_cluster(slurm: Slurm, tmp_path: Path) -> 
     assert slurm.field(job, "CpusPerTres") == "gres:gpu:16"
 
 
-@pytest.mark.parametrize(
-    ("name", "keys", "table"),
-    [
-        ("table1", ["iterations=2", "tensor_mb=0.1", "topologies=allreduce,aer"], "communication.csv"),
-        (
-            "figure6",
-            ["payload_mb=2", "steps=2", "blocks=2", "compute_ms=40", "methods=allreduce,decent_aer"],
-            "scaling.csv",
-        ),
-    ],
-)
-def test_a_benchmark_measures_the_nodes_of_its_job(
-    slurm: Slurm, tmp_path: Path, name: str, keys: list[str], table: str
-) -> None:
-    without_gpus = ["--gpus-per-node=0", "--cpus-per-gpu=1"]
-    job = slurm.sbatch(*FOUR_RANKS, *without_gpus, f"slurm/{name}.sbatch", *keys, f"output={tmp_path}")
-    assert slurm.wait(job) == "COMPLETED", slurm.log(job)
-    rows = list(csv.DictReader((tmp_path / table).open()))
-    assert [row["topology"] for row in rows] == [{"table1": "allreduce", "figure6": "complete"}[name], "aer"]
-    assert {(row["workers"], row["hosts"], row["ranks_per_host"]) for row in rows} == {("4", "2", "2")}
+BENCHMARKS = {
+    "table1": ["iterations=2", "tensor_mb=0.1", "topologies=allreduce,aer"],
+    "figure6": ["payload_mb=2", "steps=2", "blocks=2", "compute_ms=40", "methods=allreduce,decent_aer"],
+}
+
+
+def test_a_benchmark_measures_the_nodes_of_its_job(slurm: Slurm, tmp_path: Path) -> None:
+    """Two of them at once."""
+    options = [*FOUR_RANKS, "--gpus-per-node=0", "--cpus-per-gpu=1"]
+    jobs = [slurm.sbatch(*options, f"slurm/{n}.sbatch", *BENCHMARKS[n], f"output={tmp_path}") for n in BENCHMARKS]
+    for job, table, first in zip(jobs, ("communication", "scaling"), ("allreduce", "complete"), strict=True):
+        assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+        rows = list(csv.DictReader((tmp_path / f"{table}.csv").open()))
+        assert [row["topology"] for row in rows] == [first, "aer"]
+        assert {(row["workers"], row["hosts"], row["ranks_per_host"]) for row in rows} == {("4", "2", "2")}
 
 
 def time_limit(slurm: Slurm, job: str, start: int) -> None:
@@ -138,44 +133,33 @@ def begins(slurm: Slurm, job: str, start: int) -> None:
     slurm.until(lambda: f"start {start}" in slurm.log(job), job)
 
 
-def test_an_interrupted_job_is_requeued_and_gives_the_metrics_of_an_uninterrupted_one(
+def test_an_interrupted_run_goes_on_and_gives_the_metrics_of_an_uninterrupted_one(
     slurm: Slurm, tmp_path: Path, uninterrupted
 ) -> None:
-    """A job that reaches its time limit, later is preempted, and later loses a node."""
+    """A job is cancelled; the next one reaches its time limit, later is preempted, and later loses a node."""
     run = tmp_path / "run"
-    job = slurm.sbatch("--partition=spot", *FOUR_RANKS, "slurm/train.sbatch", "cnn", *RUN, f"run_dir={run}")
-    slurm.until(lambda: reached(run, MIDDLE), job)
-    time_limit(slurm, job, start=2)
+    command = ["--partition=spot", *FOUR_RANKS, "slurm/train.sbatch", "cnn", *RUN, f"run_dir={run}"]
+    cancelled = slurm.sbatch(*command)
+    slurm.until(lambda: reached(run, MIDDLE), cancelled)
+    slurm.call("scancel", cancelled)
+    job = slurm.sbatch(*command)  # at once: it waits until the first job has saved and ended
     slurm.until(lambda: reached(run, 2 * MIDDLE), job)
+    time_limit(slurm, job, start=2)
+    slurm.until(lambda: reached(run, 3 * MIDDLE), job)
     preemption(slurm, job, start=3)
     assert "Traceback" not in slurm.log(job)
-    slurm.until(lambda: reached(run, 3 * MIDDLE), job)
+    slurm.until(lambda: reached(run, 4 * MIDDLE), job)
     crash(slurm, job, start=4)
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)
+    assert slurm.state(cancelled) == "CANCELLED"
     assert metrics(run) == uninterrupted  # where the ranks live changes nothing, either
-    assert len(json.loads((run / "environment.json").read_text())["resumed"]) == 3
+    assert len(json.loads((run / "environment.json").read_text())["resumed"]) == 4
     all_starts = starts.read(run)
-    assert {start.job for start in all_starts} == {job}
-    assert [start.end for start in all_starts] == ["saved", "stopped", "node failure", "finished"]
-    _, second, third, fourth = (start.step for start in all_starts)
-    assert second >= MIDDLE  # it was saved
-    assert third >= 2 * MIDDLE
-    assert fourth % 20 == 0  # from the last checkpoint
-    assert fourth >= third
-
-
-def test_scancel_leaves_a_checkpoint_that_the_same_command_continues(
-    slurm: Slurm, tmp_path: Path, uninterrupted
-) -> None:
-    run = tmp_path / "run"
-    command = [*FOUR_RANKS, "slurm/train.sbatch", "cnn", *RUN, f"run_dir={run}"]
-    job = slurm.sbatch(*command)
-    slurm.until(lambda: reached(run, MIDDLE), job)
-    slurm.call("scancel", job)
-    again = slurm.sbatch(*command)  # at once: it waits until the first job has saved and ended
-    assert slurm.wait(again) == "COMPLETED", slurm.log(again)
-    assert slurm.state(job) == "CANCELLED"
-    saved = re.search(r"resumed at step (\d+)", slurm.log(again))
-    assert saved
-    assert int(saved[1]) >= MIDDLE
-    assert metrics(run) == uninterrupted
+    assert [start.job for start in all_starts] == [cancelled, *[job] * 4]
+    assert [start.end for start in all_starts] == ["stopped", "saved", "stopped", "node failure", "finished"]
+    _, second, third, fourth, fifth = (start.step for start in all_starts)
+    assert f"resumed at step {second}" in slurm.log(job)
+    for number, step in enumerate((second, third, fourth), start=1):
+        assert step >= number * MIDDLE  # it was saved
+    assert fifth % 20 == 0  # from the last checkpoint
+    assert fifth >= fourth

@@ -26,7 +26,8 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def calls(tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file in which a Slurm that has nothing to do notes the arguments of each sbatch."""
+    """The file in which a Slurm that has nothing to do notes the arguments of each sbatch; no trial is composed."""
+    monkeypatch.setattr("slurm.submit.ranks_of", lambda cell: 1)
     program("squeue", "")
     program("sacct", "", fails=True)
     program("scontrol", "", fails=True)

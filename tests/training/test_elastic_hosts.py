@@ -16,12 +16,12 @@ from scripts.namespaces import Host, ip
 from tests.ports import free_port
 from tests.scripts.namespaces import needs_namespaces
 from tests.training.replay import membership_rows
-from tests.training.test_elastic_processes import RUN, assert_equals_replay, joined, trained
+from tests.training.test_elastic_processes import ENDLESS, PACED, RUN, assert_equals_replay, joined, trained
 from tests.training.test_resume import wait_for
 
 pytestmark = pytest.mark.slow
 
-LONG = ["workers.per_host=1", "training.batch_size=96", "training.steps=600", "parallel.timeout_s=6"]
+LONG = ["workers.per_host=1", "training.batch_size=96", "training.steps=150", "parallel.timeout_s=6"]
 STARTED: list[subprocess.Popen[str]] = []
 
 
@@ -42,6 +42,7 @@ def begin(folder: Path, agent: str, *arguments: str, host: Host | None = None) -
         "cnn.train",
         *RUN,
         *LONG,
+        PACED,
         f"elastic.agent={agent}",
         f"run_dir={folder}",
         *arguments,
@@ -61,7 +62,7 @@ def end(processes: Sequence[subprocess.Popen[str]]) -> tuple[list[int], list[str
 def test_a_lost_host_is_replaced_and_the_result_is_that_of_a_replay(tmp_path: Path) -> None:
     """Hosts of two workers; the fourth one comes when all places are taken."""
     folder, agent = tmp_path / "run", f"127.0.0.1:{free_port()}"
-    arguments = ["workers.count=6", "workers.per_host=2", "elastic.restarts=2", "training.steps=30000"]
+    arguments = ["workers.count=6", "workers.per_host=2", "elastic.restarts=2", ENDLESS]
     hosts = [begin(folder, agent, *arguments) for _ in range(3)]
     wait_for(lambda: any(is_listening(host.pid, agent) for host in hosts))
     leading = [is_listening(host.pid, agent) for host in hosts].index(True)

@@ -25,6 +25,8 @@ from tests.training.test_resume import rows, wait_for
 RUN = ["model.width=4", "training.threads=1", "evaluation.every=1000", "logging.progress=false", "logging.every=4"]
 RUN += ["parallel.bucket_mb=0.002", "parallel.timeout_s=30", "training.checkpoint_every=1000", "schedule.warmup=5"]
 RUN += ["topology=ring", "parallel.transport=send_recv", "optimizer=accumadamw", "elastic.min_workers=2"]
+PACED = "task=tests.training.paced"
+ENDLESS = "training.steps=1000000"  # the test stops it
 
 
 def train(folder: Path, disturb: Callable[[], None], *arguments: str) -> int:
@@ -32,7 +34,7 @@ def train(folder: Path, disturb: Callable[[], None], *arguments: str) -> int:
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     thread = threading.Thread(target=disturb, daemon=True)
     thread.start()
-    code = launch("cnn", [*RUN, f"run_dir={folder}", *arguments])
+    code = launch("cnn", [*RUN, PACED, f"run_dir={folder}", *arguments])
     thread.join(10)
     assert not multiprocessing.active_children()
     return code
@@ -42,6 +44,15 @@ def kill(number: int) -> None:
     """Kill the process of that rank."""
     (process,) = [child for child in multiprocessing.active_children() if child.name == f"rank {number}"]
     os.kill(process.pid or 0, signal.SIGKILL)
+
+
+def replace(folder: Path, number: int) -> None:
+    """Kill a process soon after the begin, and stop the run a few steps after a new one has joined."""
+    wait_for(trained(folder, 8))
+    kill(number)
+    wait_for(joined(folder, 1))  # perhaps before the others went on
+    wait_for(trained(folder, membership_rows(folder)[-1]["step"] + 8))
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def trained(folder: Path, step: int) -> Callable[[], bool]:
@@ -102,15 +113,9 @@ def test_survivors_go_on_as_in_a_replay(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_worker_that_loses_a_rank_is_lost_as_a_whole(tmp_path: Path) -> None:
     """Three workers of two ranks. The ranks of those that are left go on alike."""
-    folder, arguments = tmp_path / "run", ["workers.count=3", "training.batch_size=48", "training.steps=400"]
+    folder, arguments = tmp_path / "run", ["workers.count=3", "training.batch_size=48", ENDLESS]
     arguments += ["parallel.ranks_per_worker=2", "model.norm=group"]
-
-    def disturb() -> None:
-        wait_for(trained(folder, 8))
-        kill(3)
-
-    assert train(folder, disturb, "elastic.restarts=1", *arguments) == 0
-    assert joined(folder, 1)()
+    assert train(folder, lambda: replace(folder, 3), "elastic.restarts=1", *arguments) == 75
     assert [row["left"] for row in membership_rows(folder) if row["left"]] == [[1]]
     assert_equals_replay(folder, *arguments)
 
@@ -137,14 +142,8 @@ def test_a_method_goes_on_as_in_a_replay(method: str, tmp_path: Path) -> None:
     (tmp_path / "edges").write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
     graph = [f"topology.path={tmp_path / 'edges'}"] if method == "push-sum" else []
     folder = tmp_path / "run"
-    arguments = ["workers.count=4", "training.batch_size=64", "training.steps=300", *GOSSIP[method], *graph]
-
-    def disturb() -> None:
-        wait_for(trained(folder, 8))
-        kill(2)
-
-    assert train(folder, disturb, "elastic.restarts=1", *arguments) == 0
-    assert joined(folder, 1)()  # perhaps before the others went on
+    arguments = ["workers.count=4", "training.batch_size=64", ENDLESS, *GOSSIP[method], *graph]
+    assert train(folder, lambda: replace(folder, 2), "elastic.restarts=1", *arguments) == 75
     assert membership_rows(folder)[-1]["members"] == [0, 1, 2, 3]
     assert_equals_replay(folder, *arguments)
 

@@ -18,7 +18,10 @@ RUN = [
     *("workers.count=2", "parallel.ranks_per_worker=2", "training.gradient_accumulation=2", "resume=true"),
 ]
 METHODS = {
-    "accumadamw": ["optimizer=accumadamw", "optimizer.fused=true", "optimizer.weight_decay=0.1"],
+    "accumadamw": [
+        *("optimizer=accumadamw", "optimizer.fused=true", "optimizer.weight_decay=0.1"),
+        "task=tests.training.uncompiled",
+    ],
     "adamw": ["optimizer=adamw", "training.clip=1.0", "parallel=gossip_diloco", "parallel.local_steps=4"],
 }
 FAR = ["evaluation.keep_average=true", "evaluation.recalibrate_batches=2"]
@@ -38,11 +41,17 @@ def model(folder: Path, name: str = "last.pt") -> dict[str, torch.Tensor]:
     return torch.load(folder / "checkpoints" / name, weights_only=True)
 
 
+@pytest.fixture(scope="module", params=["accumadamw", "adamw"])
+def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """An uninterrupted sharded run, and its arguments."""
+    arguments = [*METHODS[request.param], *FAR, "parallel.shard=true"]
+    return run(tmp_path_factory.mktemp("shards") / "run", *arguments), arguments
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["accumadamw", "adamw"])
-def test_equals_a_run_with_whole_replicas(method: str, tmp_path: Path) -> None:
-    arguments = [*METHODS[method], *FAR]
-    whole, shards = run(tmp_path / "whole", *arguments), run(tmp_path / "shards", *arguments, "parallel.shard=true")
+def test_equals_a_run_with_whole_replicas(shards: tuple[Path, list[str]], tmp_path: Path) -> None:
+    shards, arguments = shards
+    whole = run(tmp_path / "whole", *arguments[:-1])
     assert [row["step"] for row in rows(shards)] == [row["step"] for row in rows(whole)]
     for one, other in zip(rows(shards), rows(whole), strict=True):
         assert one.keys() == other.keys()
@@ -63,10 +72,8 @@ def state(folder: Path) -> list[torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["accumadamw", "adamw"])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(method: str, tmp_path: Path) -> None:
-    arguments = [*METHODS[method], "parallel.shard=true"]
-    reference = run(tmp_path / "reference", *arguments)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(shards: tuple[Path, list[str]], tmp_path: Path) -> None:
+    reference, arguments = shards
     resumed = tmp_path / "resumed"
     shutil.copytree(reference, resumed)
     shutil.rmtree(resumed / "checkpoints" / "step_00000010")

@@ -1,0 +1,1 @@
+"""A task whose steps take a while."""

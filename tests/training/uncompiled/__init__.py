@@ -1,0 +1,1 @@
+"""A task whose fused update is not compiled."""
