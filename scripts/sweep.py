@@ -126,7 +126,7 @@ def _power(table: Table, runs: Path) -> int:
 
 def _write(arguments: SweepArguments, table: Table, methods: Sequence[Method]) -> int:
     """Print what the trials show, and write it unless it is a dry run."""
-    print(format_texts(sweep_frame(table, methods), "simple", LEFT))
+    print(format_texts(sweep_frame(table, {method.name: method.tuned for method in methods}), "simple", LEFT))
     if arguments.dry_run:
         print("# all trials have ended: nothing is missing")
         return 0

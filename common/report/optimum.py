@@ -31,10 +31,6 @@ class Optimum:
     parabola: tuple[float, float, float]
     span: tuple[float, float]
 
-    def at(self, rates: np.ndarray) -> np.ndarray:
-        """Return the parabola's values at these rates."""
-        return np.polyval(self.parabola, np.log(rates))
-
 
 def fit_optimum(
     rates: Sequence[float], values: Sequence[Sequence[float]], highest: bool, tried: Sequence[float]

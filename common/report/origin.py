@@ -39,7 +39,6 @@ def _tuned(table: Table) -> list[str]:
     for name, tuned in table.tuned.methods.items():
         values = f"{' '.join(tuned.best.overrides)}, {quantity.name} {tuned.best.mean:{quantity.style}}"
         edge = f", the {tuned.edge} learning rate that was tried" if tuned.edge else ""
-        edge += f", at an edge: {', '.join(tuned.ends)}" if tuned.ends else ""
         lines.append(f"Tuned: {name}: {values} on seeds that are not reported, best of {tuned.trials} trials{edge}")
     return [*lines, f"Trials: results/sweeps/{by}.md and .csv, made by `{sweep_command(by)}`"]
 

@@ -75,43 +75,35 @@ def power_frame(collection: Collection) -> pd.DataFrame:
 
 def _line(collection: Collection, column: Column, row: Row, other: str, level: float) -> dict[str, str]:
     """Return the line of a row and another one; `level` is that of the first step of Holm's method."""
-    table, margin, style = collection.table, column.margin, column.quantity.style
-    published = _published(table, column, row.name, other)
+    margin, style = column.margin, column.quantity.style
+    published = _published(collection.table, column, row.name, other)
+    too_wide = margin and published is not None and margin > abs(published) / 2
     quantity = "_".join(filter(None, [column.variant, column.quantity.name]))
-    line = {"row": row.name, "other": other, "quantity": quantity}
-    blank = dict.fromkeys(("seeds", *DEFINITIONS), "")
-    known = {
-        "published": "not known" if published is None else f"{published:+{style}}",
-        "margin": "" if margin is None else f"{margin:g}",
-    }
-    if margin is not None and published is not None and margin > abs(published) / 2:
-        known["margin"] += " (too wide)"
+    line = {"row": row.name, "other": other, "quantity": quantity, "seeds": ""} | dict.fromkeys(DEFINITIONS, "")
+    line["published"] = "not known" if published is None else f"{published:+{style}}"
+    line["margin"] = f"{margin:g}{' (too wide)' * bool(too_wide)}" if margin else ""
     values = (column.by_seed(collection.of(name, column.variant)) for name in (row.name, other))
     try:
         differences = paired_differences(*values)
     except ComparisonError as reason:
-        return line | blank | known | {"seeds": str(reason)}
+        return line | {"seeds": str(reason)}
     freedom, sd = len(differences) - 1, statistics.stdev(differences)
-    known |= {"seeds": str(len(differences)), "sd": f"{sd:{style}}"}
-    if sd == 0:
-        return line | blank | known
     limit = sd * math.sqrt(freedom / chi2.ppf(1 - CONFIDENCE, freedom))
-    known["sd_limit"] = f"{limit:{style}}"
-    if margin is not None:
-        known["for_equality"] = _seeds(lambda n, sd: power_of_equality(n, sd, margin, level), sd, limit)
-    if published:
-        known["for_published"] = _seeds(lambda n, sd: power_of_difference(n, sd, published, LEVEL), sd, limit)
-    return line | blank | known
+    line |= {"seeds": str(len(differences)), "sd": f"{sd:{style}}", "sd_limit": f"{limit:{style}}"}
+    if margin and sd:
+        line["for_equality"] = _seeds(lambda n, sd: power_of_equality(n, sd, margin, level), sd, limit)
+    if published and sd:
+        line["for_published"] = _seeds(lambda n, sd: power_of_difference(n, sd, published, LEVEL), sd, limit)
+    return line
 
 
 def _seeds(power: Callable[[int, float], float], sd: float, limit: float) -> str:
     found = [seeds_for(lambda n, of=of: power(n, of)) for of in (sd, limit)]
-    first, second = (f"> {MOST_SEEDS}" if count is None else str(count) for count in found)
-    return f"{first} [{second}]"
+    return "{} [{}]".format(*(f"> {MOST_SEEDS}" if count is None else count for count in found))
 
 
-def _published(table: Table, column: Column, row: str, other: str) -> float | None:
+def _published(table: Table, column: Column, *rows: str) -> float | None:
     """Return the published difference of two rows; None if it is not known."""
-    numbers = [table.published_values.get(name, {}).get(column.published_name) for name in (row, other)]
-    values = [number.value if number else None for number in numbers]
-    return None if None in values else values[0] - values[1]
+    numbers = [table.published_values.get(name, {}).get(column.published_name) for name in rows]
+    first, second = (number and number.value for number in numbers)
+    return None if None in (first, second) else first - second

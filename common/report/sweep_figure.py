@@ -71,5 +71,5 @@ def _draw_rates(ax: Axes, method: Method, look: dict[str, object], height: float
     ax.plot(diverged, [0.02] * len(diverged), "x", color=colour, transform=below)
     if best.optimum:
         inside = np.geomspace(*best.optimum.span, 50)
-        ax.plot(inside, best.optimum.at(inside), color=colour)
+        ax.plot(inside, np.polyval(best.optimum.parabola, np.log(inside)), color=colour)
         ax.plot([best.optimum.low, best.optimum.high], [height] * 2, color=colour, linewidth=2, transform=below)

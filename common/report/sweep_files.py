@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 from common.report.drawing import save
 from common.report.formats import exact, format_texts
 from common.report.origin import describe_commit, describe_hardware
-from common.report.quantities import Quantity
 from common.report.registry import Table
 from common.report.sweep_figure import draw_sweep
+from common.report.table_file import Row
 from common.report.trials import Method
 from common.report.tuning import RATE, Tuned, TunedFile
 from common.training.atomic import write_atomically
@@ -71,32 +71,22 @@ def trial_records(table: Table, methods: Sequence[Method]) -> pd.DataFrame:
     )
 
 
-def sweep_frame(table: Table, methods: Sequence[Method]) -> pd.DataFrame:
-    """Return the table of a sweep, as texts."""
-    return pd.DataFrame([_row(table, method) for method in methods])
+def sweep_frame(table: Table, tuned: Mapping[str, Tuned]) -> pd.DataFrame:
+    """Return the table of what a sweep chose, {method: what}, as texts."""
+    rows = [(row, variant) for row in table.rows if row.centre is not None for variant in table.variants or [None]]
+    return pd.DataFrame([_row(table, row, variant, tuned[table.method(row, variant)]) for row, variant in rows])
 
 
-def kept_frame(table: Table) -> pd.DataFrame:
-    """Return what a tuned table's sweep chose, as texts, from its kept file alone."""
-    return pd.DataFrame(
-        [
-            {"method": name, **_chosen(table, tuned), "edge": tuned.at_edges, "taken_by": _taken_by(table, name)}
-            for name, tuned in table.tuned.methods.items()
-        ]
-    )
-
-
-def _row(table: Table, method: Method) -> dict[str, str]:
-    tuned = method.tuned
+def _row(table: Table, row: Row, variant: str | None, tuned: Tuned) -> dict[str, str]:
     return {
-        "method": method.row.method,
-        "topology": method.row.topology,
-        **method.row.labels,
-        **({"workers": str(method.row.workers)} if table.setting == "workers.count" else {}),
-        **({"variant": str(method.variant)} if table.variants else {}),
+        "method": row.method,
+        "topology": row.topology,
+        **row.labels,
+        **({"workers": str(row.workers)} if table.setting == "workers.count" else {}),
+        **({"variant": str(variant)} if table.variants else {}),
         **_chosen(table, tuned),
-        "edge": tuned.at_edges,
-        "taken_by": _taken_by(table, method.name),
+        "edge": ", ".join(filter(None, [tuned.edge, *(tuned.ends or ())])),
+        "taken_by": _taken_by(table, table.method(row, variant)),
     }
 
 
@@ -109,15 +99,14 @@ def _chosen(table: Table, tuned: Tuned) -> dict[str, str]:
         quantity.name: format(tuned.best.mean, quantity.style),
         "runner_up": " ".join(others.overrides) if others else "",
         f"{quantity.name}_of_runner_up": format(others.mean, quantity.style) if others else "",
-        **(_by_parabola(tuned, quantity) if table.sweep.fit else {}),
+        **(_by_parabola(tuned, quantity.style) if table.sweep.fit else {}),
     }
 
 
-def _by_parabola(tuned: Tuned, quantity: Quantity) -> dict[str, str]:
+def _by_parabola(tuned: Tuned, style: str) -> dict[str, str]:
     if tuned.interval is None:
         return {"interval": "none", "scatter": ""}
-    low, high = tuned.interval
-    return {"interval": f"{low:.3g} to {high:.3g}", "scatter": format(tuned.scatter, quantity.style)}
+    return {"interval": "{:.3g} to {:.3g}".format(*tuned.interval), "scatter": format(tuned.scatter, style)}
 
 
 def _taken_by(table: Table, name: str) -> str:
@@ -173,7 +162,7 @@ def _render(table: Table, methods: Sequence[Method], records: pd.DataFrame, comm
         "The grid grows, for all methods alike, while one of them is best at an edge, at most "
         f"{sweep.extensions} times; rates added: {grown}.",
         "",
-        format_texts(sweep_frame(table, methods), "pipe", LEFT),
+        format_texts(sweep_frame(table, {method.name: method.tuned for method in methods}), "pipe", LEFT),
         "",
         f"![final {sweep.quantity} against the learning rate]({name}.png)",
         "",

@@ -207,11 +207,9 @@ class Method:
         found, chosen = [], meaning(self.ranking[0].result.point.choices)
         for key, values in self.axes.items():
             numbers = [parse_override(f"{key}={value}")[1] for value in values]
-            if len(numbers) < 3 or not all(isinstance(number, int | float) for number in numbers):
-                continue
-            end = {min(numbers): "lowest", max(numbers): "highest"}.get(chosen[key])
-            if end and chosen[key] != 0:
-                found.append(f"{end} {key}")
+            if len(numbers) > 2 and all(isinstance(number, int | float) for number in numbers) and chosen[key] != 0:
+                ends = {min(numbers): "lowest", max(numbers): "highest"}
+                found += [f"{ends[chosen[key]]} {key}"] if chosen[key] in ends else []
         return tuple(found)
 
     @cached_property

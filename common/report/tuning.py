@@ -148,11 +148,6 @@ class Tuned(Definition):
     edge: Literal["lowest", "highest"] | None = None
     ends: tuple[str, ...] | None = None
 
-    @property
-    def at_edges(self) -> str:
-        """Where the best values lie at an end of what was tried, as text; empty if nowhere."""
-        return ", ".join(filter(None, [self.edge, *(self.ends or ())]))
-
 
 class TunedFile(Definition):
     """The content of results/sweeps/<table>.yaml; methods are rows, or ROW/VARIANT."""

@@ -25,7 +25,7 @@ def test_a_known_optimum_is_found_exactly_whatever_the_levels_of_the_seeds(highe
     assert (found.rate, found.low, found.high) == (0.012, pytest.approx(0.012), pytest.approx(0.012))
     assert found.value == pytest.approx(2 * sign + (values[2] - sign * (2 + math.log(0.01 / 0.012) ** 2)).mean())
     assert found.scatter == pytest.approx(0, abs=1e-9)
-    assert found.at(np.array([0.024])) == pytest.approx(found.value + sign * math.log(2) ** 2)
+    assert np.polyval(found.parabola, math.log(0.024)) == pytest.approx(found.value + sign * math.log(2) ** 2)
 
 
 def test_the_interval_covers_the_optimum_and_the_scatter_is_that_of_trials() -> None:
