@@ -1,16 +1,20 @@
-"""Tunes the learning rates of a table, with the same trials for every method, and keeps what it chose.
+"""Tunes the methods of a table, with equally many trials for each, and keeps what it chose.
 
 python -m scripts.sweep table=table3_fair [runs=runs] [jobs=2] [--dry-run]
+python -m scripts.sweep table=table3_fair power=true
 python -m scripts.sweep table=NAME launcher=slurm [cluster=t4_4x8] [sbatch="--time=12:00:00 ..."]
                         [report_sbatch="--partition=cpu ..."] [--dry-run]
 
-The table's `sweep` states the grid, the seeds, and the quantity that is optimized. The grid grows, for all methods
-alike, while one of them is best at an edge, at most as often as the sweep allows. Trials are ordinary runs in
-RUNS/sweeps/TABLE, which the same command continues after an interruption. With launcher=slurm they are submitted, and
-after them a job that gives this command again: it submits the next trials, or chooses.
+The table's `sweep` states the grid of rates, further axes, the seeds, and the quantity that is optimized. The grid
+grows, for all methods alike, while one of them is best at an edge, at most as often as the sweep allows. Trials are
+ordinary runs in RUNS/sweeps/TABLE, which the same command continues after an interruption. With launcher=slurm they
+are submitted, and after them a job that gives this command again: it submits the next trials, or chooses.
 
 At the end results/sweeps/TABLE.csv has all trials, TABLE.yaml what was chosen, which the table's rows take from then
 on, TABLE.md both for readers, and TABLE.png and .svg a figure.
+
+With power=true nothing is trained: it says how many seeds the table's comparisons need, from the scatter of the runs
+in RUNS and results/runs.
 
 Exit codes: 0 the values are chosen, or trials submitted; 1 some failed (one whose loss diverged has not: it is the
 worst); 2 wrong arguments, or a run folder holds something else; 75 interrupted (start again to continue).
@@ -23,12 +27,15 @@ from pathlib import Path
 
 from pydantic import Field, NonNegativeInt
 
-from common.cli import Text, UsageError, command_of, main_function, parse
+from common.cli import DEFAULT_RUNS, Text, UsageError, command_of, main_function, parse
+from common.report.collect import collect
 from common.report.formats import format_texts
+from common.report.power import DEFINITIONS, power_frame
 from common.report.registry import Table, load_table
 from common.report.runs import RunError
 from common.report.sweep_files import LEFT, sweep_frame, write_sweep
-from common.report.trials import Grid, Method, Point, Trials, edges, read_methods
+from common.report.tables import missing_summary
+from common.report.trials import Grid, Method, Trials, edges, read_methods
 from scripts.making import INTERRUPTED, make, print_plan, settled, state_of
 from scripts.submitting import FollowUp, LauncherArguments, submit_missing
 
@@ -39,6 +46,7 @@ class SweepArguments(LauncherArguments):
     """Command line of scripts.sweep."""
 
     output: Text = Field("results/sweeps", description="where the trials and what was chosen are kept")
+    power: bool = Field(False, description="say how many seeds the table needs, from finished runs; train nothing")
     submitted: NonNegativeInt = Field(
         0, description="launcher=slurm: trials that must have ended or wait, as the job that follows them says"
     )
@@ -47,9 +55,11 @@ class SweepArguments(LauncherArguments):
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Make or submit the trials that are missing; once all have ended, keep the best values."""
-    arguments = parse(SweepArguments, argv, MODULE, "Tunes a table's learning rates, every method with equal trials.")
+    arguments = parse(SweepArguments, argv, MODULE, "Tunes a table's methods, each with equal trials.")
     arguments.check_launcher()
     table = load_table(arguments.table)
+    if arguments.power:
+        return _power(table, Path(arguments.runs))
     if table.sweep is None:
         raise UsageError(f"table={table.name}: has no sweep; expected a table whose definition has one")
     try:
@@ -63,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _continue(arguments: SweepArguments, table: Table) -> int:
     """Make the trials of one grid after the other until none has to follow, then write what they show."""
-    grid, before, grown = Grid.first(table.sweep), set[Point](), 0
+    grid, before, grown = Grid.first(table.sweep), set[int](), 0
     while True:
         code = _make(arguments, table, grid, before)
         if code is not None:
@@ -72,22 +82,24 @@ def _continue(arguments: SweepArguments, table: Table) -> int:
         at = edges(methods)
         if not at or grown == table.sweep.extensions:
             return _write(arguments, table, methods)
-        before, grid, grown = set(grid.points), grid.grown(at), grown + 1
+        before, grid, grown = set(grid.exponents), grid.grown(at), grown + 1
         print(f"# a method is best at the {' and the '.join(sorted(at))} rate: the grid grows", flush=True)
 
 
-def _make(arguments: SweepArguments, table: Table, grid: Grid, before: set[Point]) -> int | None:
-    """Make the trials of a grid that the one before had not; return None once all have ended, else an exit code."""
-    trials = Trials.of_table(table, [point for point in grid.points if point not in before])
+def _make(arguments: SweepArguments, table: Table, grid: Grid, before: set[int]) -> int | None:
+    """Make the trials at rates that the grid before had not; return None once all have ended, else an exit code."""
+    trials = Trials.of_table(table, [k for k in grid.exponents if k not in before])
     cells = list(trials.cells(Path(arguments.runs)))
     states = [state_of(trials, cell) for cell in cells]
     if settled(trials, states) == len(cells):
         return None
-    methods = len(cells) // len(trials.seeds) // (len(grid.points) - len(before))
-    sizes = f"methods: {methods}, points: {len(grid.points)}, seeds: {len(trials.seeds)}"
+    methods = sum(row.centre is not None for row in table.rows) * len(table.variants or [None])
+    at_a_rate = len(cells) // (len(grid.exponents) - len(before))
+    points = at_a_rate * len(grid.exponents) // methods // len(trials.seeds)
+    sizes = f"methods: {methods}, points: {points}, seeds: {len(trials.seeds)}"
     print(f"# {sizes}; the grid grows at most: {table.sweep.extensions}")
     if arguments.launcher == "slurm":
-        earlier = methods * len(before) * len(trials.seeds)
+        earlier = at_a_rate * len(before)
         again = arguments.model_copy(update={"submitted": earlier + len(cells)})
         words = shlex.split(command_of(MODULE, again))[3:]
         follow_up = FollowUp(("slurm/sweep.sbatch", *words), "submits the next trials, or chooses")
@@ -98,9 +110,23 @@ def _make(arguments: SweepArguments, table: Table, grid: Grid, before: set[Point
     return make(trials, cells, states, arguments.jobs) or None
 
 
+def _power(table: Table, runs: Path) -> int:
+    """Print how many seeds the table's comparisons need, and which runs are missing to say so."""
+    collection = collect(table, *dict.fromkeys([runs, *map(Path, DEFAULT_RUNS)]))
+    frame = power_frame(collection)
+    if frame.empty:
+        raise UsageError(f"table={table.name}: compares no rows; expected columns <quantity>_difference or _equivalent")
+    print(format_texts(frame, "simple", ("row", "other", "quantity")))
+    for name, definition in DEFINITIONS.items():
+        print(f"{name}: {definition}")
+    for line in missing_summary(collection):
+        print(f"run first: {line}")
+    return 0
+
+
 def _write(arguments: SweepArguments, table: Table, methods: Sequence[Method]) -> int:
     """Print what the trials show, and write it unless it is a dry run."""
-    print(format_texts(sweep_frame(table, methods), "simple", LEFT))
+    print(format_texts(sweep_frame(table, {method.name: method.tuned for method in methods}), "simple", LEFT))
     if arguments.dry_run:
         print("# all trials have ended: nothing is missing")
         return 0

@@ -50,6 +50,10 @@ def readable(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
         if spread is not None:
             spreads = [spread.show(value) for value in frame[spread.name]]
             texts = [f"{a} ± {b}" if b else a for a, b in zip(texts, spreads, strict=True)]
+        if isinstance(column, Column):
+            marks = [table.mark(row, column) for row in table.rows]
+            numbers = frame[column.name].notna()
+            texts = [text + mark * number for text, mark, number in zip(texts, marks, numbers, strict=True)]
         shown[heading] = texts
     return pd.DataFrame(shown)
 

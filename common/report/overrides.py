@@ -31,11 +31,12 @@ def meaning(overrides: Sequence[str]) -> dict[str, Any]:
     return dict(map(parse_override, overrides))
 
 
-def _check_override(text: str) -> str:
+def check_override(text: str) -> str:
+    """Return an override that may stand in a definition; ValueError for any other."""
     key, _ = parse_override(text)
     if key in OF_EACH_RUN:
         raise ValueError(f"{key} is set for each run when it is made; expected any other key")
     return text
 
 
-Override = Annotated[str, AfterValidator(_check_override)]
+Override = Annotated[str, AfterValidator(check_override)]

@@ -42,7 +42,7 @@ from common.report.published import load_published, published_names
 from common.report.registry import Table, load_table, table_names
 from common.report.runs import FILES, FinishedRun
 from common.report.sweep_files import LEFT as SWEEP_LEFT
-from common.report.sweep_files import column_definitions, kept_frame
+from common.report.sweep_files import column_definitions, sweep_frame
 from common.report.tables import build_table, definitions, missing_lines, published_lines
 from common.report.tuning import SWEEPS, sweep_command
 
@@ -154,7 +154,7 @@ def _is_published(column: Column | Label) -> bool:
 
 def _sweep(table: Table) -> Section:
     """Return the section of a table's learning rates, from what its sweep left."""
-    frame = kept_frame(table)
+    frame = sweep_frame(table, table.tuned.methods)
     return Section(
         name=f"sweep_{table.name}",
         title=f"Tuning of {table.name}",

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from common.report.columns import Column
 from common.report.definitions import ROOT, explained, names_in, read_definition
 from common.report.overrides import meaning
 from common.report.published import Published, published_values
@@ -70,6 +71,15 @@ class Table(TableFile):
             return ()
         return self.tuned.methods[self.method(row, variant)].best.overrides
 
+    def mark(self, row: Row, column: Column) -> str:
+        """Return what readers must know of a row's learning rate, behind it in its column; empty for other columns."""
+        if column.quantity.name != "learning_rate" or not row.takes_tuned or self.untuned:
+            return ""
+        tuned = self.tuned.methods[self.method(row, column.variant)]
+        marks = ["inherited"] * (row.tuned_with not in (None, row.name))
+        marks += ["edge"] * bool(tuned.edge) + [*(tuned.ends or ())]
+        return f" ({', '.join(marks)})" if marks else ""
+
     @property
     def untuned(self) -> str | None:
         """Why the rows lack their tuned values, and the command that makes them; None if they have or need none."""
@@ -86,7 +96,7 @@ class Table(TableFile):
             name
             for name, (row, variant) in wanted.items()
             if name not in tuned.methods
-            or tuned.methods[name].centre != row.centre
+            or (tuned.methods[name].centre, tuned.methods[name].axes or {}) != (row.centre, row.axes)
             or meaning(tuned.methods[name].settings) != meaning(self.settings(row, variant))
         ]
         if tuned.sweep != self.sweep:

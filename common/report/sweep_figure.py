@@ -1,10 +1,11 @@
-"""The figure of a sweep: the final quantity against the learning rate, and the best so far against trials."""
+"""The figure of a sweep: the final quantity against the learning rate, with the parabolas that were fitted."""
 
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from common.report.drawing import COLOURS, LINE_HEIGHT, STYLES, label_of, legend_columns, line_names
 from common.report.registry import Table
@@ -14,9 +15,10 @@ WIDTH = 8.4  # inches
 
 
 def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
-    """Draw two panels for each variant and number of workers.
+    """Draw a panel for each variant and number of workers.
 
-    A line is the mean over tuning seeds, crosses below are rates that diverged.
+    A line is the mean over tuning seeds with the values that were chosen besides the rate, crosses below are rates that
+    diverged with them; a parabola ends where its fit does, and a bar below shows the interval of its optimum.
     """
     panels: dict[str, list[Method]] = {}
     for method in methods:
@@ -26,24 +28,20 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
     columns = legend_columns(labels, WIDTH)
     height = 0.4 + 2.9 * len(panels) + LINE_HEIGHT * -(-len(labels) // columns)
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    axes = figure.subplots(len(panels), 2, squeeze=False)
-    for (panel, shown), (over_rates, over_trials) in zip(panels.items(), axes, strict=True):
+    axes = figure.subplots(len(panels), squeeze=False)[:, 0]
+    for (panel, shown), ax in zip(panels.items(), axes, strict=True):
         for number, (method, name) in enumerate(zip(shown, _names(shown), strict=True)):
             look = {"color": COLOURS[number % len(COLOURS)], "markersize": 4.5}
             look["marker"] = STYLES[number % len(STYLES)][1]
-            _draw_rates(over_rates, method, look | {"label": name})
-            _draw_best_so_far(over_trials, method, look)
+            _draw_rates(ax, method, look | {"label": name}, height=0.01 + 0.015 * number)
         label = label_of(table.sweep.quantity)
-        over_rates.set(xlabel="learning rate", ylabel=f"{panel}: {label}" if panel else label)
-        over_rates.set_xscale("log")
-        over_rates.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        over_rates.xaxis.set_minor_locator(NullLocator())
-        over_rates.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        over_trials.set(xlabel="trials", ylabel=f"best {label} so far")
-        over_trials.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-        for ax in (over_rates, over_trials):
-            ax.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
+        ax.set(xlabel="learning rate", ylabel=f"{panel}: {label}" if panel else label)
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        ax.spines[["top", "right"]].set_visible(False)
+    handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
     count = len(table.sweep.seeds)
     seeds = f"mean of {count} seeds; bars: all of them" if count > 1 else "one seed"
@@ -56,27 +54,22 @@ def _names(methods: Sequence[Method]) -> list[str]:
     return [f"{name}, {row.topology.replace('_', ' ')}" for name, row in zip(line_names(rows), rows, strict=True)]
 
 
-def _draw_rates(ax: Axes, method: Method, look: dict[str, object]) -> None:
-    """Draw the mean with the best choices at each rate, from the lowest to the highest seed."""
-    best: dict[float, tuple[float, ...]] = {}
-    for result in method.ranking:
-        best.setdefault(result.rate, tuple(trial.value for trial in result.trials))
-    means = method.by_rate
-    below = [means[rate] - min(best[rate]) for rate in means]
-    above = [max(best[rate]) - means[rate] for rate in means]
-    ax.errorbar(list(means), list(means.values()), yerr=[below, above], elinewidth=0.8, capsize=2, **look)
-    diverged = sorted({result.rate for result in method.results} - means.keys())
-    ax.plot(diverged, [0.02] * len(diverged), "x", color=look["color"], transform=ax.get_xaxis_transform())
-
-
-def _draw_best_so_far(ax: Axes, method: Method, look: dict[str, object]) -> None:
-    """Draw the best mean of the first trials, in the order of the grid."""
-    choose = max if method.grid.sweep.best == "highest" else min
-    counts, bests, trials = [], [], 0
-    for result in method.results:
-        trials += len(result.trials)
-        found = [value for value in (result.mean, *bests[-1:]) if value is not None]
-        if found:
-            counts.append(trials)
-            bests.append(choose(found))
-    ax.plot(counts, bests, **look)
+def _draw_rates(ax: Axes, method: Method, look: dict[str, object], height: float) -> None:
+    """Draw means at each rate, from the lowest to the highest seed, and the parabola, its interval at this height."""
+    if not method.ranking:
+        return
+    best = method.ranking[0]
+    line = method.line(best.result)
+    rates, means = [result.rate for result in line], [result.mean for result in line]
+    values = [[trial.value for trial in result.trials] for result in line]
+    bars = [[mean - min(of) for mean, of in zip(means, values, strict=True)]]
+    bars += [[max(of) - mean for mean, of in zip(means, values, strict=True)]]
+    ax.errorbar(rates, means, yerr=bars, elinewidth=0.8, capsize=2, **look, linestyle=":" if best.optimum else "-")
+    alike = {result.rate for result in method.results if result.point.choices == best.result.point.choices}
+    below, colour = ax.get_xaxis_transform(), look["color"]
+    diverged = sorted(alike - {*rates})
+    ax.plot(diverged, [0.02] * len(diverged), "x", color=colour, transform=below)
+    if best.optimum:
+        inside = np.geomspace(*best.optimum.span, 50)
+        ax.plot(inside, np.polyval(best.optimum.parabola, np.log(inside)), color=colour)
+        ax.plot([best.optimum.low, best.optimum.high], [height] * 2, color=colour, linewidth=2, transform=below)

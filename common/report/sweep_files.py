@@ -1,6 +1,6 @@
 """What a sweep leaves in results/sweeps: <table>.csv, .yaml, .md, .png and .svg."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -11,8 +11,9 @@ from common.report.formats import exact, format_texts
 from common.report.origin import describe_commit, describe_hardware
 from common.report.registry import Table
 from common.report.sweep_figure import draw_sweep
-from common.report.trials import NEAR, Method
-from common.report.tuning import Tuned, TunedFile
+from common.report.table_file import Row
+from common.report.trials import Method
+from common.report.tuning import RATE, Tuned, TunedFile
 from common.training.atomic import write_atomically
 
 LEFT = ("method", "topology", "variant", "best", "runner_up", "edge", "taken_by")
@@ -29,8 +30,7 @@ def write_sweep(table: Table, methods: Sequence[Method], folder: Path, command: 
     texts = {
         "csv": records.map(exact).to_csv(index=False, lineterminator="\n"),
         "md": _render(table, methods, records, command),
-        "yaml": f"# Made by `{command}`: the rows of the table take the best overrides.\n"
-        + OmegaConf.to_yaml(OmegaConf.create(tuned.model_dump(mode="json", exclude_none=True))),
+        "yaml": tuned_text(tuned, command),
     }
     files = [folder / f"{table.name}.{suffix}" for suffix in texts]
     for file, text in zip(files, texts.values(), strict=True):
@@ -38,15 +38,22 @@ def write_sweep(table: Table, methods: Sequence[Method], folder: Path, command: 
     return [*files, *save(lambda: draw_sweep(table, methods), folder, table.name)]
 
 
+def tuned_text(tuned: TunedFile, command: str) -> str:
+    """Return the content of <table>.yaml."""
+    content = OmegaConf.to_yaml(OmegaConf.create(tuned.model_dump(mode="json", exclude_none=True, by_alias=True)))
+    return f"# Made by `{command}`: the rows of the table take the best overrides.\n{content}"
+
+
 def trial_records(table: Table, methods: Sequence[Method]) -> pd.DataFrame:
     """Return a row for each trial, in the order of the grid."""
-    keys = table.sweep.keys
+    keys = list(dict.fromkeys(key for method in methods for key in (RATE, *method.axes)))
     return pd.DataFrame(
         [
             {
                 "row": method.row.name,
                 **({"variant": method.variant} if table.variants else {}),
-                **dict(zip(keys, (text.partition("=")[2] for text in result.overrides), strict=True)),
+                **dict.fromkeys(keys, ""),
+                **dict(text.split("=", 1) for text in result.overrides),
                 "seed": trial.seed,
                 table.sweep.quantity: trial.value,
                 "status": "diverged" if trial.value is None else "finished",
@@ -64,34 +71,22 @@ def trial_records(table: Table, methods: Sequence[Method]) -> pd.DataFrame:
     )
 
 
-def sweep_frame(table: Table, methods: Sequence[Method]) -> pd.DataFrame:
-    """Return the table of a sweep, as texts."""
-    return pd.DataFrame([_row(table, method) for method in methods])
+def sweep_frame(table: Table, tuned: Mapping[str, Tuned]) -> pd.DataFrame:
+    """Return the table of what a sweep chose, {method: what}, as texts."""
+    rows = [(row, variant) for row in table.rows if row.centre is not None for variant in table.variants or [None]]
+    return pd.DataFrame([_row(table, row, variant, tuned[table.method(row, variant)]) for row, variant in rows])
 
 
-def kept_frame(table: Table) -> pd.DataFrame:
-    """Return what a tuned table's sweep chose, as texts, from its kept file alone."""
-    return pd.DataFrame(
-        [
-            {"method": name, **_chosen(table, tuned), "edge": tuned.edge or "", "taken_by": _taken_by(table, name)}
-            for name, tuned in table.tuned.methods.items()
-        ]
-    )
-
-
-def _row(table: Table, method: Method) -> dict[str, str]:
-    tuned, (low, high) = method.tuned, method.near
+def _row(table: Table, row: Row, variant: str | None, tuned: Tuned) -> dict[str, str]:
     return {
-        "method": method.row.method,
-        "topology": method.row.topology,
-        **method.row.labels,
-        **({"workers": str(method.row.workers)} if table.setting == "workers.count" else {}),
-        **({"variant": str(method.variant)} if table.variants else {}),
+        "method": row.method,
+        "topology": row.topology,
+        **row.labels,
+        **({"workers": str(row.workers)} if table.setting == "workers.count" else {}),
+        **({"variant": str(variant)} if table.variants else {}),
         **_chosen(table, tuned),
-        "near": f"{low:g} to {high:g}",
-        "width": f"{high / low:.3g}",
-        "edge": tuned.edge or "",
-        "taken_by": _taken_by(table, method.name),
+        "edge": ", ".join(filter(None, [tuned.edge, *(tuned.ends or ())])),
+        "taken_by": _taken_by(table, table.method(row, variant)),
     }
 
 
@@ -104,7 +99,14 @@ def _chosen(table: Table, tuned: Tuned) -> dict[str, str]:
         quantity.name: format(tuned.best.mean, quantity.style),
         "runner_up": " ".join(others.overrides) if others else "",
         f"{quantity.name}_of_runner_up": format(others.mean, quantity.style) if others else "",
+        **(_by_parabola(tuned, quantity.style) if table.sweep.fit else {}),
     }
+
+
+def _by_parabola(tuned: Tuned, style: str) -> dict[str, str]:
+    if tuned.interval is None:
+        return {"interval": "none", "scatter": ""}
+    return {"interval": "{:.3g} to {:.3g}".format(*tuned.interval), "scatter": format(tuned.scatter, style)}
 
 
 def _taken_by(table: Table, name: str) -> str:
@@ -115,37 +117,54 @@ def _taken_by(table: Table, name: str) -> str:
 
 def column_definitions(table: Table) -> dict[str, str]:
     """Return what the columns of a sweep's table mean."""
-    quantity = table.sweep.of
+    quantity, fit = table.sweep.of, table.sweep.fit
+    best = f"the overrides with the {table.sweep.best} mean; of equal ones the nearest to the centre"
+    parabola = {
+        "best": f"the rate at which a parabola in log lr is best, through {fit} rates around the best one, "
+        "without those at which a trial diverged, and the values on other axes whose parabola is best; a point where "
+        "no parabola has an optimum between these rates",
+        quantity.name: f"{quantity.definition}; of the parabola, for the mean over the tuning seeds",
+        "runner_up": "the next values on other axes, with the best rate for them",
+        "interval": "95 % interval of the best rate by Fieller's theorem, within the rates that were tried; the choice "
+        "of values on other axes is not counted; none: a point was chosen",
+        "scatter": "standard deviation of a trial about the parabola, without what a seed does to all its trials",
+    }
     return {
         "trials": "number of runs, the same for every method",
         "diverged": "how many of them diverged; their values count as the worst",
-        "best": f"the overrides with the {table.sweep.best} mean; of equal ones the nearest to the centre",
+        "best": best,
         quantity.name: f"{quantity.definition}; mean over the tuning seeds",
         "runner_up": "the overrides with the next mean",
-        "near": f"learning rates around the best one with means within {NEAR:.0%} of its mean",
-        "width": "the highest of these rates divided by the lowest",
-        "edge": "the end of the grid at which the best rate lies, if it does: a rate beyond it may be better",
+        "edge": "the end of the grid at which the best rate lies, or of three or more numbers on another axis: beyond "
+        "it may be a better one",
+        **(parabola if fit else {}),
         "taken_by": "rows of the table that take the best overrides",
     }
+
+
+def _listed(axes: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{key} {', '.join(values)}" for key, values in axes.items())
 
 
 def _render(table: Table, methods: Sequence[Method], records: pd.DataFrame, command: str) -> str:
     sweep, grid, name = table.sweep, methods[0].grid, table.name
     grown = (grid.high - grid.low + 1) - sweep.rates
     seeds, dates = ", ".join(map(str, sweep.seeds)), sorted(records["date"])
-    points = f"{len(grid.points)} points: learning rates centre x 2^k, k = {grid.low} to {grid.high}"
+    points = f"{len(methods[0].results)} points: learning rates centre x 2^k, k = {grid.low} to {grid.high}"
+    axes = {method.name: _listed(method.axes) for method in methods if method.axes}
+    drawn = len(table.sweep.combinations(methods[0].axes))
     lines = [
         f"# Tuning of {name}: {table.title}",
         "",
-        f"Every method was trained at {points}{', with all choices' * bool(sweep.choices)}; seeds {seeds}, none of "
-        "which the table reports.",
+        f"Every method was trained at {points}{f', each with {drawn} combinations of values' * bool(axes)}; seeds "
+        f"{seeds}, none of which the table reports.",
         "",
         "The grid grows, for all methods alike, while one of them is best at an edge, at most "
         f"{sweep.extensions} times; rates added: {grown}.",
         "",
-        format_texts(sweep_frame(table, methods), "pipe", LEFT),
+        format_texts(sweep_frame(table, {method.name: method.tuned for method in methods}), "pipe", LEFT),
         "",
-        f"![final {sweep.quantity} against the learning rate, and the best so far]({name}.png)",
+        f"![final {sweep.quantity} against the learning rate]({name}.png)",
         "",
         "## Columns",
         "",
@@ -157,6 +176,7 @@ def _render(table: Table, methods: Sequence[Method], records: pd.DataFrame, comm
         "included",
         f"- Chosen: [{name}.yaml]({name}.yaml), whose values the table's rows take",
         f"- Centres: {', '.join(f'{method.name} {method.row.centre:g}' for method in methods)}",
+        *(f"- Axes of {method}: {values}" for method, values in axes.items()),
         f"- Hardware: {'; '.join(records['hardware'].unique())}",
         f"- Date: {dates[0]} (first start) to {dates[-1]} (last start)",
         f"- Commit: {'; '.join(records['commit'].unique())}",

@@ -21,7 +21,7 @@ from common.report.overrides import Override, meaning, parse_override
 from common.report.published import published_names
 from common.report.quantities import QUANTITIES
 from common.report.runs import Target
-from common.report.tuning import Sweep
+from common.report.tuning import RATE, Axes, Sweep
 from common.runtime.conditions import CONDITIONS
 
 Engine = Literal["decent_dp"]
@@ -39,6 +39,7 @@ class Row(Definition):
     overrides: tuple[Override, ...] = ()
     engine: Engine | None = Field(None, description="what trains on emulated hosts in place of our gossip")
     centre: PositiveFloat | None = Field(None, description="the middle of the learning rates that are tried")
+    axes: Axes = Field({}, description="further keys to tune and their values, in place of the sweep's or besides them")
     tuned_with: Name | None = Field(None, description="the row whose tuned values this one takes, instead of a centre")
 
     @property
@@ -148,7 +149,7 @@ class TableFile(Definition):
         for row in self.rows:
             for variant in self.variants.values() or [()]:
                 keys = [parse_override(text)[0] for text in (*self.overrides, *variant, *row.overrides)]
-                tuned = self.sweep.keys if self.sweep and row.takes_tuned else ()
+                tuned = self.tuned_keys(row) if self.sweep and row.takes_tuned else ()
                 _expect_unique(f"the overrides of row {row.name!r}", [*keys, *tuned])
         if self.emulated and self.emulated.keys() != self.variants.keys():
             raise ValueError(f"emulated: expected one entry for each variant, {', '.join(self.variants) or '(none)'}")
@@ -170,18 +171,45 @@ class TableFile(Definition):
             if self.sweep is None and (row.centre or row.tuned_with):
                 raise ValueError(f"row {row.name!r}: centre and tuned_with: expected in a table with a sweep only")
             if self.sweep and sum(map(bool, (row.centre, row.tuned_with, self._has_own_values(row)))) != 1:
-                keys = ", ".join(self.sweep.keys)
+                keys = ", ".join(self.tuned_keys(row))
                 raise ValueError(f"row {row.name!r}: expected either centre, tuned_with, or overrides of {keys}")
+            if row.axes and row.centre is None:
+                raise ValueError(f"row {row.name!r}: axes: expected in rows with a centre only")
             if row.tuned_with and row.tuned_with not in with_centre:
                 raise ValueError(
                     f"row {row.name!r}: tuned_with={row.tuned_with!r}: {nearest(row.tuned_with, with_centre)}"
                 )
         if self.sweep and (both := sorted({*self.sweep.seeds} & {*self.seeds})):
             raise ValueError(f"sweep.seeds: expected none that the table reports, got {', '.join(map(str, both))}")
+        if self.sweep:
+            self._check_choice()
+
+    def _check_choice(self) -> None:
+        """Check that methods get equal trials, and are chosen by what the table reports."""
+        counts = {r.name: len(self.sweep.combinations(self.axes(r))) for r in self.rows if r.centre is not None}
+        if len(set(counts.values())) > 1:
+            raise ValueError(
+                "axes: expected equally many combinations of values for all rows, so that all get the same trials, got "
+                f"{', '.join(f'{count} for {name}' for name, count in counts.items())}"
+            )
+        reported = {self.metric, *(column.quantity.name for column in self.numbers)}
+        decisive = [*self.margins] if self.sweep.fit and self.margins else sorted(reported)
+        if self.sweep.quantity not in decisive:
+            expected = ", ".join(decisive)
+            raise ValueError(f"sweep.quantity={self.sweep.quantity}: expected what the table reports, {expected}")
+
+    def axes(self, row: Row) -> dict[str, Sequence[str]]:
+        """Return the keys besides the rate that are tuned for a row, and their values."""
+        return {**self.sweep.axes, **row.axes}
+
+    def tuned_keys(self, row: Row) -> tuple[str, ...]:
+        """Return the keys that the sweep chooses for a row, or for the one whose values it takes."""
+        source = next((other for other in self.rows if other.name == row.tuned_with), row)
+        return RATE, *self.axes(source)
 
     def _has_own_values(self, row: Row) -> bool:
         """Return whether a row's own overrides have all that the sweep would choose."""
-        return {*self.sweep.keys} <= {parse_override(text)[0] for text in row.overrides}
+        return {*self.tuned_keys(row)} <= {parse_override(text)[0] for text in row.overrides}
 
     def _check_equivalent(self, names: Sequence[str]) -> None:
         for row, other in self.equivalent.items():

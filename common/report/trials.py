@@ -2,29 +2,29 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
 from common.cli import UsageError
 from common.report.collect import read_cell
+from common.report.optimum import Optimum, fit_optimum
+from common.report.overrides import meaning, parse_override
 from common.report.quantities import QUANTITIES
 from common.report.registry import Cell, Table
 from common.report.runs import RunError, read_json, read_status
 from common.report.table_file import Row
 from common.report.tuning import RATE, Candidate, Sweep, Tuned, folder_of
 
-NEAR = 0.01  # of the best value: learning rates that are about as good
-
 
 @dataclass(frozen=True)
 class Grid:
-    """Learning rates centre x 2^k, k from `low` to `high`, each with all combinations of the sweep's choices."""
+    """Learning rates centre x 2^k, k from `low` to `high`, each with all combinations of the further axes."""
 
-    sweep: Sweep
     low: int
     high: int
 
@@ -32,17 +32,16 @@ class Grid:
     def first(cls, sweep: Sweep) -> "Grid":
         """Return the grid that every sweep begins with; of an even number of rates one more lies below the centre."""
         low = -(sweep.rates // 2)
-        return cls(sweep, low, low + sweep.rates - 1)
+        return cls(low, low + sweep.rates - 1)
 
     def grown(self, edges: set[str]) -> "Grid":
         """Return the grid with one more rate at these edges, "lowest" and "highest"."""
-        return Grid(self.sweep, self.low - ("lowest" in edges), self.high + ("highest" in edges))
+        return Grid(self.low - ("lowest" in edges), self.high + ("highest" in edges))
 
     @property
-    def points(self) -> list["Point"]:
-        """All points, from the centre outwards."""
-        exponents = sorted(range(self.low, self.high + 1), key=lambda k: (abs(k), k))
-        return [Point(k, choices) for k, choices in product(exponents, self.sweep.combinations)]
+    def exponents(self) -> list[int]:
+        """The powers of two of its rates, from the centre outwards."""
+        return sorted(range(self.low, self.high + 1), key=lambda k: (abs(k), k))
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,11 @@ class Point:
         return (f"{RATE}={self.rate(centre)}", *self.choices)
 
 
+def points_of(table: Table, row: Row, exponents: Iterable[int]) -> list[Point]:
+    """Return a row's points at these learning rates."""
+    return [Point(k, choices) for k, choices in product(exponents, table.sweep.combinations(table.axes(row)))]
+
+
 class Trials(Table):
     """Trials of a sweep as a table, so that they are made as any table's runs are.
 
@@ -71,9 +75,10 @@ class Trials(Table):
     settled: ClassVar[tuple[str, ...]] = ("finished", "diverged")
 
     @classmethod
-    def of_table(cls, table: Table, points: Sequence[Point]) -> "Trials":
-        """Return the trials at these points, in <runs>/sweeps/<table>/<row>/<values>[/<variant>]/seed_<k>."""
-        rows = [_at(row, point) for row in table.rows if row.centre is not None for point in points]
+    def of_table(cls, table: Table, exponents: Sequence[int]) -> "Trials":
+        """Return the trials at these rates, in <runs>/sweeps/<table>/<row>/<values>[/<variant>]/seed_<k>."""
+        tuned = [row for row in table.rows if row.centre is not None]
+        rows = [_at(row, point) for row in tuned for point in points_of(table, row, exponents)]
         changes = {
             "runs": f"sweeps/{table.name}",
             "seeds": table.sweep.seeds,
@@ -89,7 +94,12 @@ class Trials(Table):
 def _at(row: Row, point: Point) -> Row:
     """Return a row at a point of the grid."""
     values = point.overrides(row.centre)
-    changes = {"name": f"{row.name}/{folder_of(values)}", "overrides": (*row.overrides, *values), "centre": None}
+    changes = {
+        "name": f"{row.name}/{folder_of(values)}",
+        "overrides": (*row.overrides, *values),
+        "centre": None,
+        "axes": {},
+    }
     return row.model_copy(update=changes)
 
 
@@ -121,6 +131,22 @@ class Result:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Values that a method may take: a point, or in its place the optimum of a parabola in the learning rate."""
+
+    result: Result
+    optimum: Optimum | None = None
+
+    @property
+    def candidate(self) -> Candidate:
+        """What is kept of it."""
+        if self.optimum is None:
+            return Candidate(overrides=self.result.overrides, mean=self.result.mean)
+        overrides = (f"{RATE}={self.optimum.rate}", *self.result.point.choices)
+        return Candidate(overrides=overrides, mean=self.optimum.value)
+
+
+@dataclass(frozen=True)
 class Method:
     """A row to tune, in a variant of the table if it has any, and the results of the whole grid, in their order."""
 
@@ -128,71 +154,102 @@ class Method:
     row: Row
     variant: str | None
     settings: tuple[str, ...]
+    sweep: Sweep
+    axes: Mapping[str, Sequence[str]]
     grid: Grid
     results: tuple[Result, ...]
 
-    @property
-    def ranking(self) -> list[Result]:
-        """The results that have a mean, the best first; of equal ones the nearest to the centre."""
-        sign = -1 if self.grid.sweep.best == "highest" else 1
-        return sorted((result for result in self.results if result.mean is not None), key=lambda r: sign * r.mean)
+    @cached_property
+    def ranking(self) -> list[Choice]:
+        """Its choices, the best first; of equal ones the nearest to the centre.
+
+        They are the points whose trials all converged or, where a parabola is fitted, one of each combination of
+        values on the further axes.
+        """
+        ended = [result for result in self.results if result.mean is not None]
+        points = sorted(ended, key=lambda result: self._loss(result.mean))
+        if self.sweep.fit is None:
+            return [Choice(point) for point in points]
+        best_of: dict[tuple[str, ...], Result] = {}
+        for point in points:
+            best_of.setdefault(point.point.choices, point)
+        choices = [Choice(point, self._fit(point)) for point in best_of.values()]
+        return sorted(choices, key=lambda choice: self._loss(choice.candidate.mean))
+
+    def _loss(self, value: float) -> float:
+        return -value if self.sweep.best == "highest" else value
+
+    def _fit(self, best: Result) -> Optimum | None:
+        """Return the optimum by a parabola through the rates around the best one that converged."""
+        line, fit = self.line(best), self.sweep.fit
+        first = max(0, min(line.index(best) - fit // 2, len(line) - fit))
+        near = line[first : first + fit]
+        if len(near) < 3:
+            return None
+        values = [[trial.value for trial in result.trials] for result in near]
+        tried = [result.rate for result in self.results]
+        return fit_optimum([result.rate for result in near], values, self.sweep.best == "highest", tried)
+
+    def line(self, best: Result) -> list[Result]:
+        """Return the results that converged with the same values besides the rate, rates ascending."""
+        alike = [r for r in self.results if r.point.choices == best.point.choices and r.mean is not None]
+        return sorted(alike, key=lambda result: result.rate)
 
     @property
     def edge(self) -> str | None:
         """The end of the grid at which the best learning rate lies; the lowest one if all diverged."""
-        exponent = self.ranking[0].point.exponent if self.ranking else self.grid.low
+        exponent = self.ranking[0].result.point.exponent if self.ranking else self.grid.low
         return {self.grid.low: "lowest", self.grid.high: "highest"}.get(exponent)
 
     @property
-    def by_rate(self) -> dict[float, float]:
-        """{learning rate: mean with the best choices}, rates ascending, without those that diverged."""
-        first: dict[float, float] = {}
-        for result in self.ranking:
-            first.setdefault(result.rate, result.mean)
-        return dict(sorted(first.items()))
+    def ends(self) -> tuple[str, ...]:
+        """Return the axes of three or more numbers of which the lowest or highest is best; below 0 there is none."""
+        found, chosen = [], meaning(self.ranking[0].result.point.choices)
+        for key, values in self.axes.items():
+            numbers = [parse_override(f"{key}={value}")[1] for value in values]
+            if len(numbers) > 2 and all(isinstance(number, int | float) for number in numbers) and chosen[key] != 0:
+                ends = {min(numbers): "lowest", max(numbers): "highest"}
+                found += [f"{ends[chosen[key]]} {key}"] if chosen[key] in ends else []
+        return tuple(found)
 
-    @property
-    def near(self) -> tuple[float, float]:
-        """The lowest and the highest learning rate around the best one with means within NEAR of it."""
-        best = self.ranking[0]
-        rates = list(self.by_rate)
-        good = [abs(mean - best.mean) <= NEAR * abs(best.mean) for mean in self.by_rate.values()]
-        low = high = rates.index(best.rate)
-        while low > 0 and good[low - 1]:
-            low -= 1
-        while high + 1 < len(rates) and good[high + 1]:
-            high += 1
-        return rates[low], rates[high]
-
-    @property
+    @cached_property
     def tuned(self) -> Tuned:
         """What is kept of it; raises UsageError if all trials diverged."""
         if not self.ranking:
             raise UsageError(f"{self.name}: every trial diverged; expected a lower centre than {self.row.centre:g}")
-        best, *others = [Candidate(overrides=r.overrides, mean=r.mean) for r in self.ranking[:2]]
+        best, *others = [choice.candidate for choice in self.ranking[:2]]
         trials = [trial for result in self.results for trial in result.trials]
+        optimum = self.ranking[0].optimum
         return Tuned(
             settings=self.settings,
             centre=self.row.centre,
+            axes=self.row.axes or None,
             best=best,
             runner_up=others[0] if others else None,
             trials=len(trials),
             diverged=sum(trial.value is None for trial in trials),
+            interval=optimum and (optimum.low, optimum.high),
+            scatter=optimum and optimum.scatter,
             edge=self.edge,
+            ends=self.ends or None,
         )
 
 
 def read_methods(table: Table, grid: Grid, runs: Path) -> list[Method]:
     """Read all trials of a grid, every one of which has ended; raises RunError for one that is broken."""
-    trials = Trials.of_table(table, grid.points)
+    trials = Trials.of_table(table, grid.exponents)
     return [
         Method(
             name=table.method(row, variant),
             row=row,
             variant=variant,
             settings=table.settings(row, variant),
+            sweep=table.sweep,
+            axes=table.axes(row),
             grid=grid,
-            results=tuple(_result(trials, row, variant, point, runs) for point in grid.points),
+            results=tuple(
+                _result(trials, row, variant, point, runs) for point in points_of(table, row, grid.exponents)
+            ),
         )
         for row in table.rows
         if row.centre is not None

@@ -1,26 +1,57 @@
-"""How learning rates are tuned, and what was chosen: a table's `sweep`, and results/sweeps/<table>.yaml.
+"""How methods are tuned, and what was chosen: a table's `sweep`, and results/sweeps/<table>.yaml.
 
-Every method gets the same trials: a grid of learning rates around the centre that its row states, with all choices of
-further overrides. scripts.sweep makes them; common.report.trials judges them.
+Every method gets equally many trials: a grid of learning rates around the centre that its row states, with all
+combinations of the values on further axes, or with as many as a budget allows. scripts.sweep makes them;
+common.report.trials judges them.
 """
 
+import json
+import random
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, StrictInt, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    StrictInt,
+    model_validator,
+)
 
 from common.cli import nearest
 from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
-from common.report.overrides import Override, parse_override
+from common.report.overrides import Override, check_override
 from common.report.quantities import QUANTITIES, Quantity
 
 SWEEPS = ROOT / "results" / "sweeps"
 RATE = "optimizer.lr"
 
-Value = Annotated[str, Field(coerce_numbers_to_str=True)]
+FEWEST_SEEDS = 3  # for a parabola
+
+
+def _written(value: Any) -> str:
+    """Return a value as overrides have it: null, true, 0.1, [0.9,0.99]."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _check_axes(axes: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
+    for key, values in axes.items():
+        if len({folder_of([check_override(f"{key}={value}")]) for value in values}) < len(values):
+            raise ValueError(f"{key}: expected each value once, got {', '.join(values)}")
+    if RATE in axes:
+        raise ValueError(f"{RATE} is already on the grid; expected other keys")
+    return axes
+
+
+Values = Annotated[tuple[Annotated[str, BeforeValidator(_written)], ...], Field(min_length=2)]
+Axes = Annotated[dict[str, Values], AfterValidator(_check_axes)]
 
 
 class Sweep(Definition):
@@ -31,26 +62,36 @@ class Sweep(Definition):
     seeds: tuple[StrictInt, ...] = Field(min_length=1, description="integers, of which the table reports none")
     rates: int = Field(ge=3, description="learning rates of the first grid, a factor of 2 apart")
     extensions: NonNegativeInt = Field(description="how often the grid grows while a method is best at an edge")
-    choices: dict[str, Annotated[tuple[Value, ...], Field(min_length=2)]] = Field(
-        {}, description="further keys and their values, all combinations of which are tried"
+    axes: Axes = Field(
+        {},
+        validation_alias=AliasChoices("axes", "choices"),
+        serialization_alias="choices",  # as kept files have it
+        description="further keys and their values, the usual one first; rows may have others",
+    )
+    trials: PositiveInt | None = Field(
+        None, description="the most trials of a method on the first grid; so few combinations of values are drawn"
+    )
+    fit: Literal[3, 5] | None = Field(
+        None, description="how many rates around the best a parabola goes through, whose optimum is chosen, not a point"
     )
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
         if self.quantity not in QUANTITIES:
             raise ValueError(f"quantity={self.quantity!r}: {nearest(self.quantity, QUANTITIES)}")
-        if QUANTITIES[self.quantity].of_test_set:
+        if self.of.of_test_set:
             raise ValueError(f"quantity={self.quantity!r}: expected one of the validation set, not of the test set")
-        for combination in self.combinations:
-            for text in combination:
-                parse_override(text)
-        folders = [folder_of(combination) for combination in self.combinations]
-        if len(set(folders)) < len(folders):
-            raise ValueError("choices: expected each value once")
-        if RATE in self.choices:
-            raise ValueError(f"choices: {RATE} is already on the grid; expected other keys")
+        if self.best != (better := "highest" if self.of.higher_is_better else "lowest"):
+            raise ValueError(f"best={self.best}: expected {better}, which is better of {self.quantity}")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds: expected each once")
+        if self.fit and len(self.seeds) < FEWEST_SEEDS:
+            raise ValueError(f"fit={self.fit}: expected at least {FEWEST_SEEDS} seeds, got {len(self.seeds)}")
+        if self.fit and self.rates < self.fit:
+            raise ValueError(f"fit={self.fit}: expected at least as many rates, got {self.rates}")
+        fewest = self.rates * len(self.seeds)
+        if self.trials and self.trials < fewest:
+            raise ValueError(f"trials={self.trials}: expected at least rates x seeds = {fewest}")
         return self
 
     @property
@@ -58,15 +99,16 @@ class Sweep(Definition):
         """The quantity that is optimized."""
         return QUANTITIES[self.quantity]
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys that are tuned."""
-        return (RATE, *self.choices)
+    def combinations(self, axes: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+        """Return overrides for all combinations of the values on these axes; one without any if there are none.
 
-    @property
-    def combinations(self) -> list[tuple[str, ...]]:
-        """The overrides of every combination of choices; one without any if there are none."""
-        return list(product(*([f"{key}={value}" for value in values] for key, values in self.choices.items())))
+        If that is more than the budget of trials, the first is kept and the others are drawn, at the same places of the
+        list for all methods.
+        """
+        found = list(product(*([f"{key}={value}" for value in values] for key, values in axes.items())))
+        kept = min(len(found), (self.trials or sys.maxsize) // (self.rates * len(self.seeds)))
+        drawn = random.Random(0).sample(range(1, len(found)), kept - 1)
+        return [found[i] for i in (0, *sorted(drawn))]
 
 
 def folder_of(overrides: Sequence[str]) -> str:
@@ -76,7 +118,7 @@ def folder_of(overrides: Sequence[str]) -> str:
 
 
 class Candidate(Definition):
-    """Overrides that were tried, and the mean of the quantity over the tuning seeds."""
+    """Overrides, and the mean of the quantity over the tuning seeds: of their trials, or by the parabola."""
 
     overrides: tuple[Override, ...]
     mean: float
@@ -86,17 +128,25 @@ class Tuned(Definition):
     """What was chosen for a method.
 
     settings:  the overrides that all its trials shared
+    axes:      further axes of its row, in place of the sweep's
     trials:    how many runs it was chosen from, those that diverged included
+    interval:  the 95 % interval of the best rate, if a parabola has it
+    scatter:   standard deviation of a trial about the parabola
     edge:      the end of the grid at which the best learning rate lies, if it does
+    ends:      other keys whose best value is the first or the last number of several
     """
 
     settings: tuple[Override, ...]
     centre: float
+    axes: Axes | None = None
     best: Candidate
     runner_up: Candidate | None = None
     trials: int
     diverged: int
+    interval: tuple[float, float] | None = None
+    scatter: float | None = None
     edge: Literal["lowest", "highest"] | None = None
+    ends: tuple[str, ...] | None = None
 
 
 class TunedFile(Definition):

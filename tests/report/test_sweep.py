@@ -1,10 +1,11 @@
 """Tuning: equal trials for all methods, what is chosen, and that the table's rows take it."""
 
 import json
+import re
 import shlex
 import sys
 import types
-from math import log2
+from math import isfinite, log2
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,9 @@ from omegaconf import OmegaConf
 from common.cli import UsageError
 from common.report.overrides import meaning
 from common.report.registry import load_table
-from common.report.tuning import TunedFile, folder_of, read_tuned
+from common.report.sweep_files import tuned_text
+from common.report.trials import Grid, Trial, read_methods
+from common.report.tuning import folder_of, read_tuned
 from scripts.reproduce import main as reproduce
 from scripts.sweep import main as sweep
 from scripts.tables import main as tables
@@ -175,14 +178,6 @@ def test_it_grows_at_both_ends_at_most_as_often_as_the_sweep_says(undrawn, launc
     assert "| lowest  | allreduce" in (SWEEPS / "small.md").read_text()
 
 
-def test_rates_that_are_about_as_good(undrawn, launched):
-    accuracy = {0.0025: 80, 0.005: 89.2, 0.01: 90, 0.02: 89.5, 0.04: 10, 0.08: 89.9}
-    launched.accuracy = lambda settings: accuracy.get(settings["optimizer.lr"], 50)
-    define(sweep={"rates": 6}, rows=[CONTENT["rows"][0] | {"centre": 0.02}])
-    assert sweep(["table=small"]) == 0
-    assert " 0.005 to 0.02 |       4 |" in (SWEEPS / "small.md").read_text()
-
-
 def test_a_trial_that_diverged_is_the_worst_and_not_made_again(launched, capsys):
     launched.accuracy = lambda settings: None if settings["optimizer.lr"] > 0.015 else 1
     define(rows=CONTENT["rows"][:1], sweep={"extensions": 0})
@@ -311,6 +306,61 @@ def test_choices_and_variants_are_tuned_for_each_method(launched):
     assert folder_of(["optimizer.lr=1e-05", "data=digits"]) == "lr_1e-05_data_digits"
 
 
+def test_a_parabola_is_fitted_for_the_best_values_on_other_axes_and_the_fit_is_kept(launched, capsys):
+    """Seeds move the level, and rates above 0.05 diverge; the optimum lies between the rates."""
+    axes = {"optimizer.weight_decay": [0, 0.01, 0.1], "training.clip": [None, 1]}
+    rows = CONTENT["rows"]
+    rows = [rows[0], rows[1] | {"axes": {"optimizer.weight_decay": [0, 0.1, 0.01]}}, rows[2]]
+    sweeps = {"axes": axes, "fit": 3, "seeds": [7, 8, 9], "extensions": 0}
+    define(sweep=sweeps, rows=rows, columns=["method", "learning_rate_mean", "accuracy_mean"])
+    best = {"allreduce": 0.012, "dadam": 0.035}
+
+    def accuracy(settings):
+        rate, row = settings["optimizer.lr"], Path(settings["run_dir"]).parts[3]
+        off = log2(rate / best.get(row, 1)) ** 2 + log2((settings["optimizer.weight_decay"] + 0.01) / 0.11) ** 2
+        return None if rate > 0.05 else 90 - off + (settings.get("training.clip") is None) + settings["seed"] / 10
+
+    launched.accuracy = accuracy
+    assert sweep(["table=small", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("# methods: 2, points: 18, seeds: 3; ")
+    assert sweep(["table=small"]) == 0
+    assert records().groupby("row").size().to_dict() == {"allreduce": 54, "dadam": 54}
+    found = tuned("allreduce")
+    expected = ("optimizer.lr=0.012", "optimizer.weight_decay=0.1", "training.clip=null")
+    assert (found.best.overrides, found.best.mean) == (expected, pytest.approx(91.8))
+    assert found.interval == (pytest.approx(0.012), pytest.approx(0.012))
+    assert (found.scatter, found.edge, found.ends) == (
+        pytest.approx(0, abs=1e-9), None, ("highest optimizer.weight_decay",),
+    )  # fmt: skip
+    assert found.runner_up.overrides[1:] == ("optimizer.weight_decay=0.1", "training.clip=1")
+    near = tuned("dadam")  # the rate above its best diverged, so that two are left: no parabola, but a point
+    assert (near.best.overrides[0], near.interval, near.diverged) == ("optimizer.lr=0.04", None, 18)
+    table = load("small")
+    assert table.untuned is None
+    lines = dict(zip(("allreduce", "dadam", "dadam_ring"), table.rows, strict=True))
+    (column,) = [column for column in table.numbers if column.quantity.name == "learning_rate"]
+    assert table.mark(lines["allreduce"], column) == " (highest optimizer.weight_decay)"
+    assert table.mark(lines["dadam_ring"], column).startswith(" (inherited, ")
+    page = (SWEEPS / "small.md").read_text()
+    assert "0.012 to 0.012 |" in page
+    assert " none |" in page
+    assert "- Axes of dadam: optimizer.weight_decay 0, 0.1, 0.01; training.clip null, 1" in page
+    define(sweep=sweeps, rows=[rows[0], CONTENT["rows"][1]])
+    assert "was made by another definition of dadam; " in load("small").untuned
+
+
+def test_a_budget_of_trials_draws_the_same_combinations_for_all_methods(undrawn, launched):
+    axes = {"optimizer.weight_decay": [0, 0.01, 0.1], "optimizer.eps": [1e-8, 1e-6, 1e-4]}
+    define(sweep={"axes": axes, "trials": 25, "extensions": 0})
+    assert sweep(["table=small"]) == 0
+    frame = records()
+    assert frame.groupby("row").size().to_dict() == {"allreduce": 24, "dadam": 24}
+    drawn = frame.groupby("row")[["optimizer.weight_decay", "optimizer.eps"]].apply(lambda f: {*map(tuple, f.values)})
+    assert drawn["allreduce"] == drawn["dadam"]
+    assert len(drawn["dadam"]) == 4
+    assert (0, 1e-8) in drawn["dadam"]
+
+
 def test_rows_with_several_numbers_of_workers_are_tuned_one_by_one():
     define(workers=[2, 4], overrides=[text for text in SMALL if not text.startswith("workers.count")])
     table = load("small")
@@ -330,7 +380,7 @@ def test_a_sweep_over_workers_has_panels_for_each_number_and_tells_rows_apart_by
     launched.accuracy = lambda settings: 90
     assert sweep(["table=small"]) == 0
     (figure,) = figures
-    assert [ax.get_ylabel().partition(":")[0] for ax in figure.axes[::2]] == ["2 workers", "4 workers"]
+    assert [ax.get_ylabel().partition(":")[0] for ax in figure.axes] == ["2 workers", "4 workers"]
     names = ["AllReduce, s = 1, complete", "AllReduce, s = 4, complete"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == names
     (header,) = [line for line in (SWEEPS / "small.md").read_text().splitlines() if line.startswith("| method")]
@@ -360,7 +410,18 @@ def test_a_wrong_sweep_is_refused(capsys):
         "tuned_with='dadan': did you mean 'dadam'?": {"rows": [*rows[:2], rows[2] | {"tuned_with": "dadan"}]},
         "expected each once, got optimizer.lr more than once": {"overrides": [*SMALL, "optimizer.lr=1"]},
         "optimizer.lr is already on the grid": {"sweep": {"choices": {"optimizer.lr": [1, 2]}}},
-        "choices: expected each value once": {"sweep": {"choices": {"optimizer.eps": ["1e-8", "1e-8"]}}},
+        "optimizer.eps: expected each value once": {"sweep": {"axes": {"optimizer.eps": ["1e-8", "1e-8"]}}},
+        "best=lowest: expected highest": {"sweep": {"best": "lowest"}},
+        "sweep.quantity=top5: expected what the table reports, accuracy, ": {"sweep": {"quantity": "top5"}},
+        "fit=3: expected at least 3 seeds, got 2": {"sweep": {"fit": 3}},
+        "fit=5: expected at least as many rates, got 3": {"sweep": {"fit": 5, "seeds": [7, 8, 9]}},
+        "trials=5: expected at least rates x seeds = 6": {"sweep": {"trials": 5}},
+        "so that all get the same trials, got 2 for allreduce, 1 for dadam": {
+            "rows": [rows[0] | {"axes": {"optimizer.eps": [1e-8, 1e-6]}}, *rows[1:]]
+        },
+        "row 'dadam_ring': axes: expected in rows with a centre only": {
+            "rows": [*rows[:2], rows[2] | {"axes": {"optimizer.eps": [1e-8, 1e-6]}}]
+        },
     }.items():
         with case(message):
             define(**changes)
@@ -375,14 +436,31 @@ def test_a_wrong_sweep_is_refused(capsys):
     assert "table=small: has no sweep" in capsys.readouterr().err
 
 
-def test_every_kept_choice_belongs_to_its_definition():
+def test_kept_choices_belong_to_their_definitions_and_choosing_again_from_their_trials_changes_nothing(monkeypatch):
     for file in (Path(__file__).parents[2] / "results" / "sweeps").glob("*.yaml"):
         with case(file.stem):
-            assert load_table(file.stem).untuned is None
-            methods = TunedFile.model_validate(OmegaConf.to_container(OmegaConf.load(file))).methods
-            frame = pd.read_csv(file.with_suffix(".csv"))
+            table, frame = load_table(file.stem), pd.read_csv(file.with_suffix(".csv"))
+            assert table.untuned is None
             assert len(set(frame.groupby("row").size())) == 1
-            assert sum(method.trials for method in methods.values()) == len(frame)
+            assert sum(method.trials for method in table.tuned.methods.values()) == len(frame)
+            assert tuned_text(table.tuned, re.search(r"`(.*)`", file.read_text())[1]) == file.read_text()
+            places = ["row", *(["variant"] if table.variants else []), "optimizer.lr", "seed"]
+            values = frame.set_index(places)[table.sweep.quantity]
+
+            def read(_, cell, values=values):
+                row, _, rate = cell.row.name.partition("/lr_")
+                value = values[(row, *([cell.variant] if cell.variant else []), float(rate), cell.seed)]
+                return Trial(cell.seed, value if isfinite(value) else None, 0, 0, {})
+
+            monkeypatch.setattr("common.report.trials._read", read)
+            rates = frame.groupby("row")["optimizer.lr"].unique()
+            exponents = {round(log2(r / row.centre)) for row in table.rows if row.centre for r in rates[row.name]}
+            for method in read_methods(table, Grid(min(exponents), max(exponents)), Path("runs")):
+                made, kept = method.tuned, table.tuned.methods[method.name]
+                assert (made.trials, made.diverged) == (kept.trials, kept.diverged)
+                assert made.best.mean == pytest.approx(kept.best.mean, rel=1e-9)
+                if kept.best.mean != pytest.approx(kept.runner_up.mean, rel=1e-9):  # files of trials hold ten digits
+                    assert (made.best.overrides, made.edge) == (kept.best.overrides, kept.edge)
 
 
 @pytest.mark.slow

@@ -39,8 +39,8 @@ def calls(tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def trials(grid: Grid | None = None) -> list:
     table = load_table("table3_fair")
-    points = (grid or Grid.first(table.sweep)).points
-    return list(Trials.of_table(table, points).cells(Path("runs")))
+    exponents = (grid or Grid.first(table.sweep)).exponents
+    return list(Trials.of_table(table, exponents).cells(Path("runs")))
 
 
 def test_trials_are_an_array_and_the_same_command_follows_it(calls: Path, capsys) -> None:

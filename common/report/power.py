@@ -1,0 +1,109 @@
+"""How many seeds a table's comparisons need, from the scatter of the runs that there are."""
+
+import math
+import statistics
+from bisect import bisect_left
+from collections.abc import Callable
+
+import pandas as pd
+from scipy.stats import chi2, nct, t
+
+from common.report.collect import Collection
+from common.report.columns import DIFFERENCE, EQUIVALENT, Column
+from common.report.registry import Table
+from common.report.significance import FEWEST_SEEDS, LEVEL, ComparisonError, paired_differences
+from common.report.table_file import Row
+
+POWER = 0.8
+CONFIDENCE = 0.8  # of the standard deviation's upper limit
+MOST_SEEDS = 10_000
+DEFINITIONS = {
+    "sd": "standard deviation of the differences seed by seed",
+    "sd_limit": f"its upper {CONFIDENCE:.0%} limit, as it is estimated from few seeds",
+    "published": "the published difference of the two rows",
+    "margin": "how far apart they may be to count as equal; marked where it exceeds half of the published difference",
+    "for_equality": f"seeds with which the table finds equal rows equal in {POWER:.0%} of all cases, at the level of "
+    f"{LEVEL:.0%} shared by all its tests [with sd_limit]",
+    "for_published": f"seeds with which a true difference like the published one is told from zero in {POWER:.0%} of "
+    f"all cases, two-sided at {LEVEL:.0%} [with sd_limit]",
+}
+
+
+def power_of_equality(seeds: int, sd: float, margin: float, level: float) -> float:
+    """Return the chance that two one-sided t-tests find a mean difference of zero within the margin.
+
+    seeds:  number of differences
+    sd:     their true standard deviation
+    level:  of each test
+
+    The chances that either test fails are added, so it is slightly too low where it is far from 1.
+    """
+    return max(0.0, 2 * _beyond(seeds, margin / sd, level) - 1)
+
+
+def power_of_difference(seeds: int, sd: float, effect: float, level: float) -> float:
+    """Return the chance that a two-sided t-test tells this mean difference from zero, on the right side."""
+    return _beyond(seeds, abs(effect) / sd, level / 2)
+
+
+def _beyond(seeds: int, effect: float, level: float) -> float:
+    """Return the chance that a one-sided t-test finds a mean of `effect` standard deviations above zero."""
+    return float(nct.sf(t.isf(level, seeds - 1), seeds - 1, effect * math.sqrt(seeds)))
+
+
+def seeds_for(power: Callable[[int], float]) -> int | None:
+    """Return how many seeds give a test enough power; None if not even MOST_SEEDS do."""
+    counts = range(FEWEST_SEEDS, MOST_SEEDS + 1)
+    found = bisect_left(counts, POWER, key=power)
+    return counts[found] if found < len(counts) else None
+
+
+def power_frame(collection: Collection) -> pd.DataFrame:
+    """Return a line of texts for each comparison of the table: what it needs to be decided."""
+    table = collection.table
+    compared = [
+        (column, row, other)
+        for statistic, other_of in ((EQUIVALENT, table.equivalent_of), (DIFFERENCE, table.baseline_of))
+        for column in table.numbers
+        if column.statistic is statistic
+        for row in table.rows
+        if (other := other_of(row))
+    ]
+    tests = sum(column.statistic is EQUIVALENT for column, _, _ in compared)
+    return pd.DataFrame([_line(collection, *these, LEVEL / max(tests, 1)) for these in compared])
+
+
+def _line(collection: Collection, column: Column, row: Row, other: str, level: float) -> dict[str, str]:
+    """Return the line of a row and another one; `level` is that of the first step of Holm's method."""
+    margin, style = column.margin, column.quantity.style
+    published = _published(collection.table, column, row.name, other)
+    too_wide = margin and published is not None and margin > abs(published) / 2
+    quantity = "_".join(filter(None, [column.variant, column.quantity.name]))
+    line = {"row": row.name, "other": other, "quantity": quantity, "seeds": ""} | dict.fromkeys(DEFINITIONS, "")
+    line["published"] = "not known" if published is None else f"{published:+{style}}"
+    line["margin"] = f"{margin:g}{' (too wide)' * bool(too_wide)}" if margin else ""
+    values = (column.by_seed(collection.of(name, column.variant)) for name in (row.name, other))
+    try:
+        differences = paired_differences(*values)
+    except ComparisonError as reason:
+        return line | {"seeds": str(reason)}
+    freedom, sd = len(differences) - 1, statistics.stdev(differences)
+    limit = sd * math.sqrt(freedom / chi2.ppf(1 - CONFIDENCE, freedom))
+    line |= {"seeds": str(len(differences)), "sd": f"{sd:{style}}", "sd_limit": f"{limit:{style}}"}
+    if margin and sd:
+        line["for_equality"] = _seeds(lambda n, sd: power_of_equality(n, sd, margin, level), sd, limit)
+    if published and sd:
+        line["for_published"] = _seeds(lambda n, sd: power_of_difference(n, sd, published, LEVEL), sd, limit)
+    return line
+
+
+def _seeds(power: Callable[[int, float], float], sd: float, limit: float) -> str:
+    found = [seeds_for(lambda n, of=of: power(n, of)) for of in (sd, limit)]
+    return "{} [{}]".format(*(f"> {MOST_SEEDS}" if count is None else count for count in found))
+
+
+def _published(table: Table, column: Column, *rows: str) -> float | None:
+    """Return the published difference of two rows; None if it is not known."""
+    numbers = [table.published_values.get(name, {}).get(column.published_name) for name in rows]
+    first, second = (number and number.value for number in numbers)
+    return None if None in (first, second) else first - second
