@@ -1,6 +1,5 @@
 """Every topology and every optimizer, for every small number of workers: the engine does what W(t) says."""
 
-from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -12,6 +11,7 @@ ALWAYS = ("complete", "ring", "one_peer_ring", "static_exponential", "one_peer_e
 ALWAYS += ("torus", "star", "random_matching", "base_k")
 POWERS_OF_TWO = ("hypercube", "aer")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "accumadam", "accumadamw")
+STEPS = 12  # several windows, and the longest period
 
 
 def topologies(n: int) -> tuple[str, ...]:
@@ -22,10 +22,10 @@ def topologies(n: int) -> tuple[str, ...]:
 def test_every_topology_and_every_optimizer(n: int) -> None:
     """Each topology with one of them, in turn."""
     pairs = zip(topologies(n), cycle(OPTIMIZERS[:: 1 if n % 2 else -1]), strict=False)
-    assert_equal_to_simulator(n, [replace(Scenario(), topology=t, optimizer=name) for t, name in pairs])
+    assert_equal_to_simulator(n, [Scenario(topology=t, optimizer=name, steps=STEPS) for t, name in pairs])
 
 
 @pytest.mark.slow
 def test_every_topology_with_every_optimizer() -> None:
-    scenarios = [replace(Scenario(), topology=t, optimizer=name) for t in topologies(4) for name in OPTIMIZERS]
+    scenarios = [Scenario(topology=t, optimizer=name, steps=STEPS) for t in topologies(4) for name in OPTIMIZERS]
     assert_equal_to_simulator(4, scenarios)

@@ -16,7 +16,7 @@ from tests.distributed.scenarios import Scenario
 from tests.distributed.sharded import Statistics, Uneven, in_both_ways, in_sharded_process
 from tests.naming import case
 
-BASE = Scenario(topology="one_peer_exponential", ranks_per_worker=2, steps=20)
+BASE = Scenario(topology="one_peer_exponential", ranks_per_worker=2, steps=10)
 PLAIN = ("sgd", "momentum", "adamw", "accumadamw")
 LOCAL = {"local_steps": 3, "merge_after": 2, "outer": Outer(lr=0.4, momentum=0.9)}
 SCENARIOS = [
@@ -92,12 +92,12 @@ def without_bytes(scenarios: Sequence[Scenario]) -> list[Scenario]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [4, 6])
-def test_equals_the_simulator(n: int) -> None:
+def test_equals_the_simulator() -> None:
+    """Three workers; two equal whole replicas bit for bit, as above."""
     # Simulated workers have no statistics of each rank; 16-bit layers round sums of another order differently.
     scenarios = [s for s in SCENARIOS if not s.options and s.model not in (models.MixedDtypes, Statistics)]
     scenarios += [replace(BASE, optimizer="momentum", accumulate=2, clip=0.1)]
-    assert_equal_to_simulator(n, without_bytes(scenarios), run=in_sharded_process)
+    assert_equal_to_simulator(6, without_bytes(scenarios), run=in_sharded_process)
 
 
 @pytest.mark.slow

@@ -18,4 +18,5 @@ def test_the_sweep_measures_every_size_and_transport() -> None:
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_rank_that_fails_ends_the_job(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(failures.END_WITHIN_S, how, 150.0)  # beside other tests
+    monkeypatch.setattr(failures, "RUN", [text.replace("timeout_s=20", "timeout_s=6") for text in failures.RUN])
     assert failures.fail(CPU, how) > 0

@@ -39,6 +39,7 @@ def queued() -> Iterator[None]:
         yield
 
 
+@pytest.mark.usefixtures("eager_kernel")
 def test_late_messages_change_nothing() -> None:
     for fused in (False, True):
         for gossip in races.FLAT + races.BETWEEN_HOSTS:
@@ -46,6 +47,7 @@ def test_late_messages_change_nothing() -> None:
                 assert races.compare(CPU, gossip, fused) < 1e-5
 
 
+@pytest.mark.usefixtures("eager_kernel")
 def test_messages_nobody_waits_for_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(Mixer, "_wait", lambda *_: None)

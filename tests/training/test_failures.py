@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.training.launch import leave_process_group
+from common.training.launch import launch, leave_process_group
 from tests.training.test_resume import RUN, assert_same_run, rows, wait_for
 
 PLAIN = [sys.executable, "-m", "cnn.train"]
@@ -76,7 +76,6 @@ LONG = ["training.steps=200", "training.checkpoint_every=100", "evaluation.every
     ("command", "number"),
     [
         pytest.param(PLAIN, signal.SIGINT, id="SIGINT"),
-        pytest.param(PLAIN, signal.SIGUSR1, id="SIGUSR1"),
         pytest.param(PLAIN, signal.SIGHUP, id="SIGHUP"),
         pytest.param(TORCHRUN, signal.SIGTERM, id="torchrun SIGTERM"),
     ],
@@ -96,9 +95,7 @@ def test_a_signal_to_the_launcher_saves_and_stops(command: list[str], number: in
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_from_the_command_line(tmp_path: Path) -> None:
-    whole = begin(PLAIN, tmp_path / "whole", *LONG)
-    end(whole)
-    assert whole.returncode == 0
+    assert launch("cnn", [*RUN, "workers.count=2", *LONG, f"run_dir={tmp_path}/whole"]) == 0
     process = begin(PLAIN, tmp_path / "run", *LONG)
     wait_for(lambda: started(tmp_path / "run"))
     process.send_signal(signal.SIGTERM)
@@ -175,9 +172,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_by_name(where: str, tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_can_be_only_a_warning(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    process = begin(PLAIN, folder, "workers=simulated", "optimizer=sgd", "optimizer.lr=1e30", "training.on_nan=warn")
-    output = end(process)
-    assert process.returncode == 0, output
-    assert "warning: training loss nan at step" in output
+def test_a_loss_that_is_not_finite_can_be_only_a_warning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["workers=simulated", "optimizer=sgd", "optimizer.lr=1e30", "training.on_nan=warn"]
+    assert launch("cnn", [*RUN, "workers.count=2", f"run_dir={tmp_path}/run", *arguments]) == 0
+    assert "warning: training loss nan at step" in capfd.readouterr().err

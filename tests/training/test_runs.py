@@ -78,7 +78,6 @@ METHODS = {
         "schedule.warmup=0.2",
         *EVALUATIONS,
     ],
-    "evaluations": ["topology=ring", *EVALUATIONS],
     # The first evaluation, after which all go on from the mean model, is in the middle of a round.
     "gossip_diloco": ["parallel=gossip_diloco", "parallel.local_steps=5", "parallel.merge_after=3", *EVALUATIONS],
     "local_sgd": ["parallel=local_sgd", "parallel.local_steps=3", "topology=aer", "workers.per_host=2", *SGD],
@@ -97,7 +96,7 @@ NOISE = [f"{name}{kind}" for name in ("noise_scale", "local_over_noise", "global
 
 
 # Their parts are in other methods too.
-REPEATED = ("dmsgd_ring", "qg_dmsgd", "two_ranks_allreduce", "evaluations")
+REPEATED = ("dmsgd_ring", "qg_dmsgd", "two_ranks_allreduce")
 REPEATED += ("local_sgd", "post_local_sgd", "diloco", "streaming_diloco", "noloco", "dsgd_ac")
 REPEATED += ("clipped", "two_ranks_a_worker", "servers_dmsgd")
 
