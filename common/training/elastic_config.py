@@ -73,6 +73,13 @@ class ElasticConfig(Strict):
     keep: Literal["local_batch", "global_batch"] = "local_batch"
     fallback: str = "one_peer_exponential"
 
+    @property
+    def key(self) -> str | None:
+        """The key by which workers may leave and join, None if they never do."""
+        if self.min_workers is not None:
+            return f"elastic.min_workers={self.min_workers}"
+        return "elastic.script" if self.script else None
+
     def members(self, count: int, step: int) -> Members:
         """Return who trains after `step` updates, of `count` workers at the beginning.
 
