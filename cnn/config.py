@@ -183,7 +183,7 @@ class CnnConfig(Config):
         key = self.elastic.key
         if key is not None and isinstance(self.data, Digits) and self.data.partition == "dirichlet":
             raise ValueError(
-                f"{key} with data.partition=dirichlet: expected data.partition=iid: another number of ranks divides the "
-                "images anew, so the rest of an epoch would repeat some and skip others"
+                f"{key} with data.partition=dirichlet: expected data.partition=iid: another number of ranks divides "
+                "the images anew, so the rest of an epoch would repeat some and skip others"
             )
         return self
