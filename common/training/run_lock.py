@@ -86,7 +86,7 @@ class RunLock:
             raise RuntimeError(f"run_dir={self._folder}: {_describe(self._other)} has taken it over, so this one ends")
 
     def release(self) -> None:
-        """Give the lock back if this process has it, and remove the folder if it was made for nothing but the lock."""
+        """Give the lock back if this process has it; remove the folder if `take` made it and it is still empty."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(BEAT_S)  # which may be about to create the file again
