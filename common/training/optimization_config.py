@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+from pydantic import Field, PositiveFloat, ValidationInfo, field_validator
 
-from common.training.records import Fraction, NonNegative, Strict
+from common.training.records import Fraction, NonNegative, PositiveInt, Strict
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[tuple[DecayRate, DecayRate], Field(strict=False)]

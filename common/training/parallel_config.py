@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PlainValidator, PositiveInt, model_validator
+from pydantic import Field, PlainValidator, model_validator
 
 from common.arguments import BUCKET_MB, TIMEOUT_S
 from common.local_steps import LocalSteps, Mixing, Outer, resolve_local_steps
-from common.training.records import NonNegative, Strict
+from common.training.records import NonNegative, NonNegativeInt, PositiveInt, Strict
 
 Timeout = Annotated[float, Field(gt=0, le=TIMEOUT_S.high)]
 
