@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def alone(output: Path) -> Iterator[None]:
-    """Make the output folder, wait until no other process prepares in it, and remove what killed ones left."""
+    """Make the output folder, wait until no other process prepares in it, and remove partial files of killed ones."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         lock = (output / ".lock").open("a")

@@ -1,4 +1,4 @@
-"""What a caller hands in, checked against the annotations of what takes it: the one place that compares types.
+"""Checks arguments against the annotations of the function that takes them: the one place that compares types.
 
 Numbers of any library will do: numpy's integers are integers. Booleans are no numbers, nor is what 64 bits cannot hold.
 """
@@ -36,7 +36,7 @@ BUCKET_MB = Bounds(1e-9, 1e9)  # up to what 64 bits can count
 def check_arguments(
     taker: Callable[..., Any], given: Mapping[str, Any], prefix: str = "", names: Mapping[str, str] | None = None
 ) -> None:
-    """Raise ValueError naming the first argument that is not what its annotation says, its value and what is expected.
+    """Raise ValueError for the first argument that its annotation does not allow: name, value and what is expected.
 
     taker:  a function, with its `locals()` as `given`, or a dataclass, with its fields
     prefix: of the name in the message

@@ -1,4 +1,4 @@
-"""What a user types on the command line, made what Hydra reads."""
+"""Translates what a user types on the command line into what Hydra reads."""
 
 import re
 import shlex
