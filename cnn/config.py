@@ -177,3 +177,13 @@ class CnnConfig(Config):
         if self.optimizer.name == "muon":
             raise ValueError("optimizer=muon: expected another one: it is for the matrices of transformers' layers")
         return self
+
+    @model_validator(mode="after")
+    def _images_can_be_dealt_anew(self) -> "CnnConfig":
+        key = self.elastic.key
+        if key is not None and isinstance(self.data, Digits) and self.data.partition == "dirichlet":
+            raise ValueError(
+                f"{key} with data.partition=dirichlet: expected data.partition=iid: another number of ranks divides "
+                "the images anew, so the rest of an epoch would repeat some and skip others"
+            )
+        return self

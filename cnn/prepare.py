@@ -19,7 +19,7 @@ from cnn.images.ffcv_import import import_ffcv
 from cnn.images.index import BetonIndex, index_file, write_index
 from cnn.images.tree import ImageTree, check_same_classes, read_tree
 from common.cli import Arguments, Text, UsageError, main_function, parse
-from common.interruptible import interruptible
+from common.interruptible import KilledError, interruptible
 from common.training.atomic import temporary
 
 MODULE = "cnn.prepare"
@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def alone(output: Path) -> Iterator[None]:
-    """Make the output folder, wait until no other process prepares in it, and remove what killed ones left."""
+    """Make the output folder, wait until no other process prepares in it, and remove partial files of killed ones."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         lock = (output / ".lock").open("a")
@@ -142,6 +142,8 @@ def prepare(tree: ImageTree, beton: Path, arguments: PrepareArguments) -> BetonI
         index_file(beton).unlink(missing_ok=True)
         part.replace(beton)
         write_index(beton, index)
+    except KilledError:
+        raise
     except (OSError, RuntimeError) as error:
         raise UsageError(f"{beton}: cannot be written ({error})") from error
     finally:

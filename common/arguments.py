@@ -1,6 +1,6 @@
-"""What a caller hands in, checked against the annotations of what takes it: the one place that compares types.
+"""Checks arguments against the annotations of the function that takes them: the one place that compares types.
 
-Numbers of any library will do: numpy's integers are integers. Booleans are no numbers.
+Numbers of any library will do: numpy's integers are integers. Booleans are no numbers, nor is what 64 bits cannot hold.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ BUCKET_MB = Bounds(1e-9, 1e9)  # up to what 64 bits can count
 def check_arguments(
     taker: Callable[..., Any], given: Mapping[str, Any], prefix: str = "", names: Mapping[str, str] | None = None
 ) -> None:
-    """Raise ValueError naming the first argument that is not what its annotation says, its value and what is expected.
+    """Raise ValueError for the first argument that its annotation does not allow: name, value and what is expected.
 
     taker:  a function, with its `locals()` as `given`, or a dataclass, with its fields
     prefix: of the name in the message
@@ -45,7 +45,7 @@ def check_arguments(
     for name, hint in _hints(taker).items():
         if name in given and not _fits(given[name], hint):
             value, shown = given[name], (names or {}).get(name, name)
-            instead = ", not the class itself" if isinstance(value, type) else ""
+            instead = ", not the class itself" if isinstance(value, type) else " of at most 64 bits" * _is_huge(value)
             raise ValueError(f"{prefix}{shown}={value!r:.100}: expected {_describe(hint)}{instead}")
 
 
@@ -69,8 +69,12 @@ def _fits(value: object, hint: Any) -> bool:
     if kind is tuple:  # tuple[X, ...]
         return isinstance(value, tuple) and all(_fits(item, parts[0]) for item in value)
     if hint in (int, float):
-        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+        return isinstance(value, Integral if hint is int else Real) and not (isinstance(value, bool) or _is_huge(value))
     return isinstance(value, kind or hint)
+
+
+def _is_huge(value: object) -> bool:
+    return isinstance(value, Integral) and not -(2**63) <= value < 2**63
 
 
 def _describe(hint: Any) -> str:

@@ -52,7 +52,7 @@ class Arguments(BaseModel):
 
     @classmethod
     def hint(cls, argv: Sequence[str]) -> str:
-        """Return what else to say of an unknown key that is none of these misspelt."""
+        """Return a hint to add to the error for an unknown key that is not a misspelling."""
         return ""
 
 
@@ -118,7 +118,7 @@ def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int
 
 
 def reader_gone() -> int:
-    """Return the exit code where nobody reads the output any more (`| head`), and keep Python from writing the rest."""
+    """Return the exit code once the reader of the output is gone (`| head`), and keep Python from writing the rest."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE  # as of other commands, which this signal ends
 

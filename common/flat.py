@@ -133,7 +133,7 @@ class FlatVector:
             yield data.as_strided(slot.size, slot.stride, data.storage_offset() + slot.offset)
 
     def protect(self) -> None:
-        """Note the parameters' versions: from now until `release` nobody may write them.
+        """Note the parameters' versions: until `release` they must not be written.
 
         Writes through `.data` raise no version. With the environment variable GOSSIP_CHECK_WRITES=1, for finding them,
         values are compared too, which takes memory and time.

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
@@ -20,10 +21,20 @@ GRACE_S = 2.0  # in which processes may finish what they have begun
 Result = TypeVar("Result")
 
 
-def interruptible(function: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
-    """Decorate a command's main: the first Ctrl-C ends it with one line and exit code 130.
+class KilledError(RuntimeError):
+    """Raised where a process was killed that did a part of the work. key: the argument that says how many there are."""
 
-    Further ones are ignored, so that what is done is saved and no temporary file stays.
+    def __init__(self, key: str) -> None:
+        super().__init__(
+            f"{key}: one of the processes was killed, probably for lack of memory; start the same command again, with "
+            f"{key}=N for fewer of them"
+        )
+
+
+def interruptible(function: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+    """Decorate a command's main: the first Ctrl-C ends it with one line and exit code 130, a KilledError with 1.
+
+    Further Ctrl-Cs are ignored, so that what is done is saved and no temporary file stays.
     """
 
     def first(signum: int, frame: object) -> None:
@@ -41,6 +52,9 @@ def interruptible(function: Callable[[Sequence[str]], int]) -> Callable[[Sequenc
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
+        except KilledError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
         finally:
             if signal.getsignal(signal.SIGINT) is first:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -71,11 +85,15 @@ def in_processes(
     arguments: Iterable[tuple[Any, ...]],
     processes: int,
     ahead: int,
+    key: str,
     context: multiprocessing.context.BaseContext | None = None,
 ) -> Iterator[Result]:
     """Yield function(*a) for each a of `arguments`, in order; at most `ahead` results wait to be collected.
 
+    key: the argument of the command that says how many processes there are
+
     If it ends early (an error, Ctrl-C, closed), nothing more is started, and what takes longer than GRACE_S is killed.
+    Raises KilledError if a process is killed.
     """
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(processes, context)
@@ -88,12 +106,14 @@ def in_processes(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    except BaseException:
+    except BaseException as error:
         pool.shutdown(wait=False, cancel_futures=True)
         end = time.monotonic() + GRACE_S
         for process in set(multiprocessing.active_children()) - others:
             if not wait([process.sentinel], max(0.0, end - time.monotonic())):
                 process.kill()
+        if isinstance(error, BrokenProcessPool):
+            raise KilledError(key) from error
         raise
     finally:
         pool.shutdown()

@@ -81,7 +81,7 @@ def parallel_map(function: Callable[[Item], Result], items: Iterable[Item], proc
         return
     # The server loads once what every process needs or would import again for its main module.
     context = server_context(["gpt2.encode", "common.cli", "gpt2.token_writer"])
-    yield from in_processes(function, ((item,) for item in items), processes, AHEAD * processes, context)
+    yield from in_processes(function, ((item,) for item in items), processes, AHEAD * processes, "processes", context)
 
 
 @functools.lru_cache(1)

@@ -241,7 +241,7 @@ def make_jobs(
 
 
 def shaping(arguments: PrepareArguments) -> dict[str, Any]:
-    """Return the settings that decide, with documents and vocabulary, what is in the files."""
+    """Return the settings that, with documents and vocabulary, determine the content of the files."""
     return arguments.model_dump(exclude=NOT_SHAPING)
 
 

@@ -129,7 +129,7 @@ def one_line(error: Exception) -> str:
 
 
 def _below(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return all files below a folder and what is hidden; a folder to which several links lead is entered once."""
+    """Return all files below a folder, and the hidden ones; a folder to which several links lead is entered once."""
     files, hidden, entered, tops = [], [], set(), deque([str(folder)])
     while tops:
         for root, folders, names in os.walk(tops.popleft()):

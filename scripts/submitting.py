@@ -71,7 +71,7 @@ def submit_missing(
     A dry run also goes without Slurm: then it says that the queue could not be asked, and why.
     """
     from slurm.options import DEFAULT_CLUSTER, SbatchOptions
-    from slurm.queue import TIMEOUT_S, ended, folder, submitted
+    from slurm.queue import TIMEOUT_S, ended, folder, not_begun, submitted
     from slurm.submit import sized, submit
 
     default = SbatchOptions.load(arguments.cluster or table.cluster or DEFAULT_CLUSTER, arguments.sbatch)
@@ -90,8 +90,9 @@ def submit_missing(
     ]
     groups = sized(table, todo, arguments.cluster, arguments.sbatch)
     options_of = {cell.run_dir: options for options, alike in groups.items() for cell in alike}
+    waited = not_begun(table, runs) if asked else {}
     for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):
-        last = ended(cell.run_dir) if asked and cell.run_dir in options_of else None
+        last = waited.get(cell.run_dir) or ended(cell.run_dir) if asked and cell.run_dir in options_of else None
         state += f"; its last job: {last}" * bool(last)
         print(f"# [{number}/{len(cells)}] {cell.label}: {queue.get(cell.run_dir, state)}")
         if arguments.dry_run and cell.run_dir in options_of:  # what is submitted are arrays of these

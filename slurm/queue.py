@@ -27,16 +27,16 @@ def submitted(table: Table, runs: Path, timeout_s: float = TIMEOUT_S) -> dict[Pa
     Slurm does not answer.
     """
     states, found = {}, {}
-    listing = ask("squeue", "--me", "--noheader", "--array", "--format=%A %K %T %o", timeout_s=timeout_s)
+    listing = ask("squeue", "--me", "--noheader", "--array", "--format=%A %i %K %T %o", timeout_s=timeout_s)
     for line in listing.splitlines():
-        job, element, state, command = (*line.split(maxsplit=3), "")[:4]
-        states[job] = f"{state.lower()} (job {job})"
+        job, shown, element, state, command = (*line.split(maxsplit=4), "")[:5]
+        states[job] = f"{state.lower()} (job {shown})"  # an array's element has a number of its own, which few see
         match = re.search(r" --cells (.+)", command)
         if match and Path(match[1]).parent == folder(table, runs):
             try:
                 cell = json.loads(Path(match[1]).read_text().splitlines()[int(element)])
             except (OSError, ValueError, IndexError) as error:
-                logger.warning("job %s: %s: what it trains is not known (%s)", job, match[1], error)
+                logger.warning("job %s: %s: what it trains is not known (%s)", shown, match[1], error)
                 continue
             found[_run_dir_of(cell)] = states[job]
     started = {cell.run_dir: last_job(cell.run_dir) for cell in table.cells(runs)}
@@ -48,15 +48,38 @@ def ended(run_dir: Path) -> str | None:
     job = last_job(run_dir)
     if job is None:
         return None
-    accounting = ["sacct", "-X", "-n", "-P", "-j", job, "-o", "State"]
-    for command, pattern in ((accounting, r"^([A-Z_]+)"), (["scontrol", "show", "job", "-o", job], r"JobState=(\w+)")):
+    accounting = ["sacct", "-X", "-n", "-P", "-j", job, "-o", "JobID,State"]
+    for command in (accounting, ["scontrol", "show", "job", "-o", job]):
         try:
-            match = re.search(pattern, ask(*command))
+            answer = ask(*command)
         except UsageError:
             continue  # without accounting sacct fails; Slurm forgets old jobs
-        if match:
-            return f"{match[1].lower()} (job {job})"
+        if state := re.search(r"(?:^\w+\||JobState=)([A-Z_]+)", answer):
+            element = re.search(r"^(\d+)_(\d+)\|", answer) or re.search(r"ArrayJobId=(\d+) ArrayTaskId=(\d+) ", answer)
+            return f"{state[1].lower()} (job {'_'.join(element.groups()) if element else job})"
     return None
+
+
+def not_begun(table: Table, runs: Path) -> dict[Path, str]:
+    """Return {run folder: state and job} of elements of the table's arrays that have not begun; the newest counts.
+
+    Without accounting Slurm forgets elements that are cancelled while they wait.
+    """
+    found = {}
+    for record in sorted(folder(table, runs).glob("*.job")):
+        array = record.read_text().strip()
+        try:
+            listing = ask("sacct", "-X", "-n", "-P", "--array", "-j", array, "-o", "JobID,State")
+        except UsageError:
+            listing = ""
+        states = dict(line.split("|")[:2] for line in listing.splitlines())
+        for number, line in enumerate(record.with_suffix(".jsonl").read_text().splitlines()):
+            run_dir, element = _run_dir_of(json.loads(line)), f"{array}_{number}"
+            last = last_job(run_dir)
+            if last is None or int(last) < int(array):
+                state = states.get(element, "left the queue before it began, as after scancel").partition(" by ")[0]
+                found[run_dir] = f"{state.lower()} (job {element})"
+    return found
 
 
 def folder(table: Table, runs: Path) -> Path:

@@ -12,6 +12,8 @@ from torch import nn
 
 from common.arguments import Bounds, check_arguments
 from common.local_steps import LocalSteps, resolve_local_steps
+from common.optim import AccumAdam
+from common.optim.schedules import Constant
 from common.parallel import AllReduceDataParallel, DecentralizedDataParallel, Mixing, Outer
 from common.simulate import simulate
 from common.topology import Round, Topology, build
@@ -80,6 +82,29 @@ def test_numbers_of_numpy_are_numbers() -> None:
     ],
 )
 def test_records_check_their_fields(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+HUGE = 10**30
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: build("ring", 4, idle_rounds=HUGE), "topology 'ring': idle_rounds: expected an integer <= 1000000"),
+        (lambda: build("random_matching", 4, seed=HUGE), "seed: expected an integer <= 9223372036854775807"),
+        (lambda: build("ring", HUGE), "topology 'ring': world_size: expected an integer <= 1000000"),
+        (lambda: Round.idle(HUGE), "Round.idle: world_size: expected an integer <= 1000000"),
+        (lambda: simulate(nn.Linear(2, 2), HUGE), f"world_size={HUGE}: expected an integer of at most 64 bits"),
+        (lambda: LocalSteps(HUGE), f"local_steps={HUGE}: expected an integer of at most 64 bits"),
+        (lambda: Outer(lr=10**400), "expected a number of at most 64 bits"),
+        (lambda: Constant(warmup_steps=HUGE, warmup_start=0.0), f"warmup_steps={HUGE}: expected an integer < 2^63"),
+        (lambda: Constant(warmup_steps=3, warmup_start=10**400), "expected a number in [0, 1]"),
+        (lambda: AccumAdam([nn.Parameter(torch.ones(1))], lr=10**400), "expected a finite number >= 0"),
+    ],
+)
+def test_numbers_that_no_computer_counts_to_are_named(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
 

@@ -14,18 +14,18 @@ import contextlib
 import copy
 import dataclasses
 import logging
-import multiprocessing
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from hydra.core.config_store import ConfigStore
 
-from common.interruptible import unheard
+from common.interruptible import in_processes
 from common.training.config import ConfigError
 
 INSTALL = "pip install bitarray cffi regex sacrebleu; pip install --no-deps fairseq==0.12.2 (needs a C++ compiler)"
@@ -107,13 +107,31 @@ INDEX_MAGIC = TokenData.Index._HDR_MAGIC
 TOKEN_TYPES = fairseq.data.indexed_dataset._code_to_dtype
 
 
-def _pool(*arguments: Any, **options: Any) -> Any:
-    """Make a pool whose processes leave Ctrl-C to this one."""
-    with unheard():
-        return multiprocessing.Pool(*arguments, **options)
+class _Pool:
+    """What fairseq needs of `multiprocessing.Pool`, which would wait for ever for a process that is killed."""
+
+    def __init__(self, processes: int) -> None:
+        self._processes, self._calls, self._results = processes, [], []
+
+    def apply_async(self, function: Callable[..., Any], args: tuple, kwds: Mapping[str, Any] | None = None) -> Any:
+        """Note a call; `get()` of what is returned gives its result after `join`."""
+        number = len(self._calls)
+        self._calls.append((partial(function, **(kwds or {})), *args))
+        return SimpleNamespace(get=lambda: self._results[number])
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def join(self) -> None:
+        """Do all calls. Raises KilledError if a process is killed."""
+        self._results = list(in_processes(_call, self._calls, self._processes, len(self._calls), "jobs"))
 
 
-fairseq.binarizer.Pool = fairseq.data.dictionary.Pool = _pool
+def _call(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+fairseq.binarizer.Pool = fairseq.data.dictionary.Pool = _Pool
 
 
 def read_dictionary(folder: Path, language: str) -> Any:

@@ -179,7 +179,8 @@ def file_pairs(texts: Path, split: str, source: str, target: str) -> Iterator[Pa
     except OSError as error:
         raise ConfigError(f"texts={texts}: {error}") from error
     except ValueError as error:
-        raise ConfigError(f"texts={texts}: {sides[0].name} and {sides[1].name} differ in length") from error
+        lengths = " and ".join(f"{side.name} ({sum(1 for _ in read_text(side))} lines)" for side in sides)
+        raise ConfigError(f"texts={texts}: {lengths} differ in length") from error
 
 
 if __name__ == "__main__":

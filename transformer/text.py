@@ -3,12 +3,15 @@
 import html
 import re
 from functools import cached_property
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from common.training.config import ConfigError
+from transformer.preparation.files import read_lines
 
 CODES = "bpe.codes"  # subword-nmt's file in a data folder
+VERSION = re.compile(r"#version: \d+(\.\d+)*\s*$")
 JOINT = re.compile(r"@@( |$)")  # subword-nmt's mark between the pieces of a word
 NOT_PRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u200b\ufeff]")
 
@@ -43,7 +46,10 @@ class MosesText:
 
 
 class Subwords:
-    """Conversion of words to subwords by codes that subword-nmt has learned."""
+    """Conversion of words to subwords by codes that subword-nmt has learned.
+
+    Raises ConfigError naming the file, and the line if it is not one of such a file.
+    """
 
     def __init__(self, codes: Path) -> None:
         try:
@@ -51,10 +57,15 @@ class Subwords:
         except ImportError as error:
             raise ConfigError(f"subword-nmt cannot be imported ({error}); pip install '.[transformer]'") from error
         try:
-            with codes.open(encoding="utf-8") as stream:
-                self._bpe = BPE(stream)
+            lines = "\n".join(read_lines(codes)).rstrip("\n").split("\n")
         except OSError as error:
             raise ConfigError(f"{codes}: cannot be read ({error.strerror}); it holds the subword codes") from error
+        for number, line in enumerate(lines, start=1):  # subword-nmt would end the process, and not name the file
+            versioned = number == 1 and line.startswith("#version:")
+            if not (VERSION.match(line) if versioned else len(line.strip("\r ").split(" ")) == 2):
+                expected = "`#version: N.N`" if versioned else "two subwords and a space"
+                raise ConfigError(f"{codes}, line {number}: expected {expected}, found {line!r:.60}")
+        self._bpe = BPE(StringIO("\n".join(lines)))
 
     def split(self, words: str) -> str:
         """Convert words separated by spaces to subwords separated by spaces."""

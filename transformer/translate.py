@@ -14,6 +14,7 @@ from pydantic import Field, PositiveInt
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.training.config import ConfigError
 from transformer.corpus import Corpus
+from transformer.preparation.files import decoded
 from transformer.search import Search
 from transformer.translation import Translator, load_model, pick_device, read_config, read_state, with_data
 
@@ -40,11 +41,11 @@ def main(argv: Sequence[str]) -> int:
         translator = make_translator(arguments)
         # A person at a terminal waits for each line; a file is translated in larger batches.
         at_a_time = 1 if sys.stdin.isatty() else LINES_AT_A_TIME
-        lines = (line.rstrip("\r\n") for line in sys.stdin)
+        lines = (line.rstrip("\r") for line in decoded(sys.stdin.buffer, "standard input"))
         while chunk := list(itertools.islice(lines, at_a_time)):
             for translation in translator.lines(chunk):
                 print(translation, flush=at_a_time == 1)
-    except (ConfigError, UnicodeDecodeError) as error:
+    except ConfigError as error:
         raise UsageError(str(error)) from error
     return 0
 

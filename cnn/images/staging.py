@@ -52,9 +52,9 @@ def _is_copy(file: Path, copy: Path) -> bool:
 
 
 def _remove_partial_copies(folder: Path, target: Path) -> None:
-    """Remove what killed processes left: in `folder`, whose lock is held, and of other data sets that nobody copies."""
+    """Remove partial files of killed processes: in `folder`, whose lock is held, and of data sets not being copied."""
     for partial in target.glob(f"*-{'[0-9a-f]' * 8}/.*.part"):
-        with suppress(OSError), (partial.parent / ".lock").open("a") as handle:  # being copied, or somebody else's
+        with suppress(OSError), (partial.parent / ".lock").open("a") as handle:  # being copied, or another user's
             if partial.parent != folder:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             partial.unlink(missing_ok=True)

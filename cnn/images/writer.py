@@ -19,7 +19,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from cnn.images.tree import BROKEN, ImageTree, read_rgb
-from common.interruptible import unheard
+from common.interruptible import KilledError, unheard
 
 CHUNK = 64  # images per job of a worker process
 SMALLEST_PAGE, LARGEST_PAGE = 2**21, 2**31  # bytes; FFCV's limits
@@ -107,7 +107,7 @@ class Writer(DatasetWriter):
     """FFCV's writer, except that it fails when one of its processes fails."""
 
     def write(self, images: RgbImages, description: str) -> None:
-        """Write all images. Raises RuntimeError if that fails, for example for lack of space."""
+        """Write all images. Raises RuntimeError if that fails, for example for lack of space, KilledError of memory."""
         name_what_cannot_be_encoded(self.fields["image"], images)
         self.num_samples = len(images)
         self.prepare()  # the header, and shared memory for the images' metadata
@@ -201,9 +201,11 @@ def _check_alive(processes: list[multiprocessing.Process], allocations: multipro
     codes = [process.exitcode for process in processes if process.exitcode]
     if not codes:
         return
-    reasons = [f"a process was killed (exit code {codes[0]})"]
+    reasons = []
     with contextlib.suppress(queue.Empty):
         while True:
             item = allocations.get(timeout=0.5)
             reasons += [item] if isinstance(item, str) else []
-    raise RuntimeError(reasons[-1])
+    if not reasons and codes[0] < 0:
+        raise KilledError("workers")
+    raise RuntimeError(reasons[-1] if reasons else f"a process ended with exit code {codes[0]}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from numbers import Integral, Real
 
 import torch
@@ -31,14 +31,15 @@ def require_fraction(where: str, name: str, value: object) -> None:
 
 
 def require_count(where: str, name: str, value: object, at_least: int) -> None:
-    """Require an integer >= `at_least`."""
+    """Require an integer >= `at_least` that 64 bits can hold."""
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
     require(is_integer and value >= at_least, where, name, value, f"an integer >= {at_least}")
+    require(value < 2**63, where, name, value, "an integer < 2^63")
 
 
 def is_number(value: object) -> bool:
     """Return whether `value` is a finite real number (and no bool)."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def dense_grad(where: str, param: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The face that a wrapper shows: the bare module's names, in state dicts and elsewhere."""
+"""A wrapper under the bare module's names, in state dicts and elsewhere."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -46,7 +46,7 @@ def refuse_complex(rounding: str, parameters: Iterable[Tensor]) -> None:
 
 
 def check_module(module: nn.Module) -> None:
-    """Raise ValueError naming what is another wrapper, or has no values yet (lazy, or on the meta device)."""
+    """Raise ValueError naming a part that is another wrapper or has no values yet (lazy, or on the meta device)."""
     for name, part in module.named_modules():
         if isinstance(part, DataParallel | DistributedDataParallel | nn.DataParallel):
             where = f"submodule '{name}'" if name else "the module itself"

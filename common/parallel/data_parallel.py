@@ -85,7 +85,7 @@ class DataParallel(Bare, ABC):
         """Act after the clock ticked."""
 
     def _meet(self, place: Place) -> None:
-        """Compare with the other ranks where this one is, before a collective operation."""
+        """Check, before a collective operation, that all ranks are at the same point."""
 
     @property
     def _connected(self) -> bool:
@@ -280,7 +280,7 @@ class DataParallel(Bare, ABC):
         self._stepping.add(key)
 
     def _warn_of_others(self) -> None:
-        """Warn once of a parameter of the module that each worker trains for itself."""
+        """Warn once about a parameter of the module that each worker trains on its own."""
         held = sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
         if held != self._held:
             groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
@@ -348,7 +348,7 @@ class DataParallel(Bare, ABC):
 
     @property
     def _interrupted(self) -> bool:
-        """Whether an update has begun, and what it did last is not over."""
+        """Whether an update has begun and is not over."""
         return self._stepping != self._stepped or 0 < len(self._optimizers) == len(self._stepped)
 
     def _way_on(self, what: str) -> str:

@@ -36,7 +36,7 @@ def meet(own: Place, group: dist.ProcessGroup) -> None:
 
 
 def difference(places: list[Place]) -> str | None:
-    """Return what is wrong with the places of all ranks, None if they are the same."""
+    """Return a sentence that says which ranks are elsewhere; None if all are at the same point."""
 
     def ranks(chosen: list[bool]) -> list[int]:
         return [rank for rank, choice in enumerate(chosen) if choice]

@@ -34,7 +34,7 @@ def process_group(timeout_s: float) -> Iterator[torch.device]:
 
 
 def abort_groups(groups: Iterable[dist.ProcessGroup] | None = None) -> None:
-    """Close all connections of gloo groups, None: of all in this process, so that nobody gets half a message.
+    """Close all connections of gloo groups (None: of all in this process), so that no peer gets half a message.
 
     What waits for peers, in any thread, collectives included, and whatever comes later raises at once. `abort()` and
     `shutdown()` of a gloo group unblock nothing; a receive that runs out of time closes the pairs of its context,
@@ -136,7 +136,7 @@ class ProcessGroups:
 
     @property
     def usable(self) -> bool:
-        """Whether messages can be sent: there are groups, and nobody has destroyed them."""
+        """Whether messages can be sent: there are groups, and they have not been destroyed."""
         return self.world in dist.distributed_c10d._world.pg_map if self.world is not None else False
 
     def abort(self) -> None:

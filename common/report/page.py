@@ -2,12 +2,13 @@
 
 import base64
 import os
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import pandas as pd
@@ -49,6 +50,8 @@ from common.report.tuning import SWEEPS, sweep_command
 BADGES = {"proxy": "proxy", "paper": "at the paper's scale", "published": "published only"}
 TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
+Item = TypeVar("Item")
+
 
 @dataclass(frozen=True)
 class Section:
@@ -86,7 +89,7 @@ class Section:
 
 def sections_of(roots: Sequence[Path], benchmarks: Path, page: Path) -> list[Section]:
     """Return sections for tables of runs, benchmarks, figures, and published numbers that nothing here reproduces."""
-    names = tqdm(table_names(), desc="reading runs", unit="table", disable=None)
+    names = _told(table_names(), "reading tables")
     tables = {name: collect(load_table(name), *roots, allow_empty=True) for name in names}
     make = [partial(_table, collection, page) for collection in tables.values()]
     swept = [collection.table for collection in tables.values() if collection.table.sweep and collection.table.tuned]
@@ -100,9 +103,20 @@ def sections_of(roots: Sequence[Path], benchmarks: Path, page: Path) -> list[Sec
     shown = {name for collection in tables.values() for name in collection.table.published}
     shown |= {table.published for table in compared}
     make += [partial(_published, name) for name in published_names() if name not in shown]
-    sections = [section() for section in tqdm(make, desc="drawing", unit="section", disable=None)]
+    sections = [section() for section in _told(make, "drawing sections")]
     # Those with numbers of ours first.
     return sorted(sections, key=lambda section: section.state.startswith("0 of"))
+
+
+def _told(items: Sequence[Item], what: str) -> Iterator[Item]:
+    """Yield the items and show progress: a bar in a terminal, a line for every tenth item in a pipe or file."""
+    if sys.stderr.isatty():
+        yield from tqdm(items, desc=what)
+        return
+    for number, item in enumerate(items):
+        if number % 10 == 0:
+            print(f"{what}: {number} of {len(items)}", file=sys.stderr, flush=True)
+        yield item
 
 
 def render(sections: Sequence[Section], **about: str) -> str:

@@ -76,8 +76,7 @@ class Cohort:
         if not self.updating:
             self.clock = self.replicas[0].clock
             self.synchronize_gradients()
-            if self.gossips:
-                self.check("simulated update")
+            self.check("simulated update")
             self.strength = self.mixing.strength(optimizer, self.clock)
             if self.gossips:
                 self.anchors.prepare(self.clock)
@@ -131,8 +130,8 @@ class Cohort:
         self._refuse_averaged()
         if self.world_size == 1:
             return
+        self.check("simulated average")
         if self.gossips:
-            self.check("simulated average")
             for matrix in self.stacked:
                 matrix[worker].copy_(mean(self._weighted(matrix)))
         for tensors in zip(*map(averageable_buffers, self.modules), strict=True):
@@ -159,7 +158,7 @@ class Cohort:
         return float(sum(squares)) ** 0.5
 
     def _refuse_averaged(self) -> None:
-        """Raise RuntimeError while a worker holds the mean in place of its own parameters."""
+        """Raise RuntimeError inside any worker's `averaged()` block, where its parameters are the mean."""
         for replica in self.replicas:
             if replica.is_averaged:
                 raise RuntimeError(

@@ -159,9 +159,8 @@ class SimulatedReplica(DataParallel):
                 f"simulated worker {self.worker} ran a training forward while others had stepped already: in each "
                 "step run forward and backward on every replica first, then step every optimizer"
             )
-        if self._cohort.gossips:
-            for vector in self._cohort.vectors[self.worker]:
-                vector.check(f"simulated forward, worker {self.worker}")
+        for vector in self._cohort.vectors[self.worker]:
+            vector.check(f"simulated forward, worker {self.worker}")
         self._cohort.synchronized = False  # a scaler may have skipped the last step
 
     def synchronize_gradients(self) -> None:

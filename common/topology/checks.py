@@ -2,11 +2,13 @@
 
 import operator
 
+WORKERS = 10**6  # at most: rounds are lists of workers
 
-def integer(what: str, value: object, minimum: int) -> int:
+
+def integer(what: str, value: object, minimum: int, maximum: int = 2**63 - 1) -> int:
     """Return `value` as an int.
 
-    Raises ValueError naming `what` when it is no integer (booleans are none) or less than `minimum`.
+    Raises ValueError naming `what` when it is no integer (booleans are none), less than `minimum` or above `maximum`.
     """
     try:
         if isinstance(value, bool):
@@ -16,6 +18,8 @@ def integer(what: str, value: object, minimum: int) -> int:
         raise ValueError(f"{what}: expected an integer >= {minimum}, got {value!r}") from None
     if number < minimum:
         raise ValueError(f"{what}: expected an integer >= {minimum}, got {number}")
+    if number > maximum:
+        raise ValueError(f"{what}: expected an integer <= {maximum}, got {number}")
     return number
 
 

@@ -27,6 +27,7 @@ from common.topology.round import Round
 from common.topology.topology import RandomSchedule, Schedule, Topology
 
 REQUIRED = inspect.Parameter.empty
+MOST_IDLE = 10**6  # a period is a list of its rounds
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,11 @@ def build(name: str, world_size: int, workers_per_host: int = 1, **options: Any)
     if not isinstance(name, str) or name not in _FAMILIES:
         hint = did_you_mean(name, NAMES)
         raise ValueError(f"topology: expected one of {', '.join(NAMES)}; got {name!r}{hint}")
-    n = checks.integer(f"topology {name!r}: world_size", world_size, minimum=1)
+    n = checks.integer(f"topology {name!r}: world_size", world_size, minimum=1, maximum=checks.WORKERS)
     workers_per_host = checks.integer(f"topology {name!r}: workers_per_host", workers_per_host, minimum=1)
     family = _FAMILIES[name]
-    idle_rounds = checks.integer(f"topology {name!r}: idle_rounds", options.pop("idle_rounds", 0), minimum=0)
+    idle_rounds = options.pop("idle_rounds", 0)
+    idle_rounds = checks.integer(f"topology {name!r}: idle_rounds", idle_rounds, minimum=0, maximum=MOST_IDLE)
     between_hosts = checks.flag(f"topology {name!r}: between_hosts", options.pop("between_hosts", False))
     chosen = _chosen(name, family.options, options)
     if n == 1:

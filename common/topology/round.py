@@ -8,6 +8,8 @@ from types import MappingProxyType
 
 import numpy as np
 
+from common.topology import checks
+
 TOLERANCE = 1e-9  # how far a sum of weights may be from 1: room for weights typed with few digits
 
 
@@ -68,8 +70,9 @@ class Round:
 
     @classmethod
     def idle(cls, world_size: int) -> "Round":
-        """Return the round in which nobody communicates (W = I)."""
-        return cls(tuple({i: 1.0} for i in range(world_size)))
+        """Return the round without communication (W = I)."""
+        n = checks.integer("Round.idle: world_size", world_size, minimum=1, maximum=checks.WORKERS)
+        return cls(tuple({i: 1.0} for i in range(n)))
 
     @classmethod
     def from_groups(cls, groups: Iterable[Sequence[int]], world_size: int) -> "Round":
@@ -77,7 +80,8 @@ class Round:
 
         Raises ValueError when two groups share a worker.
         """
-        rows: list[Mapping[int, float] | None] = [None] * world_size
+        n = checks.integer("Round.from_groups: world_size", world_size, minimum=1, maximum=checks.WORKERS)
+        rows: list[Mapping[int, float] | None] = [None] * n
         for group in groups:
             row = dict.fromkeys(group, 1 / len(group))
             for i in group:

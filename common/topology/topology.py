@@ -52,7 +52,7 @@ class Topology:
     schedule: Schedule = field(kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        checks.integer("world_size", self.world_size, minimum=1)
+        checks.integer("world_size", self.world_size, minimum=1, maximum=checks.WORKERS)
         checks.integer("workers_per_host", self.workers_per_host, minimum=1)
         check_arguments(Topology, vars(self), prefix="topology: ")
         object.__setattr__(self, "options", dict(self.options))

@@ -147,7 +147,7 @@ class Agent:
         return [*self._guests, *(host for host in self._hosts if host is not None)]
 
     def _admit(self, door: socket.socket) -> None:
-        """Let a stranger in, who may be gone again."""
+        """Accept a connection, which may be closed already."""
         try:
             self._guests.append(RemoteHost(Channel(door.accept()[0], self._patience_s)))
         except OSError:

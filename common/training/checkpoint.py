@@ -93,7 +93,7 @@ class Checkpoints:
             self._tidy()
             folder.mkdir(parents=True, exist_ok=True)
             suffix = AGAIN if file_name(0) in files_of(folder) else ""
-        suffix = gather_objects(suffix)[0]  # nobody writes earlier
+        suffix = gather_objects(suffix)[0]  # no rank writes before this
         name = file_name(rank(), suffix)
         entries = gather_objects(write_atomically(folder / name, partial(torch.save, state)))
         if rank() == 0:

@@ -47,7 +47,7 @@ def main(task: str) -> None:
 
 
 def check_flags(task: str, arguments: Namespace) -> None:
-    """Raise ConfigError for flags of Hydra that would not be followed."""
+    """Raise ConfigError for flags of Hydra that would be ignored."""
     given = [f"--{name.replace('_', '-')}" for name in ONE_OF if getattr(arguments, name)]
     if len(given) > 1:
         raise ConfigError(f"{' '.join(given)}: expected one of them")
@@ -62,7 +62,7 @@ def check_flags(task: str, arguments: Namespace) -> None:
 
 
 def show(task: str, arguments: Namespace) -> None:
-    """Let Hydra print help or the configuration. Raises ConfigError for what cannot be composed."""
+    """Let Hydra print help or the configuration. Raises ConfigError if the configuration cannot be composed."""
     words = iter(as_hydra_reads(load_task(task).config_class, arguments.overrides))
     flags = [word for word in sys.argv[1:] if word not in arguments.overrides]
     sys.argv[1:] = [*flags, *words]

@@ -17,7 +17,7 @@ from common.spelling import did_you_mean, nearest
 from common.training.config import Config, ConfigError
 from common.training.elastic_config import SURVIVING
 from common.training.memory import with_betas
-from common.training.overrides import CONFIGS, as_hydra_reads, choices, choices_with
+from common.training.overrides import CONFIGS, as_hydra_reads, choices, choices_with, list_groups
 from common.training.task import Task, load_task
 
 QUOTE = "'"
@@ -26,6 +26,8 @@ FEW = 3  # choices that a message names
 # divides.
 OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
 OmegaConf.register_new_resolver("div", lambda a, b: a / b, replace=True)
+# ${groups:TASK}, in --help: what the task can choose.
+OmegaConf.register_new_resolver("groups", lambda task: list_groups(load_task(task).config_class), replace=True)
 
 
 def compose_config(task: str, overrides: list[str]) -> Config:
@@ -48,7 +50,7 @@ def explain_composition(error: Exception, task: str) -> str:
     text = str(error)
     if absent := re.search(r"Could not find '(\w+)/([^']+)'", text):
         group, name = absent.groups()
-        return f"{group}={name}: unknown; {nearest(name, choices(group))}"
+        return f"{group}={name}: unknown; {nearest(name, choices(load_task(task).config_class, group))}"
     if gone := re.search(r"Could not delete from config. '([^']+)' does not exist", text):
         return f"~{gone[1]}: there is nothing to delete; {gone[1]}=null switches off what can be switched off"
     unknown = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)'", text)

@@ -8,9 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import (
     ConfigDict,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     field_validator,
     model_validator,
 )
@@ -21,7 +19,7 @@ from common.topology import Topology, build
 from common.training.elastic_config import ElasticConfig
 from common.training.optimization_config import OptimizerConfig, ScheduleConfig
 from common.training.parallel_config import ParallelConfig, check_method
-from common.training.records import FilePath, Seed, Strict
+from common.training.records import FilePath, NonNegativeInt, PositiveInt, Seed, Strict
 
 
 class ConfigError(ValueError):

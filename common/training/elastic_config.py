@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field
 
-from common.training.records import Strict
+from common.training.records import NonNegativeInt, PositiveInt, Strict
 
 Members = tuple[int, ...]  # numbers of the workers that train, ascending; their positions are workers of the topology
 
@@ -72,6 +72,13 @@ class ElasticConfig(Strict):
     agent: Annotated[str, AfterValidator(_address)] | None = None
     keep: Literal["local_batch", "global_batch"] = "local_batch"
     fallback: str = "one_peer_exponential"
+
+    @property
+    def key(self) -> str | None:
+        """The key by which workers may leave and join, None if they never do."""
+        if self.min_workers is not None:
+            return f"elastic.min_workers={self.min_workers}"
+        return "elastic.script" if self.script else None
 
     def members(self, count: int, step: int) -> Members:
         """Return who trains after `step` updates, of `count` workers at the beginning.

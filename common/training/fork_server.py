@@ -1,5 +1,5 @@
 """Imported by the server from which workers are forked, and by nothing else: a terminal and Slurm send their signals to
-all processes, and without the server nobody would learn how its workers end."""
+all processes, and without the server the end of its workers would go unnoticed."""
 
 import os
 import signal

@@ -203,7 +203,7 @@ class RemoteHost:
         return [] if self.gone else [self._channel]
 
     def events(self, ready: Sequence[Any]) -> Iterator[Event]:
-        """Yield what the host tells; if it is gone, takes nothing or talks nonsense, the end of all its workers."""
+        """Yield the host's events; if it is gone, reads nothing or sends nonsense, the end of all its workers."""
         if self.gone:
             return
         try:
@@ -224,7 +224,7 @@ class RemoteHost:
             yield from ((number, Ended(-signal.SIGKILL)) for number in lost)
 
     def _counts(self, number: int, event: Any) -> bool:
-        """Return whether to act on this. Raises ValueError for what this host has no business to say."""
+        """Return whether to act on this event. Raises ValueError if this host must not send it."""
         if self.name is None:
             if isinstance(event, Challenge):
                 self.their_nonce = event.nonce

@@ -107,7 +107,7 @@ def execute(config: Config, overrides: list[str]) -> int:
 
 
 def check_start(config: Config) -> None:
-    """Raise ConfigError for what is wrong whatever the workers will find: before there are any, or a folder."""
+    """Raise ConfigError for errors that do not depend on the workers, before any worker or folder exists."""
     tasks = from_launcher("WORLD_SIZE") or from_launcher("SLURM_STEP_NUM_TASKS") or 1
     if config.workers.kind == "simulated" and tasks > 1:
         raise ConfigError(f"workers=simulated in {tasks} processes of a launcher: expected one, which simulates all")

@@ -1,5 +1,7 @@
 """Several runs by one command line: `python -m cnn.train -m seed=1,2 optimizer.lr=1e-3,2e-3`, one after the other."""
 
+import os
+import shlex
 import sys
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -36,6 +38,10 @@ def run_all(task: str, overrides: list[str]) -> int:
         worst = max(worst, code)
         if code == INTERRUPTED:
             break
+    folder = os.path.relpath(os.path.commonpath([os.path.abspath(config.run_dir) for _, config in jobs]))
+    print(
+        f"a table of these runs: python -m scripts.tables {shlex.quote(f'runs={folder}')}", file=sys.stderr, flush=True
+    )
     return worst
 
 

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     PositiveFloat,
-    PositiveInt,
     SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
@@ -13,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from common.training.records import Fraction, NonNegative, Strict
+from common.training.records import Fraction, NonNegative, PositiveInt, Strict
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[tuple[DecayRate | None, DecayRate | None], Field(strict=False)]

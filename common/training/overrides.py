@@ -1,8 +1,9 @@
-"""What a user types on the command line, made what Hydra reads."""
+"""Translates what a user types on the command line into what Hydra reads."""
 
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -35,7 +36,7 @@ def as_hydra_reads(config_class: type[Config], overrides: Sequence[str]) -> list
     Raises ConfigError for what cannot be read or chosen, or would have no effect.
     """
     texts = {*text_keys(config_class), "topology.path"}  # the latter is an option of one topology
-    return _with_elastic([_as_typed(word, texts) for word in overrides])
+    return _with_elastic([_as_typed(config_class, word, texts) for word in overrides])
 
 
 def typed(key: str, value: str) -> str:
@@ -70,7 +71,7 @@ def _kinds(annotation: Any) -> Iterator[Any]:
             yield annotation
 
 
-def _as_typed(word: str, texts: set[str]) -> str:
+def _as_typed(config_class: type[Config], word: str, texts: set[str]) -> str:
     key, _, value = word.partition("=")
     if key.startswith(IGNORED):
         raise ConfigError(f"{word}: has no effect here; run_dir=FOLDER sets the folder of a run")
@@ -82,7 +83,7 @@ def _as_typed(word: str, texts: set[str]) -> str:
             return f"{key}={quoted(_expanded(key, value))}"
         reason = one_line(error).partition(" See https://hydra.cc")[0]
         raise ConfigError(f"{shlex.quote(word)}: cannot be read as key=value ({reason})") from error
-    _check_choice(override)
+    _check_choice(config_class, override)
     if not is_text or override.is_sweep_override():
         return word
     if isinstance(read := override.value(), str):
@@ -97,24 +98,56 @@ def _expanded(key: str, text: str) -> str:
         raise ConfigError(f"{key}={error}") from error
 
 
-def _check_choice(override: Override) -> None:
+def _check_choice(config_class: type[Config], override: Override) -> None:
     group = override.key_or_group
     if override.is_delete() or group not in GROUPS - {"experiment"} or override.is_sweep_override():
         return
     if not isinstance(override.value(), str | list):
-        raise ConfigError(f"{group}={override.get_value_element_as_str()}: {nearest('', choices(group))}")
+        raise ConfigError(f"{group}={override.get_value_element_as_str()}: {nearest('', choices(config_class, group))}")
 
 
-def choices(group: str) -> list[str]:
-    """Return the names that may be given to a group of configs/."""
-    return sorted(str(file.relative_to(CONFIGS / group).with_suffix("")) for file in (CONFIGS / group).rglob("*.yaml"))
+def choices(config_class: type[Config], group: str) -> list[str]:
+    """Return the names that a task may give to a group of configs/; `base` is only for recipes to build on."""
+    return [name for name in _names(group) if Path(name).name != "base" and _is_of_task(config_class, group, name)]
 
 
 def choices_with(key: str) -> list[str]:
     """Return `group=name` for each choice that has this key of a group."""
     group, _, name = key.partition(".")
-    files = [(choice, CONFIGS / group / f"{choice}.yaml") for choice in choices(group)] if group in GROUPS else []
-    return [f"{group}={choice}" for choice, file in files if name in OmegaConf.load(file)]
+    known = _names(group) if group in GROUPS else []
+    return [f"{group}={choice}" for choice in known if name in _load(group, choice)]
+
+
+def list_groups(config_class: type[Config]) -> str:
+    """Return a line for each group of configs/ with its choices."""
+    return "\n".join(f"{group}: {', '.join(choices(config_class, group))}" for group in sorted(GROUPS))
+
+
+def _names(group: str) -> list[str]:
+    return sorted(str(file.relative_to(CONFIGS / group).with_suffix("")) for file in (CONFIGS / group).rglob("*.yaml"))
+
+
+@cache
+def _load(group: str, name: str) -> dict[str, Any]:
+    return OmegaConf.to_container(OmegaConf.load(CONFIGS / group / f"{name}.yaml"))
+
+
+def _is_of_task(config_class: type[Config], group: str, name: str) -> bool:
+    """Return whether a task knows these data or this model, of a recipe those that it and its bases take."""
+    values = _load(group, name)
+    defaults = values.get("defaults", [])
+    if group == "experiment":
+        bases = [entry for entry in defaults if isinstance(entry, str) and entry != "_self_"]
+        taken = [("experiment", base.removeprefix("/experiment/")) for base in bases]
+        for part in ("data", "model"):
+            key = f"override /{part}"
+            taken += [(part, entry[key]) for entry in defaults if isinstance(entry, dict) and key in entry]
+        return all(_is_of_task(config_class, *one) for one in taken)
+    if group not in ("data", "model") or config_class.model_fields[group].annotation is Any:
+        return True
+    fields = [kind.model_fields for kind in _kinds(config_class.model_fields[group].annotation)]
+    named = [known for known in fields if values["name"] in (get_args(known["name"].annotation) or [values["name"]])]
+    return any(values.keys() <= {"defaults", *known} for known in named)
 
 
 def quoted(value: str) -> str:

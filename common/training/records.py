@@ -8,6 +8,8 @@ from common.paths import expand_home
 
 # Random numbers of all ranks and epochs come from multiples of the seed, which have to fit into 64 bits.
 LARGEST_SEED = 10**13
+NonNegativeInt = Annotated[int, Field(ge=0, lt=2**63)]
+PositiveInt = Annotated[int, Field(gt=0, lt=2**63)]
 NonNegative = Annotated[float, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 FilePath = Annotated[str, Field(min_length=1), AfterValidator(expand_home)]

@@ -28,7 +28,7 @@ LOOK_S = 0.5
 
 
 class Holder(NamedTuple):
-    """Who holds a lock, the content of its file.
+    """The holder of a lock, as its file names it.
 
     id:    of this holding, never used again
     start: of the run to which the process belongs; processes of one start may take the lock from each other
@@ -86,7 +86,7 @@ class RunLock:
             raise RuntimeError(f"run_dir={self._folder}: {_describe(self._other)} has taken it over, so this one ends")
 
     def release(self) -> None:
-        """Give the lock back if this process has it, and remove the folder if it was made for nothing but the lock."""
+        """Give the lock back if this process has it; remove the folder if `take` made it and it is still empty."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(BEAT_S)  # which may be about to create the file again
@@ -146,7 +146,7 @@ class RunLock:
         while not self._over.wait(BEAT_S):
             with suppress(OSError):  # the file system may be back for the next beat
                 holder = _read(self._file)
-                if holder is None and _create(self._file, self._mine):  # somebody removed it
+                if holder is None and _create(self._file, self._mine):  # a user removed it
                     continue
                 if holder is not None and holder.id != self._mine.id:
                     self._other = holder
@@ -202,7 +202,7 @@ def _place() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return when a process of this place began, in ticks; None if there is none, or nobody has reaped it yet."""
+    """Return when a process of this place began, in ticks; None if there is none, or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:

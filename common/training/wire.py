@@ -87,7 +87,7 @@ KINDS = {
 
 
 class Channel:
-    """The connection of two hosts. It takes what has come and sends what there is room for, but never waits.
+    """The connection of two hosts. It reads what has arrived and sends what fits into the buffers, but never waits.
 
     lease_s: after which it counts as broken if the other host is not heard of, or takes nothing
     """
@@ -118,7 +118,7 @@ class Channel:
             self._received += data
 
     def poll(self) -> bool:
-        """Return whether a whole message has come. Raises ValueError for what is none of ours."""
+        """Return whether a whole message has arrived. Raises ValueError for one of another protocol."""
         if len(self._received) < HEAD.size:
             return False
         (length,) = HEAD.unpack_from(self._received)
@@ -141,7 +141,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what was left. Raises OSError if the connection is broken, or took nothing for `lease_s`."""
+        """Send what is queued. Raises OSError if the connection is broken, or took nothing for `lease_s`."""
         with suppress(BlockingIOError):
             while self._to_send:
                 del self._to_send[: self._link.send(self._to_send)]

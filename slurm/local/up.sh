@@ -21,7 +21,7 @@ if [ -e "$STATE" ] && [ ! -e "$STATE/made-by-up.sh" ]; then # down.sh removes al
     [ -d "$STATE" ] && [ -z "$(ls -A "$STATE")" ] || refuse "STATE=$STATE: expected a new or an empty folder"
 fi
 [ ! -e "$STATE/pids" ] || refuse "$STATE/pids exists: this Slurm is up already; slurm/local/down.sh ends it"
-# Zombies that nobody reaps, as in containers, do not count.
+# Zombies that are never reaped, as in containers, do not count.
 for daemon in slurmctld slurmd; do
     ! ps -C "$daemon" -o stat= | grep -qv '^Z' || refuse "a $daemon runs on this machine already: use that Slurm"
 done

@@ -9,7 +9,7 @@ import pytest
 from common.report.benchmark import Benchmark
 from common.report.definitions import ROOT
 from common.report.figure_files import Curves, Panels, Rows, figure_names, load_figure
-from common.report.page import sections_of
+from common.report.page import _told, sections_of
 from scripts.report import main
 from tests.report.synthetic import write_run
 
@@ -118,6 +118,11 @@ def test_benchmarks_have_their_findings_and_hardware(monkeypatch):
         assert text in page.text
     assert "Hardware: " in page.text
     assert "nan" not in page.text.split("Benchmark race: A race")[1].split("Findings")[0]
+
+
+def test_progress_is_shown_in_a_pipe(capsys):
+    assert list(_told(range(25), "reading")) == list(range(25))
+    assert capsys.readouterr().err.splitlines() == [f"reading: {number} of 25" for number in (0, 10, 20)]
 
 
 def test_output_is_needed(capsys):

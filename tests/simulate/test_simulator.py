@@ -230,12 +230,14 @@ def test_a_replica_whose_parameters_left_the_matrices_is_noticed(move: str, acti
         ACTIONS[action](training)
 
 
-def test_allreduce_goes_on_with_moved_replicas_but_their_distance_is_refused() -> None:
+@pytest.mark.parametrize("action", ACTIONS)
+def test_so_is_one_of_an_allreduce(action: str) -> None:
     training = simulated(2, replace(BASE, method="allreduce")).run(range(2))
-    training.models[1].double().float()
-    training.run([2])
-    with pytest.raises(RuntimeError, match=r"worker 1: parameter '0\.weight' is no longer a view"):
-        training.model.consensus_distance()
+    if action == "update":
+        training.backward(2)
+    MOVES["assigned"](training.models[1])
+    with pytest.raises(RuntimeError, match=r"simulated .*, worker 1: parameter '0\.weight' is no longer a view"):
+        ACTIONS[action](training)
 
 
 def test_buffers_that_were_replaced_are_averaged() -> None:

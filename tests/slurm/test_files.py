@@ -290,6 +290,16 @@ def test_what_the_user_adds_takes_precedence_and_the_report_runs_where_the_runs_
     assert cluster.for_report("-p cpu") == ("--account=physics", "--partition=gpu", "-p", "cpu")
 
 
+def test_a_large_model_is_warned_earlier_than_others() -> None:
+    """Of several options Slurm takes the last, and those of the command line before those of the file."""
+    ours, yours = "--signal=B:USR1@600", "--signal=B:USR1@900"
+    cluster = load_table("gpt2_xl").cluster
+    assert ours in SbatchOptions.load(cluster).for_ranks(128)
+    signals = [o for o in SbatchOptions.load(cluster, yours).for_ranks(128) if o.startswith("--signal")]
+    assert signals == [ours, yours]
+    assert "#SBATCH --signal=B:USR1@120\n" in (ROOT / "slurm" / "train.sbatch").read_text()
+
+
 def test_a_jobs_account_and_partition_hold_for_the_jobs_that_it_submits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from common.report.registry import Cell, Table, load_table
 from scripts.reproduce import main
 from scripts.submitting import missing_data
-from slurm.queue import ended, folder, submitted
+from slurm.queue import ended, folder, not_begun, submitted
 from slurm.submit import sized
 from tests.slurm.fakes import VARIABLES, started
 
@@ -26,24 +26,49 @@ def test_what_slurm_has_is_not_submitted_again(tmp_path: Path, program, caplog: 
     started(second.run_dir, "9")
     started(others[0].run_dir, "8")  # which has ended
     lines = [
-        f"5 0 PENDING /home/me/slurm/train.sbatch --cells {file}",
-        f"6 0 RUNNING /home/me/slurm/train.sbatch --cells {tmp_path}/elsewhere.jsonl",
-        f"7 0 RUNNING /home/me/slurm/train.sbatch --cells {file.parent}/removed.jsonl",
-        f"9 N/A RUNNING /home/me/slurm/train.sbatch cnn seed={second.seed}",
-        "10 N/A RUNNING (null)",
-        "11 N/A RUNNING ",
+        f"5 5_0 0 PENDING /home/me/slurm/train.sbatch --cells {file}",
+        f"6 6_0 0 RUNNING /home/me/slurm/train.sbatch --cells {tmp_path}/elsewhere.jsonl",
+        f"7 7_0 0 RUNNING /home/me/slurm/train.sbatch --cells {file.parent}/removed.jsonl",
+        f"9 4_3 3 RUNNING /home/me/slurm/train.sbatch cnn seed={second.seed}",
+        "10 10 N/A RUNNING (null)",
+        "11 11 N/A RUNNING ",
     ]
     program("squeue", "\n".join(lines))
-    assert submitted(table, tmp_path) == {first.run_dir: "pending (job 5)", second.run_dir: "running (job 9)"}
-    assert [record.args[0] for record in caplog.records] == ["7"]
+    assert submitted(table, tmp_path) == {first.run_dir: "pending (job 5_0)", second.run_dir: "running (job 4_3)"}
+    assert [record.args[0] for record in caplog.records] == ["7_0"]
 
 
 @pytest.mark.parametrize("answer", ["CANCELLED by 1000", "NODE_FAIL", "OUT_OF_MEMORY"])
 def test_accounting_says_how_a_job_ended(tmp_path: Path, program, answer: str) -> None:
     assert ended(tmp_path) is None
     started(tmp_path, "7")
-    program("sacct", answer)
+    program("sacct", f"7|{answer}")
     assert ended(tmp_path) == f"{answer.split()[0].lower()} (job 7)"
+    program("sacct", f"4_3|{answer}")
+    assert ended(tmp_path) == f"{answer.split()[0].lower()} (job 4_3)"
+
+
+def test_without_accounting_an_element_has_the_name_that_squeue_shows(tmp_path: Path, program) -> None:
+    started(tmp_path, "7")
+    program("sacct", "Slurm accounting storage is disabled", fails=True)
+    program("scontrol", "JobId=7 ArrayJobId=4 ArrayTaskId=3 JobName=a JobState=CANCELLED Reason=None")
+    assert ended(tmp_path) == "cancelled (job 4_3)"
+
+
+@pytest.mark.parametrize("accounting", [True, False])
+def test_elements_that_were_cancelled_while_they_waited(tmp_path: Path, program, accounting: bool) -> None:
+    """Of three the first has run since; Slurm without accounting does not know them any more."""
+    table = load_table("table3")
+    cells = list(table.cells(tmp_path))[:3]
+    file = folder(table, tmp_path) / "20260101-000000-1-0.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text("".join(json.dumps([cell.task, *cell.overrides]) + "\n" for cell in cells))
+    file.with_suffix(".job").write_text("8")
+    started(cells[0].run_dir, "9", "failed")
+    started(cells[1].run_dir, "7", "failed")  # by an earlier job
+    program("sacct", "8_0|FAILED\n8_1|CANCELLED by 1000\n8_2|CANCELLED by 1000", fails=not accounting)
+    word = "cancelled" if accounting else "left the queue before it began, as after scancel"
+    assert not_begun(table, tmp_path) == {cells[1].run_dir: f"{word} (job 8_1)", cells[2].run_dir: f"{word} (job 8_2)"}
 
 
 @pytest.fixture

@@ -32,7 +32,9 @@ def test_multirun_trains_every_combination_in_a_folder_of_its_own(
         f"runs/cnn/default/seed_{seed}/optimizer.lr={lr}" for seed in (1, 2) for lr in ("0.001", "0.002")
     ]
     assert all(json.loads((tmp_path / folder / "summary.json").read_text())["steps"] == 2 for folder in summaries)
-    assert "run 4 of 4" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "run 4 of 4" in told
+    assert told.splitlines()[-1] == "a table of these runs: python -m scripts.tables runs=runs/cnn/default"
     assert run(monkeypatch, *argv, "resume=true") == 0
     assert capsys.readouterr().err.count("finished already") == 4
     assert run(monkeypatch, *argv) == 2

@@ -240,6 +240,11 @@ def test_the_rate_is_that_of_the_members_and_of_the_clock() -> None:
         (["elastic.script=[{step: 3, join: [2]}]"], "elastic.script.0.join=[2]: expected each once, and among"),
         (["elastic.script=[{step: 3, leave: [1]}, {step: 3, leave: [2]}]"], "script.1.step=3: expected a step after 3"),
         (["elastic.script=[{step: 3, leave: [0, 1, 2, 3]}]"], "expected at least one worker to stay"),
+        (["data.partition=dirichlet"], "elastic.script with data.partition=dirichlet: expected data.partition=iid"),
+        (
+            ["data.partition=dirichlet", "elastic.script=[]", "workers=processes", "elastic=true"],
+            "elastic.min_workers=2 with data.partition=dirichlet: expected data.partition=iid",
+        ),
     ],
 )
 def test_impossible_changes_are_refused(overrides: list[str], message: str) -> None:

@@ -20,8 +20,10 @@ from common.report.runs import read_run
 from common.training.compose import compose_config
 from common.training.config import ConfigError
 from common.training.launch import launch
+from common.training.overrides import choices
 from common.training.recorder import Recorder
 from common.training.run_folder import RunFolder
+from common.training.task import load_task
 
 SHORT = ["training.steps=12", "schedule.warmup=2", "evaluation.every=6", "logging.every=4"]
 QUIET = ["logging.progress=false", "training.threads=1", "model.width=4"]
@@ -312,6 +314,26 @@ def test_the_help_page() -> None:
                for line in shown.stdout.splitlines()) == 4  # fmt: skip
     for part in ("optimizer: accumadam", "topology: aer", "training.batch_size", "resume=true", "75 interrupted"):
         assert part in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("task", "own"),
+    [
+        ("cnn", {"data": "imagenet", "model": "resnet50", "experiment": "imagenet/vit_b_16"}),
+        ("transformer", {"data": "wmt14_en_de", "model": "transformer_big", "experiment": "figure6/sgp"}),
+        ("gpt2", {"data": "tokens", "model": "gpt2_xl", "experiment": "gpt2_fair"}),
+    ],
+)
+def test_a_task_offers_its_own_data_models_and_recipes(task: str, own: dict[str, str]) -> None:
+    config_class = load_task(task).config_class
+    foreign = {"imagenet", "wmt14_en_de", "tokens", "resnet50", "transformer_big", "gpt2_xl"} - {*own.values()}
+    foreign |= {"imagenet/vit_b_16", "figure6/sgp", "gpt2_fair", "table3/base"} - {*own.values()}
+    for group, name in own.items():
+        offered = choices(config_class, group)
+        assert name in offered
+        assert not foreign & {*offered}
+    with pytest.raises(ConfigError, match=f"data=nothing: unknown; expected one of: .*{own['data']}"):
+        compose_config(task, ["data=nothing"])
 
 
 @pytest.mark.slow

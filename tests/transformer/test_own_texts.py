@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from common.training.config import ConfigError
 from transformer import prepare
 from transformer.corpus import Corpus
 from transformer.preparation import pipeline
+from transformer.text import Subwords
 
 LINES = {"train": 60, "valid": 6, "test": 6}
 
@@ -106,6 +108,31 @@ def test_a_line_that_is_not_utf_8_is_named(texts: Path, capsys: pytest.CaptureFi
     (texts / "train.de").write_bytes(b"".join(lines))
     assert run(texts) == 2
     assert f"{texts}/train.de, line 42: expected UTF-8, found byte 0xef, number 3 of the" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"#version: 0.2\ne r</w>\nbroken\nl i", ", line 3: expected two subwords and a space, found 'broken'"),
+        (b"#version: 0.2\ne r</w>\na b c\n", ", line 3: expected two subwords and a space, found 'a b c'"),
+        (b"#version: new\ne r</w>\n", ", line 1: expected `#version: N.N`, found"),
+        (b"#version: 0.2\ne r</w>\nl \xe9\n", ", line 3: expected UTF-8, found byte 0xe9, number 3 of the line"),
+        (b"", ", line 1: expected two subwords and a space, found ''"),
+        (None, ": cannot be read (No such file or directory)"),
+    ],
+)
+def test_broken_codes_are_named_with_their_line(content: bytes | None, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "bpe.codes"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(f"{file}{message}")):
+        Subwords(file)
+
+
+def test_codes_may_have_a_version_carriage_returns_and_empty_last_lines(tmp_path: Path) -> None:
+    for content in ("#version: 0.2\ne r</w>", "#version: 0.2\r\ne r</w>\r\n\n\n"):
+        (tmp_path / "bpe.codes").write_bytes(content.encode())
+        assert Subwords(tmp_path / "bpe.codes").split("lower") == "l@@ o@@ w@@ er"
 
 
 def test_of_two_at_once_one_works_and_the_other_waits(texts: Path) -> None:

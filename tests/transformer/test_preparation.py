@@ -361,7 +361,7 @@ def test_files_that_the_user_has(tmp_path: Path, capsys: pytest.CaptureFixture) 
     assert "corpus=files: merges missing" in capsys.readouterr().err
     (texts / "test.de").write_bytes(text(["only one line"]))
     assert prepare.main([*arguments, "merges=40"]) == 2
-    assert "test.en and test.de differ in length" in capsys.readouterr().err
+    assert f"test.en ({len(NEWS)} lines) and test.de (1 lines) differ in length" in capsys.readouterr().err
     (texts / "test.de").write_bytes(text([t for _, t in NEWS]))
     train = (texts / "train.en").read_bytes(), (texts / "train.de").read_bytes()
     for language in ("en", "de"):

@@ -34,7 +34,7 @@ def translated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
     """Return a function that calls the command with lines on standard input and returns those on standard output."""
 
     def call(text: str, *arguments: Any) -> list[str]:
-        monkeypatch.setattr("sys.stdin", io.StringIO(text))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
         capsys.readouterr()
         assert translate.main([str(argument) for argument in arguments]) == 0
         return capsys.readouterr().out.split("\n")[:-1]
@@ -102,6 +102,14 @@ def test_what_cannot_be_used_is_refused(
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert problem in error
+
+
+def test_a_line_that_is_not_utf_8_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"cat door.\nna\xefve\n")))
+    assert translate.main([f"checkpoint={run}/checkpoints/best.pt"]) == 2
+    assert "error: standard input, line 2: expected UTF-8, found byte 0xef" in capsys.readouterr().err
 
 
 def test_a_model_of_another_size_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,15 +44,20 @@ def write_lines(file: Path, lines: Iterable[str]) -> None:
 def read_lines(file: Path) -> Iterator[str]:
     """Yield the lines of a text file, split at line feeds only: text may hold other separators.
 
-    Raises ConfigError naming the first line that is not UTF-8.
+    Raises ConfigError as `decoded` does.
     """
     with file.open("rb") as stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                yield line.removesuffix(b"\n").decode()
-            except UnicodeDecodeError as error:
-                reason = f"byte {error.object[error.start]:#04x}, number {error.start + 1} of the line, {error.reason}"
-                raise ConfigError(f"{file}, line {number}: expected UTF-8, found {reason}") from error
+        yield from decoded(stream, str(file))
+
+
+def decoded(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    """Yield the lines of a stream of bytes. Raises ConfigError naming the first line that is not UTF-8."""
+    for number, line in enumerate(stream, start=1):
+        try:
+            yield line.removesuffix(b"\n").decode()
+        except UnicodeDecodeError as error:
+            reason = f"byte {error.object[error.start]:#04x}, number {error.start + 1} of the line, {error.reason}"
+            raise ConfigError(f"{name}, line {number}: expected UTF-8, found {reason}") from error
 
 
 def read_text(file: Path) -> Iterator[str]:

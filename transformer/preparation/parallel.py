@@ -16,7 +16,7 @@ def results(
 ) -> Iterator[Result]:
     """Yield function(*a) for each a of `arguments`, in order; in this process if jobs is 1.
 
-    The first error is raised, and no further job is started.
+    The first error is raised, KilledError if a process is killed, and no further job is started.
     """
     with tqdm(desc=title, unit="chunk", disable=None) as progress:
         if jobs == 1:
@@ -24,7 +24,7 @@ def results(
                 yield function(*each)
                 progress.update()
             return
-        for result in in_processes(function, arguments, jobs, 2 * jobs):
+        for result in in_processes(function, arguments, jobs, 2 * jobs, "jobs"):
             yield result
             progress.update()
 

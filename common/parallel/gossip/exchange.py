@@ -177,7 +177,7 @@ class Exchange(ABC):
             return False
         try:
             self.wait(timedelta(seconds=max(0.001, seconds)))
-        except Exception:  # whatever it is, nobody asks for the messages any more
+        except Exception:  # of any kind: the messages are not needed any more
             return False
         return True
 

@@ -34,7 +34,7 @@ from common.parallel.regions import region
 from common.parallel.streams import Stalls, Watch, is_queued
 from common.topology import Topology, Transport, in_phases
 
-LAST_WAIT = timedelta(seconds=10)  # for messages that nobody will merge
+LAST_WAIT = timedelta(seconds=10)  # for messages that will never be merged
 
 
 class Mixer:
