@@ -27,6 +27,7 @@ from common.topology.round import Round
 from common.topology.topology import RandomSchedule, Schedule, Topology
 
 REQUIRED = inspect.Parameter.empty
+LARGEST = 1 << 14  # workers: rounds list all of them, some all pairs
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,8 @@ def build(name: str, world_size: int, workers_per_host: int = 1, **options: Any)
         hint = did_you_mean(name, NAMES)
         raise ValueError(f"topology: expected one of {', '.join(NAMES)}; got {name!r}{hint}")
     n = checks.integer(f"topology {name!r}: world_size", world_size, minimum=1)
+    if n > LARGEST:
+        raise ValueError(f"topology {name!r}: world_size: expected at most {LARGEST}, got {n}")
     workers_per_host = checks.integer(f"topology {name!r}: workers_per_host", workers_per_host, minimum=1)
     family = _FAMILIES[name]
     idle_rounds = checks.integer(f"topology {name!r}: idle_rounds", options.pop("idle_rounds", 0), minimum=0)

@@ -4,10 +4,11 @@ Hydra composes YAML files and command-line overrides; pydantic refuses unknown k
 and contradictory choices.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     ConfigDict,
+    Field,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -126,9 +127,7 @@ class LoggingConfig(Strict):
 class Config(Strict):
     """The keys of every task; a task's own class gives `data` and `model` their types."""
 
-    task_name: ClassVar[str] = ""
-
-    task: str
+    task: Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
     name: str
     seed: Seed
     run_dir: FilePath
