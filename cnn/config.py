@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from pydantic import (
     AfterValidator,
     Field,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     ValidationInfo,
@@ -22,7 +21,7 @@ from common.training.records import FilePath, Strict
 class Digits(Strict):
     """scikit-learn's handwritten digits.
 
-    shift:       largest random shift of training images, in pixels
+    shift:       largest random shift of training images, in pixels; 8 is a whole image
     label_noise: fraction of the training labels that is replaced by another class
     partition:   iid shuffles all images over all ranks in every epoch; dirichlet gives each rank its own images, with
                  classes distributed by Dirichlet(alpha): the smaller alpha, the more the ranks differ
@@ -30,7 +29,7 @@ class Digits(Strict):
 
     name: Literal["digits"]
     validation_fraction: Annotated[float, Field(gt=0, lt=1)]
-    shift: NonNegativeInt
+    shift: Annotated[int, Field(ge=0, le=8)]
     label_noise: Annotated[float, Field(ge=0, lt=1)]
     partition: Literal["iid", "dirichlet"]
     alpha: PositiveFloat
@@ -46,7 +45,7 @@ class Cifar10(Strict):
 
     name: Literal["cifar10"]
     folder: FilePath
-    shift: NonNegativeInt
+    shift: Annotated[int, Field(ge=0, le=32)]
     flip: bool
 
 

@@ -9,22 +9,29 @@ from torch import Tensor
 from cnn.config import Digits
 from cnn.in_memory import Images, InMemoryTrainData, random_shift, shard_batches
 from cnn.partition import dirichlet_partition
+from common.training.config import ConfigError
 
 SPLIT_SEED = 0  # the split is part of the data set, not of the run
 MEAN, STD = 4.884, 6.017  # of all pixels, whose levels run from 0 to 16
 
 
 def load_digits(validation_fraction: float) -> tuple[Images, Images]:
-    """Load scikit-learn's digits, normalised, as (training, validation): a fixed split, stratified by class."""
+    """Load scikit-learn's digits, normalised, as (training, validation): a fixed split, stratified by class.
+
+    Raises ConfigError if a part would be too small.
+    """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
     digits = load_digits()
     images = torch.as_tensor((digits.images - MEAN) / STD, dtype=torch.float32).unsqueeze(1)
     labels = torch.as_tensor(digits.target, dtype=torch.int64)
-    train, validation = train_test_split(
-        range(len(labels)), test_size=validation_fraction, random_state=SPLIT_SEED, stratify=digits.target
-    )
+    try:
+        train, validation = train_test_split(
+            range(len(labels)), test_size=validation_fraction, random_state=SPLIT_SEED, stratify=digits.target
+        )
+    except ValueError as error:
+        raise ConfigError(f"data.validation_fraction={validation_fraction}: {error}") from error
     return (images[train], labels[train]), (images[validation], labels[validation])
 
 

@@ -98,7 +98,10 @@ def command_of(module: str, arguments: Arguments) -> str:
 
 
 def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int]:
-    """Decorate a command's main(argv) -> exit code: usage errors become one line and exit code 2."""
+    """Decorate a command's main(argv) -> exit code: usage errors become one line and exit code 2.
+
+    So do paths that cannot be what they are used for.
+    """
 
     @functools.wraps(function)
     def main(argv: Sequence[str] | None = None) -> int:
@@ -110,6 +113,9 @@ def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int
                 sys.stdout.flush()
         except UsageError as error:
             print(f"error: {error}", file=sys.stderr)
+            return 2
+        except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:  # of a path given
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
             return 2
         except BrokenPipeError:
             return reader_gone()

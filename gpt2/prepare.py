@@ -35,7 +35,7 @@ from common.training.atomic import write_atomically
 from gpt2.documents import Scanned, Unit, read, scan
 from gpt2.encode import Job, encode, parallel_map
 from gpt2.sources import InputFile, find_inputs
-from gpt2.token_files import FORMAT, HEADER, SPLITS, DataError, Header, read_header
+from gpt2.token_files import FORMAT, HEADER, SPLITS, DataError, Header, open_tokens, read_header
 from gpt2.token_writer import TokenWriter, unigram_entropy
 from gpt2.tokenizer import VOCABULARY, Tokenizer, load_tokenizer, train_bpe, trained_size
 
@@ -274,7 +274,10 @@ def make_header(
 
 
 def check_same(header: Header, corpus: Corpus, arguments: PrepareArguments) -> Header:
-    """Return the header of a finished folder. Raises DataError if it was made from other documents or settings."""
+    """Return the header of a finished folder.
+
+    Raises DataError if it was made from other documents or settings, or if its files are not whole.
+    """
     recorded = {"tokenizer": header.encoding, "validation_fraction": header.split["fraction"]}
     there = header.settings or recorded | {"seed": header.split["seed"]}
     wanted = {
@@ -289,6 +292,8 @@ def check_same(header: Header, corpus: Corpus, arguments: PrepareArguments) -> H
             f"output={arguments.output}: holds other data ({'; '.join(differences)}); expected a new folder, or this "
             "one removed, to prepare it anew"
         )
+    for split in SPLITS:
+        open_tokens(Path(arguments.output), header, split)
     if header.vocabulary:
         load_tokenizer(header.encoding, Path(arguments.output), header.vocabulary)
     return header

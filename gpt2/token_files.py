@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 DTYPE = np.dtype("<u2")
 LARGEST_VOCABULARY = 1 << 16
@@ -71,9 +72,12 @@ def read_header(folder: Path) -> Header:
         )
     try:
         header = Header(**json.loads(file.read_text(encoding="utf-8")))
+        TypeAdapter(Header).validate_python(asdict(header))
         _ = [(header.tokens[split], header.documents[split]) for split in SPLITS]
+        _ = header.split["fraction"], header.split["seed"], header.inputs["sha256"]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{file} is not a header of prepared data ({error}); prepare the data again") from error
+        reason = " ".join(str(error).split())
+        raise DataError(f"{file} is not a header of prepared data ({reason}); prepare the data again") from error
     if header.format != FORMAT:
         raise DataError(f"{file}: format={header.format}, expected {FORMAT}; prepare the data again")
     return header
@@ -85,12 +89,13 @@ def open_tokens(folder: Path, header: Header, split: str) -> NDArray[np.uint16]:
     try:
         size = file.stat().st_size
     except OSError as error:
-        raise DataError(f"{file} is missing ({error.strerror}); prepare the data again") from error
+        raise DataError(f"{file} is missing ({error.strerror}); remove the folder and prepare it again") from error
     expected = header.tokens[split] * DTYPE.itemsize
     if size != expected:
         what = "truncated" if size < expected else "longer than it should be"
         raise DataError(
-            f"{file} is {what}: {size} bytes, but {HEADER} says {header.tokens[split]} tokens, expected {expected}"
+            f"{file} is {what}: {size} bytes, but {HEADER} says {header.tokens[split]} tokens, expected {expected}; "
+            "remove the folder and prepare it again"
         )
     if size == 0:
         raise DataError(f"{file} is empty: the corpus is too small for this split")

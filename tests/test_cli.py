@@ -2,11 +2,12 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import Field
 
-from common.cli import Arguments, Folders, Text, UsageError, command_of, parse
+from common.cli import Arguments, Folders, Text, UsageError, command_of, main_function, parse
 from scripts import figures, reproduce, tables
 
 
@@ -119,3 +120,9 @@ def test_help_names_the_keys(main, capsys):
 def test_a_number_may_be_a_folder(capsys):
     assert tables.main(["table=quickstart", "runs=7"]) == 2
     assert "no finished run in 7/quickstart" in capsys.readouterr().err
+
+
+def test_a_path_that_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main_function(lambda argv: (tmp_path / "file/sub").mkdir(parents=True))([]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/file/sub: Not a directory\n"

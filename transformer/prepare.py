@@ -151,7 +151,7 @@ def locked(output: Path) -> AbstractContextManager[None]:
 
 
 def is_made(output: Path, description: dict, key: str) -> bool:
-    """Check whether the folder was made already. Raises ConfigError if it was made from another description."""
+    """Check whether the folder was made already. Raises ConfigError if it is damaged, or holds something else."""
     if not output.exists():
         return False
     found = folder.describe(output)
@@ -166,6 +166,7 @@ def is_made(output: Path, description: dict, key: str) -> bool:
         raise ConfigError(
             f"{key}={output}: holds other data ({'; '.join(differences)}); remove it or choose another folder"
         )
+    folder.check_unchanged(output)
     return True
 
 

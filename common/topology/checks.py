@@ -2,7 +2,7 @@
 
 import operator
 
-WORKERS = 10**6  # at most: rounds are lists of workers
+WORKERS = 1 << 14  # at most: rounds list all of them, some all pairs
 
 
 def integer(what: str, value: object, minimum: int, maximum: int = 2**63 - 1) -> int:

@@ -4,11 +4,14 @@ Hydra composes YAML files and command-line overrides; pydantic refuses unknown k
 and contradictory choices.
 """
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     ConfigDict,
+    Field,
+    NonNegativeInt,
     PositiveFloat,
+    PositiveInt,
     field_validator,
     model_validator,
 )
@@ -19,7 +22,7 @@ from common.topology import Topology, build
 from common.training.elastic_config import ElasticConfig
 from common.training.optimization_config import OptimizerConfig, ScheduleConfig
 from common.training.parallel_config import ParallelConfig, check_method
-from common.training.records import FilePath, NonNegativeInt, PositiveInt, Seed, Strict
+from common.training.records import FilePath, Seed, Strict
 
 
 class ConfigError(ValueError):
@@ -130,9 +133,7 @@ class LoggingConfig(Strict):
 class Config(Strict):
     """The keys of every task; a task's own class gives `data` and `model` their types."""
 
-    task_name: ClassVar[str] = ""
-
-    task: str
+    task: Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
     name: str
     seed: Seed
     run_dir: FilePath

@@ -34,7 +34,7 @@ class Console:
             self._printed = time.monotonic()
             done = row["step"] - self._first
             left = (self._printed - self._begin) / max(1, done) * (self._steps - row["step"])
-            remaining = timedelta(seconds=round(left))
+            remaining = timedelta(seconds=round(min(left, 1e12)))
             print(f"step {row['step']}/{self._steps}  {text}  {remaining} left", file=sys.stderr, flush=True)
 
     def tell(self, sentence: str) -> None:

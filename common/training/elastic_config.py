@@ -4,9 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
-from common.training.records import NonNegativeInt, PositiveInt, Strict
+from common.training.records import Strict
 
 Members = tuple[int, ...]  # numbers of the workers that train, ascending; their positions are workers of the topology
 

@@ -111,8 +111,14 @@ def check_start(config: Config) -> None:
     tasks = from_launcher("WORLD_SIZE") or from_launcher("SLURM_STEP_NUM_TASKS") or 1
     if config.workers.kind == "simulated" and tasks > 1:
         raise ConfigError(f"workers=simulated in {tasks} processes of a launcher: expected one, which simulates all")
+    task = load_task(config.task)
+    if not isinstance(config, task.config_class):
+        raise ConfigError(f"task={config.task}: expected a task with the configuration of this command")
     if from_launcher("RANK") is None and read_status(Path(config.run_dir)) != "finished":
-        load_task(config.task).check_files(config)
+        task.check_files(config)
+        begun = any(Path(config.run_dir).glob("checkpoints/step_*/manifest.json"))
+        if config.init_from is not None and not begun and not Path(config.init_from).is_file():
+            raise ConfigError(f"init_from={config.init_from}: cannot be read: no such file")
 
 
 def preloaded(task: str) -> list[str]:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     Field,
     PositiveFloat,
+    PositiveInt,
     SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
@@ -12,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from common.training.records import Fraction, NonNegative, PositiveInt, Strict
+from common.training.records import Fraction, NonNegative, Strict
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[tuple[DecayRate | None, DecayRate | None], Field(strict=False)]

@@ -5,7 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
+    NonNegativeInt,
     PlainValidator,
+    PositiveInt,
     SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
@@ -13,7 +15,7 @@ from pydantic import (
 
 from common.arguments import BUCKET_MB, TIMEOUT_S
 from common.local_steps import LocalSteps, Mixing, Outer, resolve_local_steps
-from common.training.records import NonNegative, NonNegativeInt, PositiveInt, Strict
+from common.training.records import NonNegative, Strict
 
 Timeout = Annotated[float, Field(gt=0, le=TIMEOUT_S.high)]
 

@@ -1,15 +1,14 @@
 """What all configuration records have in common."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 
 from common.paths import expand_home
 
 # Random numbers of all ranks and epochs come from multiples of the seed, which have to fit into 64 bits.
 LARGEST_SEED = 10**13
-NonNegativeInt = Annotated[int, Field(ge=0, lt=2**63)]
-PositiveInt = Annotated[int, Field(gt=0, lt=2**63)]
+LARGEST = LARGEST_SEED  # of all integers
 NonNegative = Annotated[float, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 FilePath = Annotated[str, Field(min_length=1), AfterValidator(expand_home)]
@@ -17,6 +16,13 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Strict(BaseModel):
-    """Base of all configuration records: no unknown keys, no conversions, no NaN, immutable."""
+    """Base of all configuration records: no unknown keys, no conversions, no NaN, no huge integers, immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _fits_into_64_bits(cls, value: Any) -> Any:
+        if isinstance(value, int) and value > LARGEST:
+            raise ValueError(f"{value}: expected at most {LARGEST}")
+        return value

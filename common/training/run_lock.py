@@ -55,7 +55,7 @@ class RunLock:
         self._folder, self._file = folder, folder / ".lock"
         pid = os.getpid()
         self._mine = Holder(uuid.uuid4().hex, start, socket.gethostname(), _place(), pid, _start_time(pid), now())
-        self._made = False
+        self._made: list[Path] = []
         self._other: Holder | None = None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -70,12 +70,15 @@ class RunLock:
 
         Raises ConfigError if the folder cannot be written, or, with its name, if another process holds the lock.
         """
-        self._made = not self._folder.exists()
+        self._made = [path for path in (self._folder, *self._folder.parents) if not path.exists()]
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             while not self._follow():
                 pass
-        except OSError as error:
+        except (ConfigError, OSError) as error:
+            self._remove_folders()
+            if isinstance(error, ConfigError):
+                raise
             raise ConfigError(f"run_dir={self._folder}: cannot be written ({error.strerror})") from error
         self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
         self._thread.start()
@@ -86,7 +89,7 @@ class RunLock:
             raise RuntimeError(f"run_dir={self._folder}: {_describe(self._other)} has taken it over, so this one ends")
 
     def release(self) -> None:
-        """Give the lock back if this process has it; remove the folder if `take` made it and it is still empty."""
+        """Give the lock back if this process has it; remove the folders that `take` made if they are still empty."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(BEAT_S)  # which may be about to create the file again
@@ -94,8 +97,12 @@ class RunLock:
             holder = _read(self._file)
             if holder is not None and holder.id == self._mine.id:
                 self._file.unlink()
-            if self._made:
-                self._folder.rmdir()  # fails if there is anything in it
+        self._remove_folders()
+
+    def _remove_folders(self) -> None:
+        with suppress(OSError):  # there is something in one of them
+            for folder in self._made:
+                folder.rmdir()
 
     def _follow(self) -> bool:
         """Become the holder; False if others were faster. Raises ConfigError if there is a live one."""
@@ -161,10 +168,15 @@ def _content(holder: Holder) -> bytes:
 def _create(file: Path, holder: Holder) -> bool:
     """Create the file; False if it exists."""
     try:
-        with file.open("xb") as stream:
-            stream.write(_content(holder))
+        stream = file.open("xb", buffering=0)
     except FileExistsError:
         return False
+    try:
+        with stream:
+            stream.write(_content(holder))
+    except OSError:  # of a full disk: an empty file would name nobody
+        file.unlink()
+        raise
     return True
 
 

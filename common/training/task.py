@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from common.training.config import Config
+from common.training.config import Config, ConfigError
 
 Batch = Any  # whatever the task's data yields and its loss understands
 
@@ -118,5 +118,14 @@ class Task(ABC):
 
 
 def load_task(name: str) -> type[Task]:
-    """Return the class `TASK` of the module `<name>.task`, by which tasks plug in from outside."""
-    return importlib.import_module(f"{name}.task").TASK
+    """Return the class `TASK` of the module `<name>.task`, by which tasks plug in from outside.
+
+    Raises ConfigError if there is none.
+    """
+    module = f"{name}.task"
+    try:
+        return importlib.import_module(module).TASK
+    except (ModuleNotFoundError, AttributeError) as error:
+        if isinstance(error, ModuleNotFoundError) and not f"{module}.".startswith(f"{error.name}."):
+            raise  # another module, which the task needs
+        raise ConfigError(f"task={name}: expected a package with a module `task` that defines TASK") from error

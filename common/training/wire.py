@@ -235,7 +235,7 @@ def draw_nonce() -> str:
 
 def prove(secret: str, *words: str) -> str:
     """Return a proof that the sender of these words knows the secret."""
-    return hmac.new(secret.encode(), json.dumps(words).encode(), hashlib.sha256).hexdigest()
+    return hmac.new(os.fsencode(secret), json.dumps(words).encode(), hashlib.sha256).hexdigest()
 
 
 def is_proof(proof: str, secret: str, *words: str) -> bool:
@@ -254,6 +254,7 @@ def receive(connection: Connection | Channel) -> tuple[int, Any]:
     content = connection.recv_bytes(LONGEST)
     try:
         number, kind, value = json.loads(content)
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
         return operator.index(number), KINDS[kind].validate_python(value)
     except (LookupError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"not a message: {error}") from error

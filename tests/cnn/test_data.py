@@ -5,6 +5,7 @@ import torch
 
 from cnn.digits import load_digits, with_label_noise
 from cnn.in_memory import InMemoryTrainData, random_shift
+from common.training.config import ConfigError
 
 
 def numbered(count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,6 +28,8 @@ def test_the_split_is_stratified_disjoint_and_always_the_same() -> None:
     assert everything.mean().abs() < 1e-3
     assert abs(everything.std() - 1) < 1e-3
     assert torch.equal(load_digits(0.2)[1][0], validation)
+    with pytest.raises(ConfigError, match=r"data\.validation_fraction=1e-300: The test_size = 1"):
+        load_digits(1e-300)
 
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(1, 8), (3, 4), (4, 5), (7, 2)])

@@ -97,6 +97,11 @@ def test_a_finished_folder_is_kept_and_another_one_refused(source, tmp_path):
     assert prepare(arguments(output, source), quiet=True) == first
     with pytest.raises(DataError, match=r"holds other data \(seed: 2357 there, 1 now\)"):
         prepare(arguments(output, source, seed=1), quiet=True)
+    whole = (output / "val.bin").read_bytes()
+    (output / "val.bin").write_bytes(whole[:-2])
+    with pytest.raises(DataError, match=r"val\.bin is truncated.*remove the folder and prepare it again"):
+        prepare(arguments(output, source), quiet=True)
+    (output / "val.bin").write_bytes(whole)
     file = next(source.iterdir())
     file.write_bytes(file.read_bytes() + file.read_bytes())
     with pytest.raises(DataError, match="sha256 of the inputs"):

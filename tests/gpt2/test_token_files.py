@@ -1,5 +1,7 @@
 """Token files: what is refused, and in which words."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -39,12 +41,19 @@ def lengthen(folder):
     (folder / "val.bin").write_bytes((folder / "val.bin").read_bytes() + b"\0\0")
 
 
+def change_header(folder, **fields):
+    header = json.loads((folder / "header.json").read_text())
+    (folder / "header.json").write_text(json.dumps(header | fields))
+
+
 BROKEN = {
     r"header\.json is missing; make the data with: python -m gpt2\.prepare output=": lambda f: [
         file.unlink() for file in f.iterdir()
     ],
     r"header\.json is missing \(a preparation was begun there": lambda f: (f / "header.json").unlink(),
     r"header\.json is not a header of prepared data": lambda f: (f / "header.json").write_text('{"format": 1}'),
+    r"header\.json is not a header of prepared data \('fraction'\)": lambda f: change_header(f, split={}),
+    r"header\.json is not a header of prepared data \(.*settings": lambda f: change_header(f, settings=[]),
     r"header\.json: format=9, expected 1": lambda f: write_tokens(f, np.arange(9), np.arange(9), format=9),
     r"train\.bin is missing \(No such file": lambda f: (f / "train.bin").unlink(),
     r"train\.bin is truncated: 197 bytes, but header\.json says 100 tokens, expected 200": truncate,

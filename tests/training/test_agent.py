@@ -389,6 +389,9 @@ def test_messages_between_hosts_are_no_pickles() -> None:
     ours.send(report)
     with pytest.raises(ValueError, match="decode"):
         receive(theirs)
+    ours.send_bytes(b'[-1, "Hello", ["name", "identity", "\\ud800"]]')  # would be no proof, but an error where compared
+    with pytest.raises(ValueError, match="surrogates"):
+        receive(theirs)
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])

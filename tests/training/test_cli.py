@@ -81,6 +81,9 @@ def test_a_run_dir_that_several_runs_would_share_gets_folders() -> None:
     [
         (["topology=file"], "topology.path: missing"),
         (["optimizer.lr=${foo}"], "optimizer.lr: Interpolation key 'foo' not found"),
+        (["task=nope"], "task=nope: expected a package with a module `task`"),
+        (["task=gpt2"], "task=gpt2: expected a task with the configuration of this command"),
+        (["init_from=nope.pt"], "init_from=nope.pt: cannot be read"),
         (["data=null"], "data=null: expected one of: "),
         (["data=null", "--cfg", "job"], "data=null: expected one of: "),
         (["topology=rign", "--cfg", "job"], "topology=rign: unknown; did you mean 'ring'?"),

@@ -98,6 +98,12 @@ def test_batch_and_ranks() -> None:
         (["workers.count=4", "workers.per_host=3"], ["workers.per_host=3", "divisor", "4"]),
         (["workers.count=0"], ["workers.count=0", "greater than 0"]),
         (["workers.count=-1"], ["workers.count=-1", "greater than 0"]),
+        (["workers.count=20000"], ["world_size: expected at most 16384, got 20000"]),
+        (
+            ["training.steps=9223372036854775808"],
+            ["training.steps=9223372036854775808: expected at most 10000000000000"],
+        ),
+        (["data.shift=9"], ["data.shift=9", "less than or equal to 8"]),
         (["workers.count=abc"], ["workers.count='abc'", "valid integer"]),
         (
             ["parallel=allreduce", "parallel.hook=fp16", "workers=simulated", "workers.count=2"],

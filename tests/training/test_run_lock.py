@@ -150,3 +150,15 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_what_was_made_for_a_refused_run_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = RunLock(tmp_path / "runs/task/run", "one")
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(run_lock, "_content", lambda holder: Path("/dev/full").write_bytes(b"x"))
+        with pytest.raises(ConfigError, match=r"cannot be written .No space left on device"):
+            lock.take()
+    assert not list(tmp_path.iterdir())
+    lock.take()
+    lock.release()
+    assert not list(tmp_path.iterdir())

@@ -71,6 +71,9 @@ def test_it_is_made_once_by_whoever_comes_first(tmp_path: Path, capsys: pytest.C
     make_embedded(configured(tmp_path / "numbers", "data.max_length=9"))  # cutting is not part of the corpus
     with pytest.raises(ConfigError, match=r"data\.path=.*holds other data"):
         make_embedded(configured(tmp_path / "numbers", "data.longest=2"))
+    (tmp_path / "numbers/dict.en.txt").write_text("")
+    with pytest.raises(ConfigError, match=r"dict\.en\.txt: not the file that was prepared.* remove the folder"):
+        make_embedded(data)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

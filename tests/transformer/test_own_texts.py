@@ -183,7 +183,7 @@ def test_damaged_data_do_not_pass_the_door(
 def test_a_damaged_record_is_named(content: str, data_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(data_folder, tmp_path / "data")
     (folder / "prepared.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"data/prepared\.json: damaged; prepare the folder again"):
+    with pytest.raises(ConfigError, match=r"data/prepared\.json: damaged; remove the folder and prepare it again"):
         corpus_of(folder)
 
 

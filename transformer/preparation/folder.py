@@ -31,18 +31,24 @@ def record(folder: Path) -> dict[str, Any] | None:
         return None
     content = read_json(file)
     if not isinstance(content, dict) or not all(isinstance(content.get(key), dict) for key in ("recipe", "sha256")):
-        raise ConfigError(f"{file}: damaged; prepare the folder again (python -m transformer.prepare --help)")
+        raise ConfigError(f"{file}: damaged; remove the folder and prepare it again")
     return content
 
 
-def check_unchanged(folder: Path, names: Iterable[str]) -> None:
-    """Raise ConfigError if one of these files is missing or another one than transformer.prepare recorded."""
+def check_unchanged(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Raise ConfigError if one of these files is missing or another one than transformer.prepare recorded.
+
+    names: None: all that it made
+    """
     found = record(folder)
-    for name in names if found is not None else ():
+    if found is None:
+        return
+    for name in found["sha256"] if names is None else names:
         expected = found["sha256"].get(name)
         if expected is not None and (not (folder / name).is_file() or digest(folder / name) != expected):
             raise ConfigError(
-                f"{folder / name}: not the file that was prepared, by its sha256; prepare the folder again"
+                f"{folder / name}: not the file that was prepared, by its sha256; remove the folder and prepare it "
+                "again"
             )
 
 
