@@ -12,7 +12,6 @@ It can be interrupted at any time: the same command continues where it was.
 
 import bisect
 import contextlib
-import fcntl
 import hashlib
 import math
 import os
@@ -31,6 +30,7 @@ from tqdm import tqdm
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.interruptible import interruptible
+from common.locks import exclusive
 from common.training.atomic import write_atomically
 from gpt2.documents import Scanned, Unit, read, scan
 from gpt2.encode import Job, encode, parallel_map
@@ -117,7 +117,7 @@ def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"output={folder}: cannot be made ({error.strerror})") from error
-        with locked(folder):
+        with exclusive(folder / ".lock"):
             if not (folder / HEADER).exists():  # another process may have made it meanwhile
                 return write(arguments, corpus, processes, quiet)
     return check_same(read_header(folder), corpus, arguments)
@@ -163,14 +163,6 @@ def write(arguments: PrepareArguments, corpus: Corpus, processes: int, quiet: bo
         shutil.rmtree(parts, ignore_errors=True)
     writer.finish(header)
     return header
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time prepare a folder while others wait."""
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def scan_all(files: list[InputFile], processes: int, quiet: bool) -> Corpus:
