@@ -48,7 +48,7 @@ def _blocks(package: Package, language: str) -> dict[str, dict[str, str]]:
     pages: dict[str, dict[str, str]] = {}
     for page, content in files_of(package, f"usr/share/libreoffice/help/{CODES[language]}/text", ".html"):
         blocks = pages.setdefault(page, {})
-        for _, name, text in html_blocks(content):
+        for name, text in html_blocks(content):
             if name is not None:
                 blocks.setdefault(name, text)
     return pages
