@@ -10,6 +10,7 @@ import io
 import json
 import shlex
 import sys
+import warnings
 import zipfile
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -87,7 +88,7 @@ def _read_clip_art(package: Package) -> tuple[np.ndarray, np.ndarray, np.ndarray
         if subject in SUBJECTS:
             try:
                 images.append(_on_white(content))
-            except BROKEN as error:
+            except (*BROKEN, Image.DecompressionBombWarning) as error:
                 print(f"left out: {path} ({error})", file=sys.stderr)
                 continue
             labels.append(SUBJECTS.index(subject))
@@ -99,7 +100,9 @@ def _read_clip_art(package: Package) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 def _on_white(png: bytes) -> np.ndarray:
     """Return an image [SIDE, SIDE, 3], scaled and in the middle of a white square: most clip art is transparent."""
-    drawing = Image.open(io.BytesIO(png)).convert("RGBA")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)  # gigabytes in memory for a few pixels
+        drawing = Image.open(io.BytesIO(png)).convert("RGBA")
     drawing.thumbnail((SIDE, SIDE))
     square = Image.new("RGBA", (SIDE, SIDE), "white")
     square.alpha_composite(drawing, ((SIDE - drawing.width) // 2, (SIDE - drawing.height) // 2))
