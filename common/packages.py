@@ -54,7 +54,8 @@ def debian_package(names: Sequence[str], licence: str, folder: Path) -> Package:
     with _alone(folder, names[0]):
         file = _newest_deb(folder, names) or _apt_download(names, folder)
     with _explained(file):
-        control = dict(line.split(": ", 1) for line in _control(file).splitlines() if ": " in line and line[0] != " ")
+        ((_, text),) = _deb_members(file, "control.tar", "control", "")
+        control = dict(line.split(": ", 1) for line in text.decode().splitlines() if ": " in line and line[0] != " ")
         return Package(file, control["Package"], control["Version"], describe(file)["sha256"], licence)
 
 
@@ -65,10 +66,19 @@ def pypi_wheel(name: str, version: str, sha256: str, licence: str, folder: Path)
     """
     with _alone(folder, name):
         file = next(folder.glob(f"{name}-{version}-*.whl"), None)
-        if file is None:
-            file = _pip_download(f"{name}=={version}", sha256, folder)
-        _check(file, sha256)
-    return Package(file, name, version, sha256, licence)
+        if file is not None:
+            _check(file, sha256)
+            return Package(file, name, version, sha256, licence)
+        wanted = f"{name}=={version}"
+        with _partial(folder, wanted) as partial:
+            said = _run(["pip", "-q", "download", "--no-deps", "--only-binary=:all:", "-d", ".", wanted], partial)
+            for file in partial.glob("*.whl"):
+                _check(file, sha256)
+                return Package(file.replace(folder / file.name), name, version, sha256, licence)
+    raise UsageError(
+        f"{wanted}: pip cannot download it ({said}). Call this again, or get the wheel with sha256 {sha256} in another "
+        f"way and put it into {folder}"
+    )
 
 
 def files_of(package: Package, under: str, suffix: str) -> Iterator[tuple[str, bytes]]:
@@ -100,18 +110,6 @@ def _apt_download(names: Sequence[str], folder: Path) -> Path:
     raise UsageError(
         f"{' or '.join(names)}: apt-get cannot download it ({said}). Call this again, or get the package's .deb file "
         f"from a Debian mirror in another way and put it into {folder}"
-    )
-
-
-def _pip_download(requirement: str, sha256: str, folder: Path) -> Path:
-    with _partial(folder, requirement) as partial:
-        said = _run(["pip", "-q", "download", "--no-deps", "--only-binary=:all:", "-d", ".", requirement], partial)
-        if (file := next(partial.glob("*.whl"), None)) is not None:
-            _check(file, sha256)
-            return file.replace(folder / file.name)
-    raise UsageError(
-        f"{requirement}: pip cannot download it ({said}). Call this again, or get the wheel with sha256 {sha256} in "
-        f"another way and put it into {folder}"
     )
 
 
@@ -155,35 +153,27 @@ def _newest_deb(folder: Path, names: Sequence[str]) -> Path | None:
 
 def _members(file: Path, prefix: str, suffix: str) -> Iterator[tuple[str, bytes]]:
     """Yield (path, content) of the files with this prefix and suffix in a .deb or .whl."""
-    if file.suffix == ".whl":
+    if file.suffix == ".deb":
+        yield from _deb_members(file, "data.tar", prefix, suffix)
+    else:
         with zipfile.ZipFile(file) as wheel:
             chosen = (name for name in wheel.namelist() if name.startswith(prefix) and name.endswith(suffix))
             yield from ((name, wheel.read(name)) for name in chosen)
-        return
-    with _deb_part(file, "data.tar") as archive:
-        for member in archive:
-            path = member.name.removeprefix("./")
-            if member.isfile() and path.startswith(prefix) and path.endswith(suffix):
-                yield path, archive.extractfile(member).read()
 
 
-def _control(file: Path) -> str:
-    """Return what a .deb says of itself."""
-    with _deb_part(file, "control.tar") as archive:
-        return archive.extractfile("./control").read().decode()
-
-
-def _deb_part(file: Path, part: str) -> tarfile.TarFile:
-    """Open one of the two archives inside a .deb."""
+def _deb_members(file: Path, part: str, prefix: str, suffix: str) -> Iterator[tuple[str, bytes]]:
+    """Yield (path, content) of such files in one of the two archives inside a .deb: control.tar or data.tar."""
     with file.open("rb") as stream:
         if stream.read(len(AR)) != AR:
             raise ValueError("not a .deb file")
-        while header := stream.read(60):
+        while not (header := stream.read(60)).startswith(part.encode()):
             size = int(header[48:58])
-            content = stream.read(size + size % 2)[:size]
-            if header.startswith(part.encode()):
-                return tarfile.open(fileobj=io.BytesIO(content))
-    raise ValueError(f"no {part} in it")
+            stream.seek(size + size % 2, io.SEEK_CUR)
+        with tarfile.open(fileobj=io.BytesIO(stream.read(int(header[48:58])))) as archive:
+            for member in archive:
+                path = member.name.removeprefix("./")
+                if member.isfile() and path.startswith(prefix) and path.endswith(suffix):
+                    yield path, archive.extractfile(member).read()
 
 
 @contextlib.contextmanager
