@@ -1,7 +1,6 @@
 """CIFAR-10 (Krizhevsky 2009) as a data set in memory; torchvision reads and checks its files."""
 
 import shlex
-from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from cnn.config import Cifar10
 from cnn.images.pixels import normalise_channels
-from cnn.in_memory import Images, InMemoryTrainData, random_flip, random_shift, shard_batches
+from cnn.in_memory import BytesInMemory, Images, random_flip, random_shift
 from common.training.config import ConfigError
 
 ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
@@ -59,29 +58,11 @@ def augment(images: Tensor, shift: int, flip: bool) -> Tensor:
     return normalise(random_flip(shifted) if flip else shifted)
 
 
-class Cifar10Data:
-    """CIFAR-10 as an `ImageData`: one copy on the device, as bytes, shared by all workers."""
+class Cifar10Data(BytesInMemory):
+    """CIFAR-10 as an `ImageData`."""
 
     channels, classes = 3, 10
 
     def __init__(self, config: Cifar10, seed: int) -> None:
-        self._seed, self._augment = seed, partial(augment, shift=config.shift, flip=config.flip)
-        self._train, self._validation = load_cifar10(config.folder)
-        self.train_size = len(self._train[1])
-
-    def train(self, rank: int, ranks: int, batch_size: int, device: torch.device) -> InMemoryTrainData:
-        """Return rank `rank`'s batches; all ranks draw from the same images."""
-        self._train = on(self._train, device)
-        return InMemoryTrainData(self._train, rank, ranks, batch_size, self._seed, self._augment)
-
-    def evaluation(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Images]:
-        """Yield batches of every `shards`-th validation image, starting with image `shard`."""
-        self._validation = on(self._validation, device)
-        for images, labels in shard_batches(self._validation, shard, shards, batch_size):
-            yield normalise(images), labels
-
-
-def on(images: Images, device: torch.device) -> Images:
-    """Move images and labels to `device`, without a copy if they are already there."""
-    pixels, labels = images
-    return pixels.to(device), labels.to(device)
+        changed = partial(augment, shift=config.shift, flip=config.flip)
+        super().__init__(*load_cifar10(config.folder), seed, changed, normalise)

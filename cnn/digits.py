@@ -48,7 +48,7 @@ def with_label_noise(labels: Tensor, fraction: float, classes: int) -> Tensor:
 class DigitsData:
     """The digits as an `ImageData`; label noise, shifts and partitions apply to the training images only."""
 
-    channels, classes = 1, 10
+    channels, classes, class_weights = 1, 10, None
 
     def __init__(self, config: Digits, seed: int) -> None:
         self._config, self._seed = config, seed

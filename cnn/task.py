@@ -8,19 +8,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cnn.cifar10 import BATCHES, missing_cifar10
-from cnn.config import Cifar10, CnnConfig, ImageFolder
+from cnn.config import Cifar10, CnnConfig, ImageFolder, Packaged
 from cnn.data import open_data
 from cnn.images.index import check_present
 from cnn.in_memory import Images
 from cnn.model import build_model
+from cnn.packaged import IMAGES, SIDE, missing_packaged
 from common.training.config import ConfigError
 from common.training.task import Task, TrainData
 
-SIDES = {"digits": 8, "cifar10": 32}  # pixels
+SIDES = {"digits": 8, "cifar10": 32, "mnist_5k": 28, "openclipart": SIDE}  # pixels
 
 
 class ImageClassification(Task):
-    """Classify images; evaluated by top-1 and top-5 accuracy in percent."""
+    """Classify images; evaluated by top-1 and top-5 accuracy in percent.
+
+    Where the data has class weights, the balanced accuracy (the mean over the classes of each one's accuracy) is
+    recorded, too, and decides which model is best.
+    """
 
     config_class = CnnConfig
     sums = ("loss", "correct", "correct_top5", "count")
@@ -32,6 +37,8 @@ class ImageClassification(Task):
     def __init__(self, config: CnnConfig) -> None:
         self._config = config
         self._data = open_data(config)
+        if self._data.class_weights is not None:
+            self.sums, self.primary_metric = (*self.sums, "weighted_correct", "weight"), "balanced_accuracy"
         if config.training.batch_size > self._data.train_size:
             raise ConfigError(
                 f"training.batch_size={config.training.batch_size}: expected at most the {self._data.train_size} "
@@ -50,6 +57,8 @@ class ImageClassification(Task):
                     check_present(Path(data.folder) / f"{name}.beton")
                 elif not (Path(data.folder) / name).is_dir():
                     raise ConfigError(f"data.folder={data.folder}: {data.folder}/{name}: no such folder of images")
+        elif isinstance(data, Packaged) and not (Path(data.folder) / IMAGES).is_file():
+            raise missing_packaged(data)
         elif isinstance(data, Cifar10) and not (Path(data.folder) / BATCHES).is_dir():
             raise missing_cifar10(data.folder)
 
@@ -87,17 +96,22 @@ class ImageClassification(Task):
         images, labels = batch
         logits = model(images)
         ranked = logits.topk(min(5, logits.shape[1])).indices == labels[:, None]
-        return {
+        sums = {
             "loss": F.cross_entropy(logits, labels, reduction="sum"),
             "correct": ranked[:, 0].sum(),
             "correct_top5": ranked.sum(),
             "count": torch.full((), len(labels), device=labels.device),
         }
+        if self._data.class_weights is not None:
+            weights = self._data.class_weights.to(labels.device)[labels]
+            sums |= {"weighted_correct": (weights * ranked[:, 0]).sum(), "weight": weights.sum()}
+        return sums
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return the mean loss and the accuracies in percent."""
         count = sums["count"]
-        return {
+        balanced = {"balanced_accuracy": 100 * sums["weighted_correct"] / sums["weight"]} if "weight" in sums else {}
+        return balanced | {
             "loss": sums["loss"] / count,
             "accuracy": 100 * sums["correct"] / count,
             "accuracy_top5": 100 * sums["correct_top5"] / count,

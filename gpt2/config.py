@@ -42,7 +42,7 @@ class TokenData(Strict):
 class TokenFolder(TokenData):
     """Token files made by gpt2.prepare."""
 
-    name: Literal["openwebtext", "tokens"]
+    name: Literal["openwebtext", "debian_prose", "tokens"]
 
 
 class PythonStdlib(TokenData):

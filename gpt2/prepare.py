@@ -3,16 +3,17 @@
 python -m gpt2.prepare output=data/openwebtext source=openwebtext                     download, then encode
 python -m gpt2.prepare output=data/openwebtext source=openwebtext --streaming         keep no copy of the documents
 python -m gpt2.prepare output=data/mine source=FOLDER text_key=text                   .parquet, .jsonl, .txt
+python -m gpt2.prepare source=debian_prose                                            out of Debian's packages
 python -m gpt2.prepare output=data/stdlib source=python_stdlib tokenizer=bpe_1024 validation_fraction=0.05
 
 Documents are split as `datasets.Dataset.train_test_split(fraction, seed=seed, shuffle=True)` splits them, so that
-OpenWebText gives the same two sets as public preparations; their order in the files is that of the source.
+OpenWebText gives the same two sets as public preparations; their order in the files is that of the source. Those of
+debian_prose are split by the names of their files, so that another version of the packages gives almost the same split.
 It can be interrupted at any time: the same command continues where it was.
 """
 
 import bisect
 import contextlib
-import fcntl
 import hashlib
 import math
 import os
@@ -20,18 +21,20 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 from tqdm import tqdm
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.interruptible import interruptible
+from common.locks import exclusive
 from common.training.atomic import write_atomically
+from gpt2.debian_prose import write_prose
 from gpt2.documents import Scanned, Unit, read, scan
 from gpt2.encode import Job, encode, parallel_map
 from gpt2.sources import InputFile, find_inputs
@@ -44,34 +47,50 @@ BPE_CHARACTERS = 32_000_000  # at most, of the training documents from which a B
 # The result of public preparations of OpenWebText (GPT-2's encoding, 0.0005 for validation, seed 2357).
 PUBLIC_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
 # Arguments that leave the files as they are; source and revision count by the checksums of the documents.
-NOT_SHAPING = {"output", "source", "revision", "processes", "streaming"}
+NOT_SHAPING = {"output", "source", "revision", "archives", "processes", "streaming"}
+PROSE = "debian_prose"
+PROSE_DEFAULTS = {"output": "data/debian_prose", "tokenizer": "bpe_1024", "validation_fraction": 0.05}
 FEW_DOCUMENTS = 10  # for validation
 
 
 class PrepareArguments(Arguments):
     """Command line of gpt2.prepare."""
 
-    output: Text = Field(description="the folder to make")
-    source: Text = Field("openwebtext", description="openwebtext, python_stdlib, hub:OWNER/NAME, file, folder or glob")
-    tokenizer: Text = Field("gpt2", description="gpt2, bytes or bpe_N (N tokens, trained from the documents)")
-    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(0.0005, description="share of the documents")
+    output: Text = Field(description="the folder to make; debian_prose: data/debian_prose")
+    source: Text = Field(
+        "openwebtext", description="openwebtext, python_stdlib, debian_prose, hub:OWNER/NAME, file, folder or glob"
+    )
+    tokenizer: Text = Field(
+        "gpt2", description="gpt2, bytes or bpe_N (N tokens, trained from the documents); debian_prose: bpe_1024"
+    )
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
+        0.0005, description="share of the documents; debian_prose: 0.05"
+    )
     seed: Annotated[int, Field(ge=0)] = Field(2357, description="seed of the split")
     text_key: Text = Field("text", description="column or JSON key that holds the text")
     revision: Text = Field("main", description="branch, tag or commit on the hub")
     processes: PositiveInt | None = Field(None, description="null: one for each core")
+    archives: Text = Field("data/archives", description="where packages are downloaded to, or already are")
     streaming: bool = Field(False, description="read the hub's files over the network, keep no copy")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_prose(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return PROSE_DEFAULTS | values if values.get("source") == PROSE else values
 
 
 @dataclass(frozen=True)
 class Corpus:
     """All units of a source.
 
-    inputs: checksums of all files, in sha256sum's format
+    inputs:   checksums of all files, in sha256sum's format
+    packages: those that the documents come from, for the header
     """
 
     units: tuple[Unit, ...]
     bytes: int
     inputs: str
+    packages: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
@@ -111,13 +130,18 @@ def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
     trained_size(arguments.tokenizer)
     processes = arguments.processes or len(os.sched_getaffinity(0))
     folder = Path(arguments.output)
-    corpus = scan_all(find_inputs(arguments.source, arguments.revision, arguments.streaming), processes, quiet)
+    source, packages = arguments.source, []
+    if source == PROSE:
+        documents, packages = write_prose(Path(arguments.archives))
+        source = str(documents)
+    corpus = scan_all(find_inputs(source, arguments.revision, arguments.streaming), processes, quiet)
+    corpus = replace(corpus, packages=[package.record() for package in packages])
     if not (folder / HEADER).exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"output={folder}: cannot be made ({error.strerror})") from error
-        with locked(folder):
+        with exclusive(folder / ".lock"):
             if not (folder / HEADER).exists():  # another process may have made it meanwhile
                 return write(arguments, corpus, processes, quiet)
     return check_same(read_header(folder), corpus, arguments)
@@ -126,7 +150,7 @@ def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
 def write(arguments: PrepareArguments, corpus: Corpus, processes: int, quiet: bool) -> Header:
     """Encode the corpus into the output folder, going on where an earlier call was interrupted; return the header."""
     folder = Path(arguments.output)
-    validation = validation_documents(corpus.documents, arguments.validation_fraction, arguments.seed)
+    validation = choose_validation(arguments, corpus)
     parts = folder / "parts"
     shutil.rmtree(parts, ignore_errors=True)
     parts.mkdir()
@@ -165,14 +189,6 @@ def write(arguments: PrepareArguments, corpus: Corpus, processes: int, quiet: bo
     return header
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time prepare a folder while others wait."""
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def scan_all(files: list[InputFile], processes: int, quiet: bool) -> Corpus:
     """Checksum all files and cut them into units, in parallel."""
     # Starting a process takes longer than reading a few files.
@@ -183,6 +199,18 @@ def scan_all(files: list[InputFile], processes: int, quiet: bool) -> Corpus:
     inputs = "".join(f"{result.sha256}  {file.name}\n" for result, file in zip(scanned, files, strict=True))
     units = tuple(unit for result in scanned for unit in result.units)
     return Corpus(units, sum(file.bytes for file in files), inputs)
+
+
+def choose_validation(arguments: PrepareArguments, corpus: Corpus) -> list[int]:
+    """Return the numbers of the validation documents, sorted."""
+    if arguments.source != PROSE:
+        return validation_documents(corpus.documents, arguments.validation_fraction, arguments.seed)
+    hashes = (hashlib.sha256(f"{arguments.seed} {unit.file.name}".encode()).hexdigest() for unit in corpus.units)
+    return [
+        document
+        for document, name in zip(corpus.first_documents, hashes, strict=False)
+        if int(name[:8], 16) < arguments.validation_fraction * 2**32
+    ]
 
 
 def validation_documents(documents: int, fraction: float, seed: int) -> list[int]:
@@ -267,7 +295,8 @@ def make_header(
         unigram_entropy=unigram_entropy(writer.counts),
         source=arguments.source,
         split={"fraction": arguments.validation_fraction, "seed": arguments.seed},
-        inputs={"files": len(corpus.inputs.splitlines()), "bytes": corpus.bytes, "sha256": corpus.digest},
+        inputs={"files": len(corpus.inputs.splitlines()), "bytes": corpus.bytes, "sha256": corpus.digest}
+        | ({"packages": corpus.packages} if corpus.packages else {}),
         settings=shaping(arguments),
         vocabulary=vocabulary,
     )
@@ -301,7 +330,7 @@ def check_same(header: Header, corpus: Corpus, arguments: PrepareArguments) -> H
 
 def begins_alike(corpus: Corpus, arguments: PrepareArguments) -> bool:
     """Encode the first documents anew and compare: folders made before their settings were recorded may hide others."""
-    validation = validation_documents(corpus.documents, arguments.validation_fraction, arguments.seed)
+    validation = choose_validation(arguments, corpus)
     file = Path(arguments.output) / VOCABULARY
     vocabulary = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
     first, *_ = make_jobs(arguments, corpus, validation, vocabulary, 0)
@@ -323,6 +352,7 @@ def describe(header: Header, folder: Path) -> str:
         f"document{'s' * (header.documents[split] != 1)}"
         for split in SPLITS
     ]
+    lines += [" ".join(package.values()) for package in header.inputs.get("packages", [])]
     if header.documents["val"] < FEW_DOCUMENTS:
         lines += [
             f"few documents for validation: validation_fraction={header.split['fraction']} of "

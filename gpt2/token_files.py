@@ -37,7 +37,8 @@ class Header:
     unigram_entropy:  of all tokens of both splits, in nats: the loss of the best model that ignores context
     source:           source of the documents, as given to gpt2.prepare
     split:            {"fraction": share of the documents used for validation, "seed": ...}
-    inputs:           {"files": number, "bytes": ..., "sha256": checksum of inputs.sha256, which lists all files}
+    inputs:           {"files": number, "bytes": ..., "sha256": checksum of inputs.sha256, which lists all files,
+                      "packages": name, version, sha256 and licence of each package that they come from, if any}
     settings:         everything in gpt2.prepare's command that shapes the files; empty: made before this was recorded
     vocabulary:       sha256 of vocabulary.tiktoken, "" if the tokenizer has none
     """

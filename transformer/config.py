@@ -26,7 +26,7 @@ class Folder(Strict):
     validation and cleaning are chosen when the folder is prepared; other values than those of the folder are refused.
     """
 
-    name: Literal["wmt14_en_de", "wmt14_en_fr", "folder"]
+    name: Literal["wmt14_en_de", "wmt14_en_fr", "libreoffice_help_en_de", "libreoffice_help_en_fr", "folder"]
     source: Language
     target: Language
     path: FilePath

@@ -3,6 +3,7 @@
 python -m transformer.prepare corpus=wmt14_en_de [output=data/wmt14_en_de] [archives=data/archives] [jobs=8]
 python -m transformer.prepare corpus=files texts=FOLDER source=en target=de merges=10000 output=data/mine
 python -m transformer.prepare corpus=number_names_en_de
+python -m transformer.prepare corpus=libreoffice_help_en_de            (or: source=libreoffice_help pair=en-de)
 
 It can be interrupted at any time and called again, and reuses what is finished.
 """
@@ -13,28 +14,39 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.interruptible import interruptible
+from common.locks import exclusive
 from common.training.compose import compose_config
 from common.training.config import ConfigError
 from transformer.config import Cleaning, NumberNames, Validation
 from transformer.preparation import folder
 from transformer.preparation.download import fetch
-from transformer.preparation.files import digest, exclusive, read_text
+from transformer.preparation.files import digest, read_text
+from transformer.preparation.libreoffice_help import help_packages, help_pairs
 from transformer.preparation.manifest import read_manifest
 from transformer.preparation.number_names import number_name_pairs
 from transformer.preparation.pipeline import SPLITS, Pair, Recipe
 from transformer.preparation.wmt14 import wmt14_pairs
 
-CorpusName = Literal["wmt14_en_de", "wmt14_en_fr", "number_names_en_de", "number_names_en_fr", "files"]
+CorpusName = Literal[
+    "wmt14_en_de",
+    "wmt14_en_fr",
+    "number_names_en_de",
+    "number_names_en_fr",
+    "libreoffice_help_en_de",
+    "libreoffice_help_en_fr",
+    "files",
+]
+HELP, HELP_MERGES = "libreoffice_help", 2_000
 
 
 # Arguments that leave the data as they are, and those that only one kind of corpus has; all others are compared.
-NOT_SHAPING = {"output", "archives", "jobs"}
+NOT_SHAPING = {"output", "archives", "jobs", "pair"}
 OF_WMT14 = {"validation", "cleaning"}
 OF_FILES = {"texts", "source", "target"}
 
@@ -42,9 +54,11 @@ OF_FILES = {"texts", "source", "target"}
 class PrepareArguments(Arguments):
     """Command line of transformer.prepare."""
 
-    corpus: CorpusName = Field(description="wmt14_en_de, wmt14_en_fr, number_names_en_de, number_names_en_fr or files")
+    corpus: CorpusName = Field(
+        description="wmt14_en_de, number_names_en_de, libreoffice_help_en_de (each also with en_fr) or files"
+    )
     output: Text | None = Field(None, description="the data folder to make; null: data/<corpus>")
-    archives: Text = Field("data/archives", description="where WMT14's archives are downloaded to, or already are")
+    archives: Text = Field("data/archives", description="where archives and packages are downloaded to, or already are")
     validation: Validation = Field(
         "held_out", description="for WMT14: held_out, a slice of the training text as in the paper, or newstest2013"
     )
@@ -54,12 +68,26 @@ class PrepareArguments(Arguments):
         "different lengths or with more than 250 subwords on a side",
     )
     merges: PositiveInt | None = Field(
-        None, description="byte pair merges; null: 37000 for WMT14 En-De, 32000 for En-Fr; corpus=files needs a number"
+        None,
+        description="byte pair merges; null: 37000 for WMT14 En-De, 32000 for En-Fr, 2000 for LibreOffice's help; "
+        "corpus=files needs a number",
     )
     texts: Text | None = Field(None, description="corpus=files: a folder of {train,valid,test}.{source,target}")
     source: Text | None = Field(None, description="corpus=files: the source language, as en")
     target: Text | None = Field(None, description="corpus=files: the target language, as de")
+    pair: Literal["en-de", "en-fr"] | None = Field(
+        None, description="source=libreoffice_help pair=en-de is short for corpus=libreoffice_help_en_de"
+    )
     jobs: PositiveInt = Field(len(os.sched_getaffinity(0)), description="processes")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _help_by_pair(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if values.get("source") != HELP or "corpus" in values:
+            return values
+        if "pair" not in values:
+            raise ValueError(f"source={HELP}: expected pair=en-de or pair=en-fr, too")
+        return values | {"source": None, "corpus": f"{HELP}_{values['pair'].replace('-', '_')}"}
 
 
 @main_function
@@ -74,6 +102,8 @@ def main(argv: Sequence[str]) -> int:
             make_embedded(data, arguments.jobs)
         elif arguments.corpus == "files":
             make_from_files(arguments, output)
+        elif arguments.corpus.startswith(HELP):
+            make_help(arguments, output)
         else:
             make_wmt14(arguments, output)
     except ConfigError as error:
@@ -143,6 +173,23 @@ def make_wmt14(arguments: PrepareArguments, output: Path) -> None:
             print(f"{archive['file']}: sha256 {archive['sha256']}, {archive['checked']}")
         pairs = wmt14_pairs(manifest, pair, archives, arguments.validation)
         folder.build(output, recipe, description | {"archives": seen}, pairs, arguments.jobs)
+
+
+def make_help(arguments: PrepareArguments, output: Path) -> None:
+    """Make a data folder of LibreOffice's help, downloading the packages that are missing."""
+    source, target = arguments.corpus.removeprefix(f"{HELP}_").split("_")
+    merges = arguments.merges or HELP_MERGES
+    packages = help_packages(source, target, Path(arguments.archives))
+    print(*packages, sep="\n")
+    description = {"corpus": arguments.corpus, "source": source, "target": target, "merges": merges}
+    description |= {"packages": [package.record() for package in packages]}
+    with locked(output):
+        if is_made(output, description, "output"):
+            return
+        pairs = help_pairs(source, target, packages)
+        recipe = Recipe(source, target, merges, cleaned=(), chunk=5_000)
+        counts = folder.build(output, recipe, description, pairs, arguments.jobs)
+        print(", ".join(f"{split}: {count:,} pairs" for split, count in counts.items()))
 
 
 def locked(output: Path) -> AbstractContextManager[None]:

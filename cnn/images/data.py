@@ -56,7 +56,7 @@ class ImageFolderData:
     Raises ConfigError if files are missing or do not match the configuration.
     """
 
-    channels = CHANNELS
+    channels, class_weights = CHANNELS, None
 
     def __init__(self, config: ImageFolder, seed: int) -> None:
         self._seed = seed

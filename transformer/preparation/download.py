@@ -8,8 +8,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from common.locks import exclusive
 from common.training.config import ConfigError
-from transformer.preparation.files import BLOCK, digest, exclusive
+from transformer.preparation.files import BLOCK, digest
 from transformer.preparation.manifest import Archive
 
 TIMEOUT_S = 60

@@ -1,7 +1,6 @@
-"""Writing files atomically, reading them, and locks between processes."""
+"""Writing files atomically, and reading them."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
@@ -24,15 +23,6 @@ def whole(file: Path) -> Iterator[Path]:
         partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def exclusive(file: Path) -> Iterator[None]:
-    """Hold the lock file, so that only one process of this machine at a time is inside the block."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> None:
