@@ -52,7 +52,7 @@ class RowData:
     baseline:    those of the row that differences are taken from; None for that row itself
     equal_to:    the name of the row that it is tested to equal, if any
     equal_runs:  the runs of that row
-    published:   {[<variant>_]<quantity>: number} of the papers
+    published:   {[<variant>_]<quantity>: number} of the papers; also of the baseline and of the row `equal_to`
     """
 
     runs: Sequence[FinishedRun]
@@ -60,6 +60,8 @@ class RowData:
     equal_to: str | None = None
     equal_runs: Sequence[FinishedRun] = ()
     published: Mapping[str, Published] = field(default_factory=dict)
+    baseline_published: Mapping[str, Published] = field(default_factory=dict)
+    equal_published: Mapping[str, Published] = field(default_factory=dict)
 
 
 Value = float | Compared | None
@@ -74,7 +76,7 @@ class Statistic:
     empty:       what readers see where there is no number
     spread:      the name of the statistic that is shown behind this one, after a plus-minus sign
     of_runs:     whether it needs the quantity of every run
-    style:       its format for reading, if that is not the quantity's
+    style:       its format for reading; {} is the quantity's
     """
 
     name: str
@@ -83,7 +85,7 @@ class Statistic:
     empty: str = ""
     spread: str | None = None
     of_runs: bool = True
-    style: str | None = None
+    style: str = "{}"
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class Column:
         """Return a value as readers see it."""
         if isinstance(value, Compared):
             return value.show(self.quantity.style)
-        return self.statistic.empty if value is None else format(value, self.statistic.style or self.quantity.style)
+        style = self.statistic.style.format(self.quantity.style)
+        return self.statistic.empty if value is None else format(value, style)
 
     def exact(self, value: Value) -> dict[str, object]:
         """Return what CSV files hold of a value: {column: number or text}, None where there is nothing."""
@@ -195,6 +198,14 @@ def _published_two_sigma(column: Column, row: RowData) -> float | None:
     return None if number is None else number.two_sigma
 
 
+def _published_minus(others: str) -> Callable[[Column, RowData], float | None]:
+    def minus(column: Column, row: RowData) -> float | None:
+        pair = [numbers.get(column.published_name) for numbers in (row.published, getattr(row, others))]
+        return None if None in pair or None in (pair[0].value, pair[1].value) else pair[0].value - pair[1].value
+
+    return minus
+
+
 MEAN = Statistic("mean", "{what}; mean over seeds", _mean, empty="missing", spread="2sigma")
 MEDIAN = Statistic("median", "{what}; median over seeds", _median, empty="missing")
 SPEEDUP = Statistic(
@@ -217,6 +228,12 @@ EQUIVALENT = Statistic(
     "likewise); undecided: neither",
     _equivalence,
 )
+MARGIN = Statistic(
+    "margin",
+    "{quantity}: the margin within which the row is tested to equal another one",
+    lambda column, row: column.margin if row.equal_to else None,
+    style="g",
+)
 PUBLISHED = Statistic(
     "published",
     "{quantity}: the published value, not measured here",
@@ -230,7 +247,22 @@ STATISTICS = (
     Statistic("2sigma", "{what}; 2 x sample standard deviation over seeds (n - 1; empty for one seed)", _two_sigma),
     DIFFERENCE,
     EQUIVALENT,
+    MARGIN,
     PUBLISHED,
+    Statistic(
+        "published_difference",
+        "{quantity}: what is published, the row's minus the baseline's",
+        _published_minus("baseline_published"),
+        of_runs=False,
+        style="+z{}",
+    ),
+    Statistic(
+        "published_equivalent",
+        "{quantity}: what is published, the row's minus that of the row that it is tested to equal",
+        _published_minus("equal_published"),
+        of_runs=False,
+        style="+z{}",
+    ),
     MEDIAN,
     Statistic("lowest", "{what}; the lowest of all seeds", _nth(0)),
     Statistic("highest", "{what}; the highest of all seeds", _nth(-1)),
@@ -282,10 +314,10 @@ def parse_column(
         close = did_you_mean(rest, [*LABELS, *labels, *NUMBERS]).removeprefix("; ")
         raise ValueError(f"{close} expected a label or <quantity>_<statistic>, see results/README.md".lstrip())
     quantity, statistic = NUMBERS[rest]
-    margin = (margins or {}).get(quantity.name) if statistic is EQUIVALENT else None
+    margin = (margins or {}).get(quantity.name) if statistic in (EQUIVALENT, MARGIN) else None
     if statistic in (DIFFERENCE, SPEEDUP) and baseline is None:
         raise ValueError("differences and speed-ups need a baseline, the row to compare with")
-    if statistic is EQUIVALENT and margin is None:
+    if statistic in (EQUIVALENT, MARGIN) and margin is None:
         raise ValueError(f"it needs margins.{quantity.name}: how far apart rows may be to count as equal")
     definition = statistic.definition.format(
         quantity=quantity.name, what=quantity.definition, baseline=baseline, margin=margin

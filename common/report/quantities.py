@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from common.report.elapsed import (
     host_megabytes_to_target,
     megabytes_to_target,
@@ -66,6 +68,20 @@ def _translation(score: str) -> Callable[[FinishedRun], float | None]:
             raise RunError(f"{run.folder}: evaluation/test.csv: no {score!r} of the last model ({error!r})") from None
 
     return of
+
+
+def _clipped_fraction(run: FinishedRun) -> float | None:
+    if "clipped_fraction" not in run.metrics:
+        return None  # it does not clip
+    rows = run.curve("train", "clipped_fraction")
+    return float(np.average(rows["clipped_fraction"], weights=np.diff(rows["step"], prepend=0)))
+
+
+def _decay_sum(run: FinishedRun) -> float:
+    if "decay_sum" in run.summary:
+        return run.total("decay_sum")
+    rows, steps = run.curve("train", "lr"), np.arange(1, run.total("steps") + 1)
+    return run.config["optimizer"]["weight_decay"] * float(np.interp(steps, rows["step"], rows["lr"]).sum())
 
 
 def _spectral_gap(run: FinishedRun) -> float:
@@ -184,6 +200,20 @@ _ALL = (
         "the learning rate that the schedule starts from: optimizer.lr of the run",
         ".3g",
         lambda run: float(run.config["optimizer"]["lr"]),
+    ),
+    Quantity(
+        "clipped_fraction",
+        "share of the steps, over all workers, whose gradient's norm before clipping exceeded training.clip; empty "
+        "where nothing is clipped",
+        ".2f",
+        _clipped_fraction,
+    ),
+    Quantity(
+        "decay_sum",
+        "learning rate x weight decay, summed over the steps (of runs that do not record it, from the rates in "
+        "metrics.jsonl): AdamW's decay alone would shrink weights by exp(-sum)",
+        ".2f",
+        _decay_sum,
     ),
     Quantity(
         "spectral_gap",
