@@ -198,12 +198,13 @@ def _published_two_sigma(column: Column, row: RowData) -> float | None:
     return None if number is None else number.two_sigma
 
 
-def _published_minus(others: str) -> Callable[[Column, RowData], float | None]:
+def _published_minus(name: str, other: str, numbers_of_other: str) -> Statistic:
     def minus(column: Column, row: RowData) -> float | None:
-        pair = [numbers.get(column.published_name) for numbers in (row.published, getattr(row, others))]
+        pair = [numbers.get(column.published_name) for numbers in (row.published, getattr(row, numbers_of_other))]
         return None if None in pair or None in (pair[0].value, pair[1].value) else pair[0].value - pair[1].value
 
-    return minus
+    what = f"{{quantity}}: what is published, the row's minus that of {other}"
+    return Statistic(f"published_{name}", what, minus, of_runs=False, style="+z{}")
 
 
 MEAN = Statistic("mean", "{what}; mean over seeds", _mean, empty="missing", spread="2sigma")
@@ -249,20 +250,8 @@ STATISTICS = (
     EQUIVALENT,
     MARGIN,
     PUBLISHED,
-    Statistic(
-        "published_difference",
-        "{quantity}: what is published, the row's minus the baseline's",
-        _published_minus("baseline_published"),
-        of_runs=False,
-        style="+z{}",
-    ),
-    Statistic(
-        "published_equivalent",
-        "{quantity}: what is published, the row's minus that of the row that it is tested to equal",
-        _published_minus("equal_published"),
-        of_runs=False,
-        style="+z{}",
-    ),
+    _published_minus("difference", "the baseline", "baseline_published"),
+    _published_minus("equivalent", "the row that it is tested to equal", "equal_published"),
     MEDIAN,
     Statistic("lowest", "{what}; the lowest of all seeds", _nth(0)),
     Statistic("highest", "{what}; the highest of all seeds", _nth(-1)),
