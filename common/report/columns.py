@@ -52,7 +52,7 @@ class RowData:
     baseline:    those of the row that differences are taken from; None for that row itself
     equal_to:    the name of the row that it is tested to equal, if any
     equal_runs:  the runs of that row
-    published:   {[<variant>_]<quantity>: number} of the papers
+    published:   {[<variant>_]<quantity>: number} of the papers; also of the baseline and of the row `equal_to`
     """
 
     runs: Sequence[FinishedRun]
@@ -60,6 +60,8 @@ class RowData:
     equal_to: str | None = None
     equal_runs: Sequence[FinishedRun] = ()
     published: Mapping[str, Published] = field(default_factory=dict)
+    baseline_published: Mapping[str, Published] = field(default_factory=dict)
+    equal_published: Mapping[str, Published] = field(default_factory=dict)
 
 
 Value = float | Compared | None
@@ -74,7 +76,7 @@ class Statistic:
     empty:       what readers see where there is no number
     spread:      the name of the statistic that is shown behind this one, after a plus-minus sign
     of_runs:     whether it needs the quantity of every run
-    style:       its format for reading, if that is not the quantity's
+    style:       its format for reading; {} is the quantity's
     """
 
     name: str
@@ -83,7 +85,7 @@ class Statistic:
     empty: str = ""
     spread: str | None = None
     of_runs: bool = True
-    style: str | None = None
+    style: str = "{}"
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Column:
             return value.show(self.quantity.style)
         if value is None:
             return (self.statistic in (MEAN, MEDIAN) and self.quantity.absent) or self.statistic.empty
-        return format(value, self.statistic.style or self.quantity.style)
+        return format(value, self.statistic.style.format(self.quantity.style))
 
     def exact(self, value: Value) -> dict[str, object]:
         """Return what CSV files hold of a value: {column: number or text}, None where there is nothing."""
@@ -197,6 +199,15 @@ def _published_two_sigma(column: Column, row: RowData) -> float | None:
     return None if number is None else number.two_sigma
 
 
+def _published_minus(name: str, other: str, numbers_of_other: str) -> Statistic:
+    def minus(column: Column, row: RowData) -> float | None:
+        pair = [numbers.get(column.published_name) for numbers in (row.published, getattr(row, numbers_of_other))]
+        return None if None in pair or None in (pair[0].value, pair[1].value) else pair[0].value - pair[1].value
+
+    what = f"{{quantity}}: what is published, the row's minus that of {other}"
+    return Statistic(f"published_{name}", what, minus, of_runs=False, style="+z{}")
+
+
 MEAN = Statistic("mean", "{what}; mean over seeds", _mean, empty="missing", spread="2sigma")
 MEDIAN = Statistic("median", "{what}; median over seeds", _median, empty="missing")
 SPEEDUP = Statistic(
@@ -219,6 +230,12 @@ EQUIVALENT = Statistic(
     "likewise); undecided: neither",
     _equivalence,
 )
+MARGIN = Statistic(
+    "margin",
+    "{quantity}: the margin within which the row is tested to equal another one",
+    lambda column, row: column.margin if row.equal_to else None,
+    style="g",
+)
 PUBLISHED = Statistic(
     "published",
     "{quantity}: the published value, not measured here",
@@ -232,7 +249,10 @@ STATISTICS = (
     Statistic("2sigma", "{what}; 2 x sample standard deviation over seeds (n - 1; empty for one seed)", _two_sigma),
     DIFFERENCE,
     EQUIVALENT,
+    MARGIN,
     PUBLISHED,
+    _published_minus("difference", "the baseline", "baseline_published"),
+    _published_minus("equivalent", "the row that it is tested to equal", "equal_published"),
     MEDIAN,
     Statistic("lowest", "{what}; the lowest of all seeds", _nth(0)),
     Statistic("highest", "{what}; the highest of all seeds", _nth(-1)),
@@ -286,10 +306,10 @@ def parse_column(
         close = did_you_mean(rest, [*LABELS, *labels, *NUMBERS]).removeprefix("; ")
         raise ValueError(f"{close} expected a label or <quantity>_<statistic>, see results/README.md".lstrip())
     quantity, statistic = NUMBERS[rest]
-    margin = (margins or {}).get(quantity.name) if statistic is EQUIVALENT else None
+    margin = (margins or {}).get(quantity.name) if statistic in (EQUIVALENT, MARGIN) else None
     if statistic in (DIFFERENCE, SPEEDUP) and baseline is None:
         raise ValueError("differences and speed-ups need a baseline, the row to compare with")
-    if statistic is EQUIVALENT and margin is None:
+    if statistic in (EQUIVALENT, MARGIN) and margin is None:
         raise ValueError(f"it needs margins.{quantity.name}: how far apart rows may be to count as equal")
     definition = statistic.definition.format(
         quantity=quantity.name, what=quantity.definition, baseline=baseline, margin=margin

@@ -8,45 +8,33 @@ from typing import Any
 import pandas as pd
 from pydantic import Field
 
-from common.cli import UsageError
+from common.report.claims import load_claims, show_claims, show_verdicts
 from common.report.collect import collect
-from common.report.definitions import ROOT, Definition, explained, read_definition
+from common.report.definitions import ROOT, explained, read_definition
 from common.report.formats import format_texts, readable
+from common.report.records import Record
 from common.report.registry import load_table
 from common.report.tables import build_table
 
 EXCERPTS = ROOT / "results" / "definitions" / "excerpts"
-KEPT, RECORDS = ROOT / "results" / "runs", ROOT / "results" / "benchmarks"
+KEPT = ROOT / "results" / "runs"
+SCOREBOARD = {"claims": show_claims, "verdicts": show_verdicts}
 BLOCK = re.compile(r"<!-- table: (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-class Baseline(Definition):
-    """What a row is compared with: the row that `where` (a query) finds among those with equal values in `by`."""
-
-    where: str
-    by: list[str]
-
-
-class Excerpt(Definition):
+class Excerpt(Record):
     """What a README shows of a table of kept runs or of a benchmark's record.
 
     Rows and cells map headings to templates. Templates are filled with the columns of a record, as "{step_ms:.0f}", or
     with the texts of a table of runs under their headings there, as "{top1_mean ± 2sigma}".
 
-    where:    the rows to show, as a query of pandas
     sort:     columns of a record to sort its rows by
-    medians:  columns that tell rows apart; other numbers become medians over the `n` rows that agree in these
-    baseline: gives a record columns `<number>_ratio`, a row's number over the baseline's
     across:   a template; each of its texts becomes a column for every cell
     cells:    in their headings, {margins[<quantity>]} is the table's margin
     """
 
     table: str | None = Field(None, description="a file of results/definitions/tables")
-    record: str | None = Field(None, description="a CSV file of results/benchmarks, without its ending")
-    where: str | None = None
     sort: list[str] = Field(default_factory=list)
-    medians: list[str] = Field(default_factory=list)
-    baseline: Baseline | None = None
     rows: dict[str, str] = Field(min_length=1)
     across: str = ""
     cells: dict[str, str] = Field(min_length=1)
@@ -60,10 +48,16 @@ def load_excerpt(name: str, folder: Path = EXCERPTS) -> Excerpt:
 
 
 def fill_tables(text: str) -> str:
-    """Return a README with the excerpts between its markers `<!-- table: NAME -->` and `<!-- end -->` made anew."""
+    """Return a README with the excerpts between its markers `<!-- table: NAME -->` and `<!-- end -->` made anew.
+
+    The names `claims` and `verdicts` stand for the scoreboard, and for its claims by verdict.
+    """
 
     def block(match: re.Match[str]) -> str:
-        return f"<!-- table: {match['name']} -->\n\n{show_excerpt(load_excerpt(match['name']))}\n\n<!-- end -->"
+        name = match["name"]
+        show = SCOREBOARD.get(name)
+        made = show(load_claims()) if show else show_excerpt(load_excerpt(name))
+        return f"<!-- table: {name} -->\n\n{made}\n\n<!-- end -->"
 
     return BLOCK.sub(block, text)
 
@@ -96,22 +90,7 @@ def _texts_of_runs(excerpt: Excerpt) -> list[Mapping[str, Any]]:
 
 
 def _numbers_of_record(excerpt: Excerpt) -> list[Mapping[str, Any]]:
-    path = RECORDS / f"{excerpt.record}.csv"
-    if not path.exists():
-        raise UsageError(f"{path}: no such record")
-    frame = pd.read_csv(path)
-    if excerpt.where:
-        frame = frame.query(excerpt.where, engine="python")
-    if excerpt.medians:
-        groups = frame.groupby(excerpt.medians, sort=False)
-        frame = groups.median(numeric_only=True).assign(n=groups.size()).reset_index()
-    if excerpt.baseline:
-        by = excerpt.baseline.by
-        numbers = [name for name in frame.select_dtypes("number") if name not in by]
-        base = frame.query(excerpt.baseline.where, engine="python")[[*by, *numbers]]
-        frame = frame.merge(base, on=by, how="left", suffixes=("", "_ratio"))
-        for name in numbers:
-            frame[f"{name}_ratio"] = frame[name] / frame[f"{name}_ratio"]
+    frame = excerpt.frame()
     if excerpt.sort:
         frame = frame.sort_values(excerpt.sort, kind="stable")
     return frame.to_dict("records")

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from common.noise_scale import KINDS
 from common.report.elapsed import (
     host_megabytes_to_target,
@@ -95,6 +97,20 @@ def _noise_quantities() -> Iterator[Quantity]:
         yield _of_noise(f"noise_scale{ending}", f"gradient noise scale{how} in samples, of language models tokens")
         yield _of_noise(f"local_over_noise{ending}", f"a worker's batch over the gradient noise scale{how}")
         yield _of_noise(f"global_over_noise{ending}", f"the batch of all workers over the gradient noise scale{how}")
+
+
+def _clipped_fraction(run: FinishedRun) -> float | None:
+    if "clipped_fraction" not in run.metrics:
+        return None  # it does not clip
+    rows = run.curve("train", "clipped_fraction")
+    return float(np.average(rows["clipped_fraction"], weights=np.diff(rows["step"], prepend=0)))
+
+
+def _decay_sum(run: FinishedRun) -> float:
+    if "decay_sum" in run.summary:
+        return run.total("decay_sum")
+    rows, steps = run.curve("train", "lr"), np.arange(1, run.total("steps") + 1)
+    return run.config["optimizer"]["weight_decay"] * float(np.interp(steps, rows["step"], rows["lr"]).sum())
 
 
 def _spectral_gap(run: FinishedRun) -> float:
@@ -228,11 +244,18 @@ _ALL = (
         _recorded("half_life_second"),
     ),
     Quantity(
+        "clipped_fraction",
+        "share of the steps, over all workers, whose gradient's norm before clipping exceeded training.clip; empty "
+        "where nothing is clipped",
+        ".2f",
+        _clipped_fraction,
+    ),
+    Quantity(
         "decay_sum",
-        "sum over the updates of learning rate x weight decay: with decoupled decay what the logarithm of a weight "
-        "without gradients loses; empty for runs that do not record it",
-        ".3g",
-        _recorded("decay_sum"),
+        "learning rate x weight decay, summed over the steps (of runs that do not record it, from the rates in "
+        "metrics.jsonl): AdamW's decay alone would shrink weights by exp(-sum)",
+        ".2f",
+        _decay_sum,
     ),
     Quantity(
         "spectral_gap",

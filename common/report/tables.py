@@ -121,13 +121,16 @@ def _correct(rows: Sequence[dict[str, object]]) -> list[dict[str, object]]:
 def _number(collection: Collection, row: Row, column: Column) -> Value:
     table = collection.table
     baseline, other = table.baseline_of(row), table.equivalent_of(row)
+    papers = table.published_values
     return column.of(
         RowData(
             runs=collection.of(row.name, column.variant),
             baseline=collection.of(baseline, column.variant) if baseline else None,
             equal_to=other,
             equal_runs=collection.of(other, column.variant) if other else (),
-            published=table.published_values.get(row.name, {}),
+            published=papers.get(row.name, {}),
+            baseline_published=papers.get(baseline, {}),
+            equal_published=papers.get(other, {}),
         )
     )
 

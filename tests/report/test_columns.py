@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from common.report.columns import Column, Label, RowData, parse_column
+from common.report.published import Published
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,13 @@ def test_a_run_without_a_finite_number_is_the_worst_in_any_order(quantity, lowes
         runs = [SimpleNamespace(last=lambda *_, value=value: value) for value in values]
         found = [parse_column(f"{quantity}_{name}", {}).of(RowData(runs)) for name in ("lowest", "median", "highest")]
         assert found == pytest.approx([lowest, median, highest], nan_ok=True)
+
+
+def test_published_differences_and_margin_stand_beside_ours():
+    row, baseline, equal = ({"top1": Published(value=value)} for value in (76.54, 76.01, 76.34))
+    data = RowData([], equal_to="complete", published=row, baseline_published=baseline, equal_published=equal)
+    names = ("published_difference", "published_equivalent", "margin")
+    columns = [parse_column(f"top1_{name}", {}, margins={"top1": 0.5}) for name in names]
+    assert [column.show(column.of(data)) for column in columns] == ["+0.53", "+0.20", "0.5"]
+    unknown = RowData([], published={"top1": Published(value=None, reason="not published")}, baseline_published=row)
+    assert [column.of(unknown) for column in columns] == [None, None, None]

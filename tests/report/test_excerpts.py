@@ -22,7 +22,7 @@ SPEED = {"record": "speed", "rows": {"engine": "{engine}"}, "cells": {"ms": "{ms
 @pytest.fixture
 def record(tmp_path, monkeypatch):
     """A benchmark's record."""
-    monkeypatch.setattr("common.report.excerpts.RECORDS", tmp_path)
+    monkeypatch.setattr("common.report.records.RECORDS", tmp_path)
     (tmp_path / "speed.csv").write_text(RECORD)
 
 
@@ -48,6 +48,12 @@ def test_medians_beside_a_baseline(record):
     cells = {"n": "{n}", "ms": "{ms:.0f} ({ms_ratio:.2f})"}
     shown = show(where="hosts == 4", medians=["engine", "hosts"], baseline=baseline, cells=cells)
     assert shown == [["engine", "n", "ms"], ["ours", "2", "90 (0.60)"], ["peer", "2", "150 (1.00)"]]
+
+
+def test_columns_of_another_record_and_expressions(record, tmp_path):
+    (tmp_path / "steps.csv").write_text("engine,steps\nours,10\npeer,20\n")
+    more = {"join": {"steps": ["engine"]}, "assign": {"s": "steps * ms / 1000"}, "cells": {"s": "{s:.1f}"}}
+    assert show(where="topology == 'aer'", **more) == [["engine", "s"], ["ours", "0.8"], ["peer", "2.0"]]
 
 
 def test_only_what_is_between_markers_changes(record, monkeypatch):

@@ -1,7 +1,9 @@
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from common.cli import UsageError
@@ -84,6 +86,19 @@ def test_a_table_of_local_models_needs_runs_that_evaluated_them(table, caplog):
     with pytest.raises(UsageError, match="no finished run"):
         collect(make_table(columns=["local_top1"]), RUNS)
     assert "metrics.jsonl records no 'local_accuracy'" in caplog.text
+
+
+@pytest.mark.parametrize(("recorded", "decay"), [({}, 0.1 * 8.5), ({"decay_sum": 0.25}, 0.25)])
+def test_clipped_steps_and_decay_are_summed_over_steps(tmp_path, recorded, decay):
+    """Rows of 1, 3 and 2 steps; rates of 1, 1.33, 1.67, 2, 1.5 and 1."""
+    run = read_run(write_run(tmp_path / "run", [], steps=6))
+    assert QUANTITIES["clipped_fraction"].of(run) is None
+    rows = [(1, 1.0, 0.5), (4, 2.0, 0.0), (6, 1.0, 1.0)]
+    rows = [{"step": step, "split": "train", "lr": lr, "clipped_fraction": clipped} for step, lr, clipped in rows]
+    config = {"optimizer": {"weight_decay": 0.1}}
+    run = replace(run, metrics=pd.DataFrame(rows), config=config, summary=run.summary | recorded)
+    assert QUANTITIES["clipped_fraction"].of(run) == pytest.approx(2.5 / 6)
+    assert QUANTITIES["decay_sum"].of(run) == pytest.approx(decay)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,165 @@
+"""The scoreboard: each claim of the papers, what our tables say to it, and a verdict by a rule stated beforehand."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, Literal, get_args
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from common.cli import UsageError
+from common.report.definitions import ROOT, Definition, explained, read_definition
+from common.report.published import load_published
+from common.report.records import Record
+
+DEFINITIONS = ROOT / "results" / "definitions"
+Interval = tuple[float, float]
+Verdict = Literal["holds", "partly", "fails", "open"]
+# What a claim's numbers have to be: how readers see it, and the interval in which the claim holds.
+RULES: Mapping[str, tuple[str, Callable[[Any], Interval]]] = {
+    "equal": ("within ± {0:g}", lambda margin: (-margin, margin)),
+    "above": ("above {0:g}", lambda bound: (bound, math.inf)),
+    "below": ("below {0:g}", lambda bound: (-math.inf, bound)),
+    "ratio": ("from {0[0]:g} to {0[1]:g}", lambda limits: limits),
+    "exact": ("exactly {0:g}", lambda value: (value - 1e-9, value + 1e-9)),  # CSV files have ten digits
+}
+
+
+class Evidence(Record):
+    """A number that tests a claim.
+
+    row:   a query that finds its row
+    value: its column; the interval is that of the columns <value>_low and <value>_high, or the number alone
+    """
+
+    label: str
+    row: str
+    value: str
+
+    def found(self) -> Mapping[str, Any]:
+        """Return the row, with `low` and `high`; UsageError unless there is one such row."""
+        rows = self.frame().query(self.row, engine="python").to_dict("records")
+        if len(rows) != 1:
+            raise UsageError(f"claims.yaml: {self.record}: row={self.row!r}: expected one row, got {len(rows)}")
+        ends = (rows[0].get(f"{self.value}_{end}", rows[0][self.value]) for end in ("low", "high"))
+        return rows[0] | dict(zip(("low", "high"), ends, strict=True))
+
+
+class Claim(Definition):
+    """A claim of the papers. Accuracy or loss refutes it only where local/B is within a factor of two of the paper's.
+
+    paper:            published values; {table3[allreduce][top1]} is that number of results/paper/table3.yaml
+    local_over_noise: the paper's batch of a worker over the gradient noise scale; null where that does not matter
+    rule:             one of RULES and its margin, bound or limits
+    what:             the numbers tested, and their unit
+    regime:           in which regime, with the columns of the first test's row; or why there is no test
+    """
+
+    claim: str
+    paper: str
+    local_over_noise: PositiveFloat | Literal["unknown"] | None = None
+    rule: dict[Literal[tuple(RULES)], float | tuple[float, float]] = Field({}, max_length=1)
+    what: str = ""
+    style: str = "+z.2f"
+    regime: str
+    tests: tuple[Evidence, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> "Claim":
+        if bool(self.rule) != bool(self.tests):
+            raise ValueError("rule: expected with tests, and only with them")
+        if any((name == "ratio") != isinstance(limit, tuple) for name, limit in self.rule.items()):
+            raise ValueError("rule: expected two limits for ratio, one number for the others")
+        return self
+
+    def verdict(self, rows: Sequence[Mapping[str, Any]]) -> Verdict:
+        """Return what the rows of its tests say together: partly if some of them hold."""
+        verdicts = {self._verdict_of(row) for row in rows} or {"open"}
+        if len(verdicts) == 1:
+            return verdicts.pop()
+        return "partly" if "holds" in verdicts else "open"
+
+    def _verdict_of(self, row: Mapping[str, Any]) -> Verdict:
+        ((name, limit),) = self.rule.items()
+        low, high = RULES[name][1](limit)
+        if low <= row["low"] and row["high"] <= high:
+            return "holds"
+        contradicts = row["high"] < low or high < row["low"]
+        return "fails" if contradicts and self._in_papers_regime(row) else "open"
+
+    def _in_papers_regime(self, row: Mapping[str, Any]) -> bool:
+        papers = self.local_over_noise
+        return papers is None or (papers != "unknown" and papers / 2 <= _noise_of(row) <= papers * 2)
+
+    def here(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        """Return the numbers of its tests, the rule, and the regime."""
+        if not rows:
+            return self.regime
+        numbers = ", ".join(map(self._number, self.tests, rows))
+        ((name, limit),) = self.rule.items()
+        regime = self.regime.format_map(rows[0])
+        if self.local_over_noise is not None:
+            noise = _noise_of(rows[0])
+            regime += f", local/B {'not recorded' if math.isnan(noise) else format(noise, '.2g')}"
+        return f"{self.what}: {numbers}; rule: {RULES[name][0].format(limit)}; {regime}"
+
+    def _number(self, test: Evidence, row: Mapping[str, Any]) -> str:
+        value, low, high = (f"{number:{self.style}}" for number in (row[test.value], row["low"], row["high"]))
+        return f"{test.label} {value}" + ("" if low == high else f" [{low}, {high}]")
+
+
+def _noise_of(row: Mapping[str, Any]) -> float:
+    """Return a worker's batch over the gradient noise scale, NaN if it is not recorded."""
+    return next((value for name, value in row.items() if name.endswith("local_over_noise_mean")), math.nan)
+
+
+class Claims(Definition):
+    """The content of results/definitions/claims.yaml."""
+
+    claims: tuple[Claim, ...] = Field(min_length=1)
+
+
+class _Papers(dict):
+    """{file: {row: {quantity: number}}} of results/paper, read when asked for."""
+
+    def __missing__(self, name: str) -> dict[str, dict[str, float | None]]:
+        rows = load_published(name).rows
+        self[name] = {row.name: {quantity: number.value for quantity, number in row.values.items()} for row in rows}
+        return self[name]
+
+
+def load_claims() -> tuple[Claim, ...]:
+    """Read the claims; UsageError naming file, key, value and expectation if the file is wrong."""
+    content = read_definition(DEFINITIONS, "claims", key="claims")
+    with explained(DEFINITIONS, "claims", Claims):
+        return Claims.model_validate(content).claims
+
+
+def show_claims(claims: Sequence[Claim]) -> str:
+    """Return the scoreboard as Markdown."""
+    papers, lines = _Papers(), [("claim", "paper", "here", "verdict", "page"), ("---",) * 5]
+    for claim in claims:
+        rows = [test.found() for test in claim.tests]
+        pages = dict.fromkeys(_page(test.record) for test in claim.tests)
+        paper, verdict = claim.paper.format_map(papers), claim.verdict(rows)
+        lines.append((claim.claim, paper, claim.here(rows), verdict, ", ".join(pages)))
+    return _markdown(lines)
+
+
+def show_verdicts(claims: Sequence[Claim]) -> str:
+    """Return the claims by verdict, as Markdown."""
+    by_verdict: dict[str, list[str]] = {verdict: [] for verdict in get_args(Verdict)}
+    for claim in claims:
+        by_verdict[claim.verdict([test.found() for test in claim.tests])].append(claim.claim)
+    lines = [("verdict", "claims"), ("---", "---"), *((name, "; ".join(texts)) for name, texts in by_verdict.items())]
+    return _markdown(lines)
+
+
+def _markdown(lines: Sequence[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _page(record: str) -> str:
+    path = PurePosixPath(record)
+    folder = path.parent.name or "benchmarks"
+    return f"[{path.name}]({folder}/{path.name}.md)"
