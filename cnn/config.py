@@ -58,7 +58,7 @@ class Packaged(Strict):
 
     name: Literal["mnist_5k", "openclipart"]
     folder: FilePath
-    shift: NonNegativeInt
+    shift: Annotated[int, Field(ge=0, le=28)]
     flip: bool
 
 
