@@ -225,7 +225,8 @@ def test_a_resumed_run_rehearses_first_and_loads_once(settles: bool) -> None:
 def test_others_wait_while_rank_0_writes_the_best_model(best: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
     monkeypatch.setattr("common.training.session.gather_objects", lambda _: calls.append("wait"))
-    recorder = SimpleNamespace(clock=1, validation=lambda _: best, begin_step=lambda: None, load_state_dict=None)
+    noise = SimpleNamespace(after_evaluation=lambda *_: {})
+    recorder = SimpleNamespace(clock=1, validation=lambda _: best, begin_step=lambda: None, noise=noise)
     checkpoints = SimpleNamespace(save_model=lambda name, _: calls.append(name))
     for rank in range(2):
         session = session_of(recorder, checkpoints, SimpleNamespace(), rank)

@@ -85,7 +85,7 @@ def test_batch_and_ranks() -> None:
         (["optimizer.betas=[0.9,1.0]"], ["optimizer.betas.1=1.0", "less than 1"]),
         (["optimizer.betas=[0.9]"], ["optimizer.betas"]),
         (["training.steps=0"], ["training.steps=0", "greater than 0"]),
-        ([f"training.steps={10**30}"], [f"training.steps={10**30}", "less than 9223372036854775808"]),
+        ([f"training.steps={10**30}"], [f"training.steps={10**30}", "expected at most 10000000000000"]),
         (["training.steps=1.5"], ["training.steps=1.5", "integer"]),
         (["training.epochs=2"], ["training.steps=300, epochs=2", "exactly one"]),
         (["training.precision=fp64"], ["training.precision='fp64'", "'bf16'"]),
@@ -98,7 +98,7 @@ def test_batch_and_ranks() -> None:
         (["workers.count=4", "workers.per_host=3"], ["workers.per_host=3", "divisor", "4"]),
         (["workers.count=0"], ["workers.count=0", "greater than 0"]),
         (["workers.count=-1"], ["workers.count=-1", "greater than 0"]),
-        (["workers.count=20000"], ["world_size: expected at most 16384, got 20000"]),
+        (["workers.count=20000"], ["world_size: expected an integer <= 16384, got 20000"]),
         (
             ["training.steps=9223372036854775808"],
             ["training.steps=9223372036854775808: expected at most 10000000000000"],

@@ -42,8 +42,9 @@ HOT = [
 ]
 READ = {"item", "tolist", "cpu", "numpy", "nonzero"}  # methods of tensors that the host reads with
 ALLOWED = {
-    "cnn/cifar10.py on: to": "the data set, once",
     "cnn/digits.py DigitsData.evaluation: to": "the data set, in an evaluation",
+    "cnn/in_memory.py _on: to": "the data set, once",
+    "cnn/task.py ImageClassification.evaluate: to": "a number for each class, in an evaluation",
     "cnn/digits.py DigitsData.train: to": "the data set, at the start",
     "cnn/images/pixels.py _channels: tensor": "once for each device",
     "cnn/images/pixels.py <module>: tolist": "an array of the host",
