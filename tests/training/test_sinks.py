@@ -12,8 +12,10 @@ from common.training.launch import launch
 from common.training.sinks import numbers
 from tests.training.test_resume import RUN, forget
 
-SIMULATED = [*RUN, "workers=simulated", "workers.count=2", "training.steps=9", "evaluation.every=4"]
-SIMULATED.append("logging.noise_scale_every=null")  # null in metrics.jsonl is NaN in the sinks
+SIMULATED = [
+    *[*RUN, "workers=simulated", "workers.count=2", "training.steps=9", "evaluation.every=4"],
+    "logging.noise_scale_every=null",  # null in metrics.jsonl is NaN in the sinks
+]
 
 
 def rows(folder: Path) -> list[dict]:
