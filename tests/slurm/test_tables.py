@@ -35,6 +35,7 @@ task: cnn
 runs: jobs
 seeds: [1]
 overrides: [experiment=quickstart, training.steps=40, model.width=2, workers.count=2]
+columns: [method, validation_loss_mean]
 sweep: {quantity: validation_loss, best: lowest, seeds: [7], rates: 3, extensions: 1}
 rows:
   - {name: tuned, method: AllReduce, topology: complete, overrides: [parallel=allreduce, optimizer=adam], centre: 1e-4}
