@@ -15,10 +15,10 @@ quickstart: env  ## train on digits by all-reduce and gossip; writes runs/report
 	$(PYTHON_ENV) -m scripts.figures figure=quickstart
 
 test: env  ## run the fast tests: every behaviour once, real processes included
-	$(PYTHON_ENV) -m pytest -n 3 --max-worker-restart=0 -m "not slow"
+	$(PYTHON_ENV) -m pytest -n 4 --max-worker-restart=0 -m "not slow"
 
 test-slow: env  ## run the other tests: repetitions, many processes, Slurm, benchmarks' programs
-	$(PYTHON_ENV) -m pytest -n 4 --max-worker-restart=0 -m slow
+	$(PYTHON_ENV) -m pytest -n 5 --max-worker-restart=0 -m slow
 
 gpu-check: env  ## check everything on this machine's GPUs; without one, run the tests that emulate it
 	$(PYTHON_ENV) -m scripts.gpu_check
