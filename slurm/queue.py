@@ -30,7 +30,7 @@ def submitted(table: Table, runs: Path, timeout_s: float = TIMEOUT_S) -> dict[Pa
     listing = ask("squeue", "--me", "--noheader", "--array", "--format=%A %i %K %T %o", timeout_s=timeout_s)
     for line in listing.splitlines():
         job, shown, element, state, command = (*line.split(maxsplit=4), "")[:5]
-        states[job] = f"{state.lower()} (job {shown})"  # an array's element has a number of its own, which few see
+        states[job] = f"{state.lower()} (job {shown})"  # the element's separate job id is rarely seen
         match = re.search(r" --cells (.+)", command)
         if match and Path(match[1]).parent == folder(table, runs):
             try:

@@ -42,7 +42,7 @@ def test_a_download_that_fails_leaves_nothing_and_says_what_to_put_where(registr
     with pytest.raises(UsageError, match=r"words: apt-get cannot download it \(E: Unable .*put it into .*/archives"):
         debian_package(["words"], "MIT", folder)
     assert left(folder) == set()
-    # With lists of its own, for which no root is needed, where the machine's are missing.
+    # Where the machine has no package lists, apt-get keeps lists in `archives`, which needs no root.
     own = f"-oDir::State={folder}/apt -oDir::Cache={folder}/apt"
     wanted = ["apt-get -q download words", f"apt-get -q {own} update", f"apt-get -q {own} download words"]
     assert registry.calls == wanted

@@ -35,7 +35,7 @@ class Optimum:
 def fit_optimum(
     rates: Sequence[float], values: Sequence[Sequence[float]], highest: bool, tried: Sequence[float]
 ) -> Optimum | None:
-    """Fit a parabola by least squares, with a level of its own for each seed.
+    """Fit a parabola by least squares, with a separate level for each seed.
 
     rates:   at least three, ascending
     values:  [rates, seeds], finite

@@ -1,15 +1,14 @@
 """The configuration of `optimizer` and `schedule`."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -46,6 +45,7 @@ class BaseOptimizerConfig(Strict):
     no_decay: Literal["norms_and_biases", "norms", "named_bn_or_bias", "nothing"] = "norms_and_biases"
     decay: Literal["coupled", "independent"] = "coupled"
     half_life: HalfLife = HalfLife()
+    later: ClassVar[Mapping[str, Any]] = {"half_life": HalfLife().model_dump(), "decay": "coupled"}
 
     @model_validator(mode="after")
     def _decay_is_decoupled(self) -> "BaseOptimizerConfig":
@@ -55,12 +55,6 @@ class BaseOptimizerConfig(Strict):
                 "or adamw, accumadamw or muon"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_later_keys(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what runs from before these keys existed have, so that they can be resumed."""
-        later = {"half_life": HalfLife().model_dump(), "decay": "coupled"}
-        return {key: value for key, value in values(self).items() if key not in later or value != later[key]}
 
     def coupled_decay(self, lr: float) -> float:
         """Return the weight decay that the optimizer multiplies by its learning rate; lr: before the schedule."""

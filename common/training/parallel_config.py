@@ -1,15 +1,13 @@
 """The configuration of `parallel`: the method."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     Field,
     NonNegativeInt,
     PlainValidator,
     PositiveInt,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
@@ -61,8 +59,7 @@ class DecentralizedConfig(Strict):
     """Parameters averaged with peers; see DecentralizedDataParallel.
 
     shard: whether the ranks of a worker share one replica out among them (FSDP2), see common.parallel.sharded
-    share_second_moment: whether simulated workers divide by a common second moment, see common.simulate.second_moments;
-                         null, as runs from before this key existed have, is not written, so that they can be resumed
+    share_second_moment: whether simulated workers divide by a common second moment, see common.simulate.second_moments
     """
 
     method: Literal["decentralized"]
@@ -75,6 +72,7 @@ class DecentralizedConfig(Strict):
     phases: Literal["aligned", "staggered"] = "aligned"
     push_sum: bool = False
     share_second_moment: Literal["mean", "mixing"] | None = None
+    later: ClassVar[Mapping[str, Any]] = {"share_second_moment": None}
     local_steps: PositiveInt = 1
     outer: OuterConfig = OuterConfig()
     merge_after: NonNegativeInt | None = None
@@ -83,10 +81,6 @@ class DecentralizedConfig(Strict):
     mixing: MixingConfig = MixingConfig()
     find_unused_parameters: bool
     timeout_s: Timeout
-
-    @model_serializer(mode="wrap")
-    def _without_null(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {key: value for key, value in values(self).items() if (key, value) != ("share_second_moment", None)}
 
     @model_validator(mode="before")
     @classmethod

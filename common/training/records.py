@@ -1,8 +1,17 @@
 """What all configuration records have in common."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+)
 
 from common.paths import expand_home
 
@@ -16,9 +25,13 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Strict(BaseModel):
-    """Base of all configuration records: no unknown keys, no conversions, no NaN, no huge integers, immutable."""
+    """Base of all configuration records: no unknown keys, no conversions, no NaN, no huge integers, immutable.
+
+    later: keys that earlier runs lack, with the values that these runs had; not written, so that they can be resumed
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    later: ClassVar[Mapping[str, Any]] = {}
 
     @field_validator("*")
     @classmethod
@@ -26,3 +39,7 @@ class Strict(BaseModel):
         if isinstance(value, int) and value > LARGEST:
             raise ValueError(f"{value}: expected at most {LARGEST}")
         return value
+
+    @model_serializer(mode="wrap")
+    def _without_later_keys(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in values(self).items() if key not in self.later or value != self.later[key]}

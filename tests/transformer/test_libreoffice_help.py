@@ -13,7 +13,7 @@ WORDS = {"en-US": ["open", "the", "menu"], "de": ["öffnen", "Sie", "das"]}
 
 
 def page(language: str, number: int) -> bytes:
-    """Return a page with one pair of its own, one that all pages have, and some that are not kept."""
+    """Return a page with a pair that no other page has, one that all have, and some that are not kept."""
     word = " ".join(WORDS[language])
     blocks = {f"par_{number}": f"{word} <b>number</b> {number}", "par_all": f"{word} of {word}", "hd_1": word}
     blocks |= {"par_code": "the same on both sides", f"par_{language}": f"{word} in one language only"}
