@@ -21,7 +21,11 @@ class Windows:
     by the seed, and consecutive samples are dealt to the ranks in local batches: the windows of an update are the same
     for any number of ranks and micro-batches. With "independent" each rank has its own stream, keyed by (seed, rank);
     with "contiguous" it draws from its own part of the tokens, too, one of `ranks` equal ones side by side. A batch is
-    always a function of (seed, rank, ranks, batch number), so a resumed run needs nothing but that number.
+    always a function of (seed, rank, ranks, batch number), so a resumed run needs nothing but that number. If workers
+    left or joined, so that the run began with another number of ranks, each number of ranks has streams of its own
+    (not with "global"): the numbers of a rank's batches depend on it, and no window may be drawn twice.
+
+    first_ranks: with which the run began
 
     An epoch has as many windows as fit side by side into the file, although random windows do not cover it.
     """
@@ -37,11 +41,13 @@ class Windows:
         seed: int,
         shard: str,
         device: torch.device,
+        first_ranks: int,
     ) -> None:
         self._tokens, self._context, self._vocabulary = tokens, context, vocabulary
         self.batch_size, self._device = batch_size, device
         shared = shard == "global"
         self._key = seed if shared else seed + ((rank + 1) << 64)  # Philox keys have 128 bits
+        self._region = 0 if shared or ranks == first_ranks else ranks << 64  # of Philox' counter, which has 256 bits
         self._rank, self._ranks, self._shared = rank, ranks, shared
         part, parts = (rank, ranks) if shard == "contiguous" else (0, 1)
         self._first = part * (len(tokens) // parts)
@@ -62,7 +68,7 @@ class Windows:
 
     def starts(self, sample: int) -> NDArray[np.int64]:
         """Return where the windows of samples `sample`, `sample` + 1, ... begin, [batch_size]."""
-        return self._first + _random_starts(self._key, sample, self.batch_size, self._places)
+        return self._first + _random_starts(self._key, self._region + sample, self.batch_size, self._places)
 
 
 def _random_starts(key: int, counter: int, count: int, below: int) -> NDArray[np.int64]:

@@ -89,6 +89,7 @@ class LanguageModelling(Task):
             self._config.seed,
             self._config.data.shard,
             device,
+            self._config.ranks,
         )
 
     def before_evaluation(self, step: int) -> None:

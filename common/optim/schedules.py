@@ -188,6 +188,8 @@ def multistep_with_warmup(
 
     Milestones are update numbers, strictly increasing, none before the end of the warm-up (else ValueError).
     """
+    expected = "a list of update numbers"
+    require(isinstance(milestones, list | tuple), "multistep_with_warmup", "milestones", milestones, expected)
     return LambdaLR(
         optimizer,
         MultiStep(

@@ -8,9 +8,16 @@ from torch import Tensor, nn
 from common.arguments import check_arguments
 from common.flat import refuse_dtensors
 from common.parallel.averaging import average_buffers_, consensus_distance
-from common.parallel.checks import check_device, check_equal_on_all_ranks, check_module, check_sizes, refuse_complex
+from common.parallel.checks import (
+    check_device,
+    check_equal_on_all_ranks,
+    check_module,
+    check_ownership,
+    check_sizes,
+    refuse_complex,
+)
 from common.parallel.collectives import broadcast_from_first
-from common.parallel.data_parallel import DataParallel, averageable_buffers
+from common.parallel.data_parallel import OPEN, DataParallel, averageable_buffers
 from common.parallel.hooks import Compression
 from common.parallel.process_groups import ProcessGroups, patience
 from common.parallel.streams import is_queued
@@ -30,7 +37,8 @@ class AllReduceDataParallel(DataParallel):
     averages them. `counters.bytes_sent` assumes a ring: 2 (n-1)/n times the bytes that are averaged in each
     synchronisation; DDP does not expose what its collectives really sent or how long they were waited for.
 
-    Raises ValueError for an argument of another type or out of range.
+    Raises ValueError for an argument of another type or out of range, and for a parameter that another wrapper holds,
+    until that is closed.
     """
 
     def __init__(
@@ -46,6 +54,7 @@ class AllReduceDataParallel(DataParallel):
     ) -> None:
         check_arguments(AllReduceDataParallel.__init__, locals())
         check_module(module)
+        check_ownership(module)
         check_sizes(bucket_mb, timeout_s)
         refuse_dtensors(module)
         if hook is not None:
@@ -70,6 +79,7 @@ class AllReduceDataParallel(DataParallel):
                 groups.world, bucket_cap_mb=bucket_mb, find_unused_parameters=find_unused_parameters
             )
             self._compression.register(self._ddp, groups.world)
+        OPEN.add(self)
 
     def _before_forward(self) -> None:
         self._count()

@@ -1,5 +1,6 @@
 """Checks at the door: of arguments, which real and simulated workers share, and of what all ranks must agree about."""
 
+import gc
 import hashlib
 import os
 import warnings
@@ -14,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from common.arguments import BUCKET_MB, TIMEOUT_S
 from common.dtensors import is_dtensor
-from common.parallel.data_parallel import DataParallel
+from common.parallel.data_parallel import OPEN, DataParallel
 from common.spelling import did_you_mean
 from common.topology import Topology, build, knows_hosts, push_sum
 
@@ -64,6 +65,20 @@ def check_module(module: nn.Module) -> None:
                 f"module: '{name}' is on the meta device; expected values in memory: call .to_empty(device=...) and "
                 "initialise them before wrapping it"
             )
+
+
+def check_ownership(module: nn.Module) -> None:
+    """Raise ValueError naming a trained parameter that another wrapper holds: it would leave that one's flat vector."""
+    trained = {p: name for name, p in module.named_parameters() if p.requires_grad}
+    if any(wrapper.holds_any(trained) for wrapper in OPEN):
+        gc.collect()  # one that nobody uses any more was perhaps never closed
+    for wrapper in OPEN:
+        for parameter, name in trained.items():
+            if wrapper.holds_any([parameter]):
+                raise ValueError(
+                    f"module: another {type(wrapper).__name__} holds parameter '{name}'; expected each parameter in "
+                    "one wrapper: wrap one module that holds all parts, or call close() on the other wrapper first"
+                )
 
 
 def check_device(parameters: Iterable[Tensor]) -> torch.device:

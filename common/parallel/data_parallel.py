@@ -8,8 +8,9 @@ import contextlib
 import inspect
 import sys
 import warnings
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -30,6 +31,9 @@ from common.parallel.meeting import Place
 # torch 2.13 deprecates `broadcast_buffers` for `forward_sync_buffers`; torch 2.6 knows only the former.
 _SIGNATURE = inspect.signature(DistributedDataParallel).parameters
 _KEEP_BUFFERS = {"forward_sync_buffers" if "forward_sync_buffers" in _SIGNATURE else "broadcast_buffers": False}
+
+
+OPEN: weakref.WeakSet["DataParallel"] = weakref.WeakSet()  # wrappers that are ready and not closed
 
 
 class DataParallel(Bare, ABC):
@@ -63,6 +67,10 @@ class DataParallel(Bare, ABC):
         self._handles: list[RemovableHandle] = []
         # Kept out of the module tree: its parameters are the module's own.
         self.__dict__["_ddp"] = None
+
+    def holds_any(self, parameters: Iterable[nn.Parameter]) -> bool:
+        """Return whether workers keep one of these in common."""
+        return not self._common.isdisjoint(parameters)
 
     def _average_gradients(self, group: dist.ProcessGroup, **options: Any) -> None:
         """Have DDP average gradients over `group`; buffers stay the worker's."""
@@ -205,6 +213,7 @@ class DataParallel(Bare, ABC):
         patient: otherwise, whether what is in flight may still arrive
         """
         self._closed = True
+        OPEN.discard(self)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

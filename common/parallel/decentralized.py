@@ -32,13 +32,14 @@ from common.parallel.checks import (
     check_equal_on_all_ranks,
     check_message_dtype,
     check_module,
+    check_ownership,
     check_sizes,
     refuse_unknown,
     resolve_topology,
     workers_of_host,
 )
 from common.parallel.collectives import PeerError, mean_over_ranks_
-from common.parallel.data_parallel import DataParallel, averageable_buffers
+from common.parallel.data_parallel import OPEN, DataParallel, averageable_buffers
 from common.parallel.debiasing import Debiasing
 from common.parallel.gossip import Mixer
 from common.parallel.gossip.buckets import fragments_of
@@ -107,7 +108,7 @@ class DecentralizedDataParallel(DataParallel):
     All ranks must construct it, with the same arguments and a module of the same structure; a difference raises
     RuntimeError on every rank. Without a process group, or with one rank, only an outer optimizer does anything; there
     is no `process_group`, gossip among a part of the ranks. Raises ValueError for an argument of another type or out of
-    range.
+    range, and for a parameter that another wrapper holds, until that is closed.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class DecentralizedDataParallel(DataParallel):
         refuse_unknown("DecentralizedDataParallel", unknown, inspect.signature(DecentralizedDataParallel).parameters)
         check_arguments(DecentralizedDataParallel.__init__, locals())
         check_module(module)
+        check_ownership(module)
         plan = resolve_local_steps(order, local_steps, outer, merge_after, local_steps_from, fragments)
         mixing = mixing or Mixing()
         if isinstance(topology, Topology):
@@ -196,6 +198,7 @@ class DecentralizedDataParallel(DataParallel):
         self._bucketwise: BucketwiseOptimizer | None = None
         if groups.within_worker is not None and not self._replica.averages_gradients:
             self._average_gradients(groups.within_worker, find_unused_parameters=find_unused_parameters)
+        OPEN.add(self)
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
         """Attach to `optimizer.step()`; on every rank, in the same order. Collective.

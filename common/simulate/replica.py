@@ -20,7 +20,7 @@ from common.local_steps import Mixing, Outer, check_topology, resolve_local_step
 from common.optim import AccumAdam, AccumAdamW
 from common.parallel.anchors import with_layout, with_own_layout
 from common.parallel.checks import check_module, check_sizes, resolve_topology
-from common.parallel.data_parallel import DataParallel
+from common.parallel.data_parallel import OPEN, DataParallel
 from common.parallel.optimizers import (
     check_layout_is_free,
     is_bucketwise,
@@ -115,6 +115,7 @@ class SimulatedReplica(DataParallel):
         self._cohort = cohort
         self.topology, self.order, self.plan = cohort.topology, cohort.order, cohort.plan
         self._warned |= not cohort.gossips  # gradients of whatever is trained are averaged
+        OPEN.add(self)
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
         """Attach to `optimizer.step()`, as DecentralizedDataParallel does."""

@@ -91,7 +91,7 @@ class Checkpoints:
         folder, suffix = self._folder / f"step_{step:08d}", ""
         if rank() == 0:
             self._tidy()
-            folder.mkdir(parents=True, exist_ok=True)
+            self._make(folder)
             suffix = AGAIN if file_name(0) in files_of(folder) else ""
         suffix = gather_objects(suffix)[0]  # no rank writes before this
         name = file_name(rank(), suffix)
@@ -142,18 +142,23 @@ class Checkpoints:
 
     def save_model(self, name: str, state_dict: dict[str, Any]) -> None:
         """Write a mean model as `name`, "best.pt" or "last.pt". Called by rank 0 only."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._make(self._folder)
         write_atomically(self._folder / name, partial(torch.save, state_dict))
 
     def keep_model(self, step: int, state_dict: dict[str, Any], keep: int) -> None:
         """Write the mean model of an evaluation as models/step_<step>.pt; only the `keep` newest stay. Rank 0 only."""
         folder = self._folder / MODELS
-        folder.mkdir(parents=True, exist_ok=True)
+        self._make(folder)
         write_atomically(folder / f"step_{step:08d}.pt", partial(torch.save, state_dict))
         files = sorted(folder.glob("step_*.pt"))
         mine = files.index(folder / f"step_{step:08d}.pt")
         for file in [*files[: max(0, mine - (keep - 1))], *files[mine + 1 :]]:  # later ones will be written again
             file.unlink()
+
+    def _make(self, folder: Path) -> None:
+        """Make a folder below the run's; one that was removed while the run trains does not come back."""
+        self._folder.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
 
     def _complete(self) -> list[Path]:
         """Folders with a manifest, newest first; the same list on all ranks."""

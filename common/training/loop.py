@@ -20,7 +20,7 @@ from common.training.recorder import Recorder
 from common.training.session import Session, Setup
 from common.training.stream import BEGINNING, Dealing
 from common.training.task import Task
-from common.training.worker import Worker, build_workers
+from common.training.worker import Worker, build_workers, is_out_of_memory
 
 
 class Length(NamedTuple):
@@ -171,6 +171,8 @@ def step_named(recorder: Recorder) -> Iterator[None]:
         yield
     except Exception as error:
         error.add_note(f"after step {recorder.clock}")
+        if is_out_of_memory(error):
+            error.add_note("out of memory: expected a smaller model or training.batch_size, or fewer workers here")
         raise
 
 

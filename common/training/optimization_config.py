@@ -1,6 +1,8 @@
 """The configuration of `optimizer` and `schedule`."""
 
+import math
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -12,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from common.training.records import Fraction, NonNegative, Strict
+from common.training.records import LARGEST, Fraction, NonNegative, Strict
 
 DecayRate = Annotated[float, Field(ge=0, lt=1)]
 Betas = Annotated[tuple[DecayRate | None, DecayRate | None], Field(strict=False)]
@@ -143,6 +145,8 @@ class ConstantConfig(Strict):
     @classmethod
     def _whole_steps(cls, value: float | list[float], info: ValidationInfo) -> float | list[float]:
         lengths = value if isinstance(value, list) else [value]
+        if not all(length <= LARGEST for length in lengths):
+            raise ValueError(f"{value}: expected at most {LARGEST}")
         if info.data.get("unit") == "steps" and not all(float(length).is_integer() for length in lengths):
             raise ValueError(f"{value}: expected whole numbers with schedule.unit=steps")
         return value
@@ -175,7 +179,16 @@ class MultistepConfig(ConstantConfig):
 
     name: Literal["multistep"]
     milestones: list[PositiveFloat]
-    gamma: PositiveFloat
+    gamma: Annotated[float, Field(gt=0, le=1)]
+
+    @model_validator(mode="after")
+    def _milestones_follow(self) -> "MultistepConfig":
+        if not all(a < b for a, b in pairwise(self.milestones)) or self.warmup > min(self.milestones, default=math.inf):
+            raise ValueError(
+                f"milestones={self.milestones}, warmup={self.warmup:g}: expected ever later milestones, none of them "
+                "in the warm-up"
+            )
+        return self
 
 
 ScheduleConfig = Annotated[

@@ -22,6 +22,7 @@ from common.training.environment import describe_environment, now
 from common.training.overrides import typed
 from common.training.run_lock import RunLock
 
+GONE = "was removed or moved while the run trained in it, so the run ends"
 RECORDS = ("config.yaml", "environment.json", "metrics.jsonl")
 # Of the keys that do not change a result, those that were left out of fingerprints at first.
 FIRST_FREE_KEYS = ("run_dir", "resume", "logging.", "profile", "training.threads", "training.checkpoint")
@@ -43,11 +44,14 @@ class RunFolder:
 
     `sent` is the step of the last row that earlier starts wrote, `kept` that of the last one left; 0 without one.
 
-    Raises ConfigError as `check_folder` does, or if another process trains in the folder, and FinishedError.
+    Raises ConfigError as `check_folder` does, or if another process trains in the folder, and FinishedError;
+    RuntimeError if the folder was claimed and is gone.
     """
 
     def __init__(self, config: Config, overrides: list[str], start: str | None = None) -> None:
         self.path = Path(config.run_dir)
+        if start is not None and not self.path.exists():
+            raise RuntimeError(f"run_dir={self.path}: {GONE}")
         self._lock = RunLock(self.path, start or uuid.uuid4().hex)
         self._lock.take()
         try:
@@ -92,16 +96,25 @@ class RunFolder:
         self._write_json("environment.json", self._environment)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a row to metrics.jsonl. Raises RuntimeError if another process has taken the folder over."""
-        self._lock.check()
+        """Add a row to metrics.jsonl.
+
+        Raises RuntimeError if another process has taken the folder over, or if it was removed or moved.
+        """
+        self._check()
         self._metrics.write(strict_json(row).encode() + b"\n")
         self._metrics.flush()
 
     def metrics_bytes(self) -> int:
         """Return the length of metrics.jsonl, after it is safe on disk. Raises RuntimeError as `append` does."""
-        self._lock.check()
+        self._check()
         os.fsync(self._metrics.fileno())
         return self._metrics.tell()
+
+    def _check(self) -> None:
+        self._lock.check()
+        file = self.path / "metrics.jsonl"
+        if not (file.exists() and os.path.samestat(file.stat(), os.fstat(self._metrics.fileno()))):
+            raise RuntimeError(f"run_dir={self.path}: {GONE}")
 
     def cut(self, length: int) -> None:
         """Cut metrics.jsonl back to its length at the checkpoint, so that no step has two rows.

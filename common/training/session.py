@@ -68,12 +68,12 @@ class Session:
     def save(self) -> None:
         """Save a checkpoint with all that a run continues from, and the mean model as last.pt."""
         setup, model = self._setup, self._workers[0].model
+        metrics_bytes = setup.folder.metrics_bytes() if setup.folder is not None else 0
         with model.averaged() as mean_model:
             state = bare_state(mean_model, keep=setup.rank == 0)
             if setup.rank == 0:
                 setup.checkpoints.save_model("last.pt", state)
         # The checkpoint comes last: a run killed before it repeats all of this, after it nothing is missing.
-        metrics_bytes = setup.folder.metrics_bytes() if setup.folder is not None else 0
         setup.checkpoints.save(model.clock, self._state(), metrics_bytes)
         setup.recorder.begin_step()
 

@@ -1,6 +1,7 @@
 """One worker's training state. A process has one; a simulation has them all."""
 
 import pickle
+import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -10,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from common.cli import one_line
 from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel, GradScaler
 from common.simulate import simulate
 from common.training.config import Config, ConfigError
@@ -90,11 +92,18 @@ def build_workers(
 ) -> list[Worker]:
     """Build this process's workers: one, or all of a simulation. Collective when there are several processes.
 
+    Raises ConfigError if the model does not fit into memory.
+
     dealing: where the data begin
     numbers: of the workers when the run began, by which their random numbers differ; None: as they are
     """
     torch.manual_seed(config.seed)
-    module = task.build_model().to(device)
+    try:
+        module = task.build_model().to(device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(f"model={config.model.name}: does not fit into memory ({one_line(error)})") from error
     if config.init_from is not None:
         load_model(module, config.init_from)
     if config.sharded:
@@ -120,6 +129,12 @@ def build_workers(
         scaler = build_scaler(config, device)
         workers.append(Worker(model.worker, model, optimizer, schedule, scaler, streams, buffers))
     return workers
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a tensor did not fit into memory, or its size into 64 bits."""
+    words = "can't allocate memory|Storage size calculation overflowed|integer multiplication overflow"
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or re.search(words, str(error)) is not None
 
 
 def build_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.training.stream import Stream
+from common.training.stream import BEGINNING, Stream
 from gpt2.data import Windows, drawn_starts, evaluation_batches, evaluation_starts
 from gpt2.token_files import DataError
 
@@ -14,8 +14,18 @@ CPU = torch.device("cpu")
 TOKENS = np.arange(1000, dtype=np.uint16)  # a window is known by its first token
 
 
-def windows(rank=0, ranks=1, batch_size=4, seed=0, shard="independent", tokens=TOKENS, context=10, vocabulary=1000):
-    return Windows(tokens, context, vocabulary, batch_size, rank, ranks, seed, shard, CPU)
+def windows(
+    rank=0,
+    ranks=1,
+    batch_size=4,
+    seed=0,
+    shard="independent",
+    tokens=TOKENS,
+    context=10,
+    vocabulary=1000,
+    first_ranks=None,
+):
+    return Windows(tokens, context, vocabulary, batch_size, rank, ranks, seed, shard, CPU, first_ranks or ranks)
 
 
 def firsts(data, batches):
@@ -141,3 +151,26 @@ def test_the_rest_of_an_epoch_is_dealt_to_fewer_ranks():
 
     whole = drawn(1, 0, 14)
     assert drawn(4, 0, 2) + drawn(3, 8, 2) == whole
+
+
+@pytest.mark.parametrize("shard", ["independent", "contiguous"])
+@pytest.mark.parametrize("sizes", [(2, 3, 2), (3, 2, 3), (1, 4, 3)], ids=str)
+def test_no_window_is_drawn_twice_after_workers_joined_or_left(shard, sizes, monkeypatch):
+    """A window is known by the step of the stream of random numbers that decides where it begins."""
+    drawn = []
+
+    def note(key, counter, count, below):
+        drawn.append((key, counter))
+        return np.zeros(count, np.int64)
+
+    monkeypatch.setattr("gpt2.data._random_starts", note)
+    monkeypatch.setattr("gpt2.data.prefetch", lambda batches, device: batches)  # nothing is drawn ahead
+    dealing = BEGINNING
+    for ranks in sizes:
+        for rank in range(ranks):
+            data = windows(rank, ranks, shard=shard, first_ranks=sizes[0])
+            stream = Stream(data, seed=0, rank=rank, device=CPU, ranks=ranks, dealing=dealing)
+            for _ in range(2 * data.steps_per_epoch + 5):
+                next(stream)
+        dealing = stream.rest()
+    assert len(drawn) == len(set(drawn))

@@ -199,6 +199,11 @@ def test_drives_our_optimizer():
         ),
         (lambda o: inverse_square_root(o, 0), "warmup_steps=0: expected an integer >= 1"),
         (lambda o: inverse_square_root(o, 1, first=-1), "first=-1: expected an integer >= 0"),
+        *(
+            (lambda o, m=m: multistep_with_warmup(o, m), "milestones=.*: expected a list")
+            for m in (5, "5", None, {5: 1})
+        ),
+        (lambda o: multistep_with_warmup(o, [[5]]), r"milestones\[0\]=\[5\]: expected an integer"),
         (lambda o: multistep_with_warmup(o, [5, 5]), r"milestones=\(5, 5\): expected strictly increasing"),
         (
             lambda o: multistep_with_warmup(o, [2, 5], warmup_steps=3),

@@ -85,6 +85,19 @@ def test_modules_without_values_and_wrapped_ones_are_refused(module: Callable[[]
             wrapper(module=module())
 
 
+def test_a_parameter_is_in_one_open_wrapper() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+    replica = simulate(net, 2)[1]
+    for make, module in ((lambda: wrap(module=net[0]), net), (lambda: replica, replica.module)):
+        former = make()
+        for wrapper in WRAPPERS[:2]:
+            with pytest.raises(ValueError, match=r"another \w+ holds parameter '.*weight'; expected each parameter in"):
+                wrapper(module=module)
+        former.close()
+        wrap(module=module)
+    wrap(module=net)  # nobody uses the other one any more, so it need not have been closed
+
+
 def test_rounded_messages_of_complex_parameters_are_refused() -> None:
     module = nn.Linear(2, 2, dtype=torch.complex64)
     for dtype in (torch.bfloat16, torch.int8):
