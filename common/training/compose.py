@@ -31,6 +31,10 @@ OmegaConf.register_new_resolver("div", lambda a, b: a / b, replace=True)
 OmegaConf.register_new_resolver("groups", lambda task: list_groups(load_task(task).config_class), replace=True)
 
 
+class LauncherError(ConfigError):
+    """What the environment says of this process alone is wrong."""
+
+
 def compose_config(task: str, overrides: list[str]) -> Config:
     """Compose configs/<task>.yaml with Hydra overrides and check it.
 
@@ -132,7 +136,7 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
         try:
             launcher.check_launcher()
         except ValueError as error:
-            raise ConfigError(str(error)) from error
+            raise LauncherError(str(error)) from error
     launched = from_launcher("WORLD_SIZE")
     if workers["kind"] == "processes" and launched is not None:
         per_worker = (values.get("parallel") or {}).get("ranks_per_worker", 1)
@@ -160,7 +164,7 @@ def from_launcher(name: str) -> int | None:
     try:
         return launcher.from_launcher(name)
     except ValueError as error:
-        raise ConfigError(str(error)) from error
+        raise LauncherError(str(error)) from error
 
 
 def _gpus() -> int:

@@ -27,7 +27,7 @@ from common.parallel.process_groups import open_process_group
 from common.sockets import shorten_socket_paths
 from common.training.agent import Agent
 from common.training.checkpoint import CheckpointError, Checkpoints
-from common.training.compose import compose_config, from_launcher
+from common.training.compose import LauncherError, compose_config, from_launcher
 from common.training.config import Config, ConfigError
 from common.training.elastic_config import ranks_of, split
 from common.training.elastic_loop import train_elastically
@@ -79,7 +79,7 @@ def refuse(error: Exception, alike: bool = True) -> int:
     if rank > 0:
         under_torch = "TORCHELASTIC_RUN_ID" in os.environ
         time.sleep(SPEAKER_S[under_torch])
-        if alike and not under_torch:
+        if alike and not under_torch and not isinstance(error, LauncherError):
             return BAD_CONFIGURATION
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
