@@ -3,6 +3,7 @@
 `--some-key VALUE` and `--some-key=VALUE` are spellings of `some_key=VALUE`, and `--some-flag` of `some_flag=true`.
 """
 
+import errno
 import functools
 import logging
 import os
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from yaml import YAMLError
 
@@ -25,6 +27,11 @@ Text = Annotated[str, Field(min_length=1)]
 ONE_OR_SEVERAL = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])  # a, [a,b]
 Folders = Annotated[tuple[Text, ...], ONE_OR_SEVERAL, Field(min_length=1)]
 SHOWN = 100  # characters of a wrong value in a message
+# Errors of a path that cannot be what it is used for; all others happen to a good one.
+OF_PATHS = {
+    *(errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR),
+    *(errno.EPERM, errno.EROFS),
+}
 DEFAULT_RUNS = ("runs", "results/runs")  # one's own runs, then those that are kept
 
 
@@ -39,7 +46,7 @@ class Arguments(BaseModel):
     """
 
     # Numbers are taken as text too: data=7 is a folder called 7.
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True, allow_inf_nan=False)
     positional: ClassVar[str | None] = None
 
     @field_validator("*")
@@ -79,7 +86,7 @@ def parse(arguments: type[ArgumentsT], argv: Sequence[str], module: str, descrip
     settings = [f"{key}={value}" for key, value in others.items()]
     try:
         values = OmegaConf.to_container(OmegaConf.from_cli(settings))
-    except YAMLError as error:
+    except (YAMLError, ValueError, RecursionError, OmegaConfBaseException) as error:
         raise UsageError(f"{shlex.join(settings)}: cannot be read as key=value ({one_line(error)})") from None
     try:
         return arguments.model_validate(values | text)
@@ -100,7 +107,8 @@ def command_of(module: str, arguments: Arguments) -> str:
 def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """Decorate a command's main(argv) -> exit code: usage errors become one line and exit code 2.
 
-    So do paths that cannot be what they are used for.
+    So do paths that cannot be what they are used for; other failures of files, as on a full disk, end with 1, and
+    Ctrl-C with 130.
     """
 
     @functools.wraps(function)
@@ -114,19 +122,39 @@ def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int
         except UsageError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        except (FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError) as error:  # of a path given
-            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-            return 2
         except BrokenPipeError:
             return reader_gone()
+        except OSError as error:
+            if error.strerror is None:  # not of a file
+                raise
+            if error.filename is None:
+                drop_output()
+            print(f"error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+            return 2 if error.errno in OF_PATHS else 1
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 128 + signal.SIGINT
 
     return main
 
 
 def reader_gone() -> int:
     """Return the exit code once the reader of the output is gone (`| head`), and keep Python from writing the rest."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    drop_output()
     return 128 + signal.SIGPIPE  # as of other commands, which this signal ends
+
+
+def drop_output() -> None:
+    """Keep Python from writing what could not be written once more, at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def words_of(key: str, text: str | None) -> list[str]:
+    """Return a text's words as a shell reads them; raise UsageError naming `key` if it could not."""
+    try:
+        return shlex.split(text or "")
+    except ValueError as error:
+        raise UsageError(f"{key}={text}: expected words as in a shell ({error})") from None
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:

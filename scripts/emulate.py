@@ -18,7 +18,6 @@ import json
 import os
 import re
 import secrets
-import shlex
 import shutil
 import signal
 import subprocess
@@ -29,7 +28,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from common.cli import Arguments, Text, UsageError, main_function, parse
+from common.cli import Arguments, Text, UsageError, main_function, parse, words_of
 from common.runtime.conditions import CONDITIONS
 from scripts.namespaces import (
     NAME,
@@ -56,7 +55,7 @@ class EmulateArguments(Arguments):
     mbit_per_s: NonNegativeFloat = Field(1000, description="rate of each host, in both directions; 0: no limit")
     delay_ms: NonNegativeFloat = Field(0, description="one-way delay of every packet")
     slow: Text | None = Field(
-        None, pattern=r"^\d+@[\d.]+(,\d+@[\d.]+)*$", description="HOST@MBIT_PER_S,... of single hosts"
+        None, pattern=r"^\d{1,9}@\d+(\.\d+)?(,\d{1,9}@\d+(\.\d+)?)*$", description="HOST@MBIT_PER_S,... of single hosts"
     )
     compute_ms: NonNegativeFloat = Field(0, description="waits in each training step of a task, besides its computing")
     condition: Literal[tuple(CONDITIONS)] = Field("even", description="how uneven these waits are")
@@ -96,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
 
 def slowed(arguments: EmulateArguments) -> list[str]:
     """Return what torchrun gets; UsageError if waits or an engine are asked for in what is no task's training."""
-    program = shlex.split(arguments.run or "")
+    program = words_of("run", arguments.run)
     asked = [key for key in ("compute_ms", "engine") if getattr(arguments, key)]
     if not asked:
         return program

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from common.cli import Arguments, Text, main_function, parse
+from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.report.collect import collect
 from common.report.registry import load_table
 
@@ -30,6 +30,8 @@ class KeepArguments(Arguments):
 def main(argv: Sequence[str]) -> int:
     """Copy the records of every usable run; exit code 2 if there is none."""
     arguments = parse(KeepArguments, argv, "scripts.keep", "Copy the records of finished runs.")
+    if Path(arguments.output).resolve() == Path(arguments.runs).resolve():
+        raise UsageError(f"output={arguments.output}: expected another folder than runs, which holds them already")
     collection = collect(load_table(arguments.table), Path(arguments.runs))
     for run in collection.all_runs:
         target = Path(arguments.output) / run.folder.relative_to(collection.root)

@@ -69,13 +69,13 @@ def read_spans(file: Path) -> dict[str, list[tuple[float, float]]]:
     """
     try:
         events: list[dict[str, Any]] = json.loads(file.read_text())["traceEvents"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"trace={file}: expected a trace of profile=true ({error})") from None
+        found = [(_range_of(event), event) for event in events]
+        timed = [(name, float(event["ts"]), float(event["dur"])) for name, event in found if name is not None]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f"trace={file}: expected a trace of profile=true ({error!r})") from None
     spans: dict[str, list[tuple[float, float]]] = {name: [] for name in (*RANGES, "step")}
-    for event in events:
-        name = _range_of(event)
-        if name is not None:
-            spans[name].append((event["ts"], event["dur"]))
+    for name, begin, length in timed:
+        spans[name].append((begin, length))
     if not spans["step"] or not spans["optimizer"]:
         raise UsageError(f"trace={file}: holds no step of a training run; make one by profile=true")
     return {name: sorted(found) for name, found in spans.items()}

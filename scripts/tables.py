@@ -33,6 +33,7 @@ from common.report.excerpts import fill_tables
 from common.report.formats import format_texts, left_of, readable
 from common.report.registry import full_name, load_table
 from common.report.tables import build_table, missing_summary, write_table
+from common.training.atomic import write_atomically
 
 MODULE = "scripts.tables"
 
@@ -97,7 +98,11 @@ def _fitted(shown: pd.DataFrame, left: Sequence[str]) -> str:
 def _fill(readme: Path) -> int:
     if not readme.is_file():
         raise UsageError(f"readme={readme}: no such file")
-    readme.write_text(fill_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    try:
+        text = readme.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"readme={readme}: expected a Markdown file in UTF-8 ({error})") from None
+    write_atomically(readme, fill_tables(text).encode())
     print(f"written: {readme}")
     return 0
 

@@ -35,7 +35,7 @@ REMIND_S = 5.0  # a rank that is just starting misses the first warning
 def main(argv: Sequence[str]) -> int:
     """Run the job; return its exit code."""
     try:
-        task, *overrides = cell(argv[1]) if argv[:1] == ["--cells"] else argv or [""]
+        task, *overrides = cell(*argv[1:2]) if argv[:1] == ["--cells"] else argv or [""]
         if not (Path(task) / "train.py").is_file():
             raise JobError(f"TASK={task!r}: expected cnn, transformer or gpt2, then overrides", BAD_CONFIGURATION)
         allocation = Allocation.read(os.environ)
@@ -51,10 +51,16 @@ def main(argv: Sequence[str]) -> int:
         return error.code
 
 
-def cell(file: str) -> list[str]:
-    """Return the task and the overrides of this element of an array."""
-    number = int(os.environ["SLURM_ARRAY_TASK_ID"])
-    return json.loads(Path(file).read_text().splitlines()[number])
+def cell(file: str = "") -> list[str]:
+    """Return the task and the overrides of this element of an array; JobError if the file does not hold them."""
+    number = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    try:
+        words = json.loads(Path(file).read_text().splitlines()[int(number)])
+        if not (words and isinstance(words, list) and all(isinstance(word, str) for word in words)):
+            raise ValueError("expected [TASK, overrides ...]")
+    except (OSError, ValueError, IndexError) as error:
+        raise JobError(f"--cells {file}, SLURM_ARRAY_TASK_ID={number}: {error}", BAD_CONFIGURATION) from None
+    return words
 
 
 def compose(task: str, overrides: Sequence[str]) -> dict[str, Any]:

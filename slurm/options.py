@@ -2,12 +2,11 @@
 
 import argparse
 import os
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.cli import UsageError
+from common.cli import UsageError, words_of
 from common.report.definitions import ROOT
 
 CLUSTERS = ROOT / "slurm" / "clusters"
@@ -62,13 +61,23 @@ class SbatchOptions:
             raise UsageError(
                 f"cluster={name}: expected a file of yours, or one of slurm/clusters: {', '.join(presets)}"
             )
-        lines = [line for line in file.read_text().splitlines() if line.strip() and not line.startswith("#")]
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        try:
+            lines = [line for line in file.read_text().splitlines() if line.strip() and not line.startswith("#")]
+        except UnicodeDecodeError as error:
+            raise UsageError(f"cluster={name}: expected a text file of sbatch's options ({error})") from None
+        words = words_of("sbatch", more)
+        for key, given in ((f"cluster={name}", lines), (f"sbatch={more}", words[:1])):
+            if wrong := [line for line in given if not line.startswith("-")]:
+                raise UsageError(f"{key}: {wrong[0]}: expected options of sbatch, which begin with -")
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         for option in (*SIZES, *ACCOUNTS):
             parser.add_argument(*filter(None, [SHORT.get(option)]), f"--{option}", dest=option)
         parser.add_argument("--gres", action=Gres)
         parser.add_argument(*TOTALS, dest="total")
-        given, others = parser.parse_known_args([*_of_this_job(), *lines, *shlex.split(more or "")])
+        try:
+            given, others = parser.parse_known_args([*_of_this_job(), *lines, *words])
+        except argparse.ArgumentError as error:
+            raise UsageError(f"cluster, sbatch: {error}") from None
         values = {option: value for option, value in vars(given).items() if value is not None}
         if "total" in values:
             raise UsageError(f"cluster, sbatch: {' '.join(TOTALS)}: expected --gpus-per-node instead")
@@ -94,7 +103,7 @@ class SbatchOptions:
 
     def for_report(self, more: str | None) -> tuple[str, ...]:
         """Return who pays and where it runs, then what the user adds, which takes precedence."""
-        return (*self._options(*ACCOUNTS), *shlex.split(more or ""))
+        return (*self._options(*ACCOUNTS), *words_of("report_sbatch", more))
 
     def _options(self, *names: str) -> tuple[str, ...]:
         return tuple(f"--{name}={self.known[name]}" for name in names if name in self.known)

@@ -1,3 +1,4 @@
+import errno
 import re
 import shlex
 import subprocess
@@ -7,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from common.cli import Arguments, Folders, Text, UsageError, command_of, main_function, parse
-from scripts import figures, reproduce, tables
+from common.cli import Arguments, Folders, Text, UsageError, command_of, main_function, parse, words_of
+from scripts import emulate, figures, keep, reproduce, tables
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,14 @@ from scripts import figures, reproduce, tables
         (tables.main, ["table=quickstart", "quickstart"], "quickstart: unknown key"),
         (tables.main, ["table=quickstart", "runs=[1"], "cannot be read as key=value"),
         (tables.main, ["table=quickstart", "--dry-run"], "dry_run: unknown key"),
+        (reproduce.main, ["table=quickstart", f"seeds={'1' * 5000}"], "cannot be read as key=value (Exceeds the limit"),
+        (
+            keep.main,
+            ["table=quickstart", "runs=results/runs", "output=results/runs/"],
+            "output=results/runs/: expected",
+        ),
+        (emulate.main, ["slow=1@1.2.3", "run=-m x"], "slow='1@1.2.3': String should match pattern"),
+        (emulate.main, ["delay_ms=inf", "run=-m x"], "delay_ms='inf': expected a finite number"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(main, argv, message, capsys):
@@ -126,3 +135,32 @@ def test_a_path_that_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "file").touch()
     assert main_function(lambda argv: (tmp_path / "file/sub").mkdir(parents=True))([]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path}/file/sub: Not a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left", "there"), 1, "error: there: No space left\n"),
+        (OSError(errno.EROFS, "Read-only file system", "there"), 2, "error: there: Read-only file system\n"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "there"), 2, "error: there: File name too long\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_what_happens_to_a_command_is_one_line(error: BaseException, code: int, message: str, capsys) -> None:
+    def fail(argv: list[str]) -> int:
+        raise error
+
+    assert main_function(fail)([]) == code
+    assert capsys.readouterr().err == message
+
+
+def test_output_that_cannot_be_written_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-m", "common.topology", "ring", "world_size=3"]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: output: No space left on device\n")
+
+
+def test_words_of_a_shell_that_are_none() -> None:
+    with pytest.raises(UsageError, match='run=-m "x: expected words as in a shell'):
+        words_of("run", '-m "x')

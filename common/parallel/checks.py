@@ -2,7 +2,6 @@
 
 import gc
 import hashlib
-import os
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from common.arguments import BUCKET_MB, TIMEOUT_S
 from common.dtensors import is_dtensor
+from common.launcher import from_launcher
 from common.parallel.data_parallel import OPEN, DataParallel
 from common.spelling import did_you_mean
 from common.topology import Topology, build, knows_hosts, push_sum
@@ -113,7 +113,7 @@ def workers_of_host(given: int | None, topology: str | Topology, ranks_per_worke
     """
     if given is not None:
         return given
-    announced = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) // ranks_per_worker
+    announced = (from_launcher("LOCAL_WORLD_SIZE") or 1) // ranks_per_worker
     if rank == 0 and announced > 1 and isinstance(topology, str) and knows_hosts(topology):
         warnings.warn(
             f"workers_per_host is not given: topology {topology} takes every worker for a host, but the launcher "

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.launcher import from_launcher
 from common.parallel.streams import is_queued
 
 # What a rank that is out of step usually has done.
@@ -32,7 +32,7 @@ def is_distributed() -> bool:
     """
     if dist.is_available() and dist.is_initialized():
         return True
-    announced = int(os.environ.get("WORLD_SIZE") or 1)
+    announced = from_launcher("WORLD_SIZE") or 1
     if announced > 1:
         raise RuntimeError(
             f"WORLD_SIZE={announced} but torch.distributed is not initialised: call "

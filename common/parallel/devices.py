@@ -5,6 +5,8 @@ import sys
 
 import torch
 
+from common.launcher import from_launcher
+
 
 def local_device() -> torch.device:
     """Return the GPU of this local rank, made the current one, or the CPU where GPUs are missing.
@@ -18,7 +20,7 @@ def local_device() -> torch.device:
         if os.environ.get("RANK", "0") == "0":
             print(f"notice: {shortage}; all of them compute on the CPU", file=sys.stderr, flush=True)
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK") or 0))
+    device = torch.device("cuda", from_launcher("LOCAL_RANK") or 0)
     torch.cuda.set_device(device)
     return device
 
@@ -28,6 +30,6 @@ def gpu_shortage() -> str | None:
 
     The launcher announces the processes of this host as LOCAL_WORLD_SIZE.
     """
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or int(os.environ.get("LOCAL_RANK") or 0) + 1)
+    processes = from_launcher("LOCAL_WORLD_SIZE") or (from_launcher("LOCAL_RANK") or 0) + 1
     gpus = torch.cuda.device_count()
     return f"{processes} local processes for {gpus} visible GPU{'s' * (gpus != 1)}" if processes > gpus else None

@@ -1,5 +1,6 @@
 """Process groups: the default one of a program, and those that gossip needs, made once in one order on every rank."""
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -7,6 +8,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from common.launcher import check_launcher, find_master
 from common.parallel.checks import check_equal_on_all_ranks
 from common.parallel.collectives import explained, is_distributed
 from common.parallel.devices import local_device
@@ -17,14 +19,24 @@ UNUSED_TAG = 1 << 30  # of messages; theirs are smaller, see `common.parallel.go
 
 
 def open_process_group(device: torch.device, timeout_s: float) -> None:
-    """Open the default group: NCCL among GPUs, gloo among CPUs; collectives fail after `timeout_s` seconds."""
+    """Open the default group: NCCL among GPUs, gloo among CPUs; collectives fail after `timeout_s` seconds.
+
+    Raises ValueError naming what a launcher should have set in the environment, or that nobody listens at that address.
+    """
+    check_launcher()
+    find_master()
     timeout = patience(timedelta(seconds=timeout_s), device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    try:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    except dist.DistNetworkError as error:
+        where = f"MASTER_ADDR={os.environ['MASTER_ADDR']} MASTER_PORT={os.environ['MASTER_PORT']} in the environment"
+        raise ValueError(f"{where}: {str(error).splitlines()[0]}") from error
 
 
 @contextmanager
 def process_group(timeout_s: float) -> Iterator[torch.device]:
     """Hold the default group open; yields this rank's device."""
+    check_launcher()
     device = local_device()
     open_process_group(device, timeout_s)
     try:

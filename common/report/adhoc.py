@@ -3,12 +3,13 @@
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from common.cli import UsageError
 from common.report.overrides import meaning
-from common.report.runs import FinishedRun, RunError, read_run
+from common.report.runs import FinishedRun, RunError, read_overrides, read_run
 from common.training.bookkeeping import is_bookkeeping
 
 logger = logging.getLogger(__name__)
@@ -21,10 +22,10 @@ def compare(folders: Sequence[Path]) -> pd.DataFrame:
     The columns are the run's folder, every override that is not the same in all runs, the steps, the metrics of the
     last validation, and totals. Raises UsageError if no run is finished.
     """
-    runs = list(_finished(folders))
-    if not runs:
+    found = list(_finished(folders))
+    if not found:
         raise UsageError(f"runs={','.join(map(str, folders))}: expected finished runs, or folders that hold some")
-    settings = [meaning(run.environment.get("overrides", [])) for run in runs]
+    runs, settings = zip(*found, strict=True)
     keys = [key for key in dict.fromkeys(key for each in settings for key in each) if not is_bookkeeping(key)]
     keys = [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
     rows = []
@@ -43,10 +44,19 @@ def _text(value: object) -> str:
     return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
-def _finished(folders: Sequence[Path]) -> Iterator[FinishedRun]:
+def _finished(folders: Sequence[Path]) -> Iterator[tuple[FinishedRun, dict[str, Any]]]:
     for folder in folders:
         for summary in sorted(folder.rglob("summary.json")):
             try:
-                yield read_run(summary.parent)
+                run = read_run(summary.parent)
+                yield run, _settings(run)
             except RunError as error:
                 logger.warning("skipped %s", error)
+
+
+def _settings(run: FinishedRun) -> dict[str, Any]:
+    overrides = read_overrides(run.folder, run.environment)
+    try:
+        return meaning(overrides)
+    except ValueError as error:
+        raise RunError(f"{run.folder}: environment.json: overrides: {error}") from None

@@ -10,7 +10,7 @@ from typing import Literal
 from common.cli import UsageError
 from common.report.columns import Column, Label
 from common.report.registry import Cell, Table
-from common.report.runs import FinishedRun, RunError, read_run
+from common.report.runs import FinishedRun, RunError, read_overrides, read_run
 
 logger = logging.getLogger(__name__)
 
@@ -157,9 +157,7 @@ def read_cell(table: Table, cell: Cell) -> FinishedRun:
 
 def check_overrides(cell: Cell, environment: Mapping[str, object]) -> None:
     """Raise RunError unless the run in the cell's folder recorded the cell's overrides and emulated hosts."""
-    recorded = environment.get("overrides")
-    if not isinstance(recorded, list):
-        raise RunError(f"{cell.run_dir}: environment.json: overrides={recorded!r}: expected a list")
+    recorded = read_overrides(cell.run_dir, environment)
     hosts, expected = environment.get("emulated"), cell.emulated and cell.emulated.model_dump()
     if expected is not None and {key: (hosts or {}).get(key) for key in expected} != expected:
         raise RunError(f"{cell.run_dir}: made on emulated hosts {hosts}, expected {expected}")

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -138,18 +139,26 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a run folder's file; raises RunError if it is missing or broken."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise _broken(path, error) from None
     if not isinstance(content, dict):
         raise RunError(f"{path.parent}: {path.name}: expected an object, got {type(content).__name__}")
     return content
 
 
+def read_overrides(folder: Path, environment: Mapping[str, object]) -> list[str]:
+    """Return the overrides that a run's environment.json records; raises RunError if they are no texts."""
+    recorded = environment.get("overrides")
+    if not isinstance(recorded, list) or not all(isinstance(text, str) for text in recorded):
+        raise RunError(f"{folder}: environment.json: overrides={recorded!r}: expected a list of texts")
+    return recorded
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Read a run's config.yaml, in which all is resolved; raises RunError if it is missing or broken."""
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)  # OmegaConf takes ten times as long
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise _broken(path, error) from None
     if not isinstance(content, dict):
         raise RunError(f"{path.parent}: {path.name}: expected a mapping, got {type(content).__name__}")
@@ -165,8 +174,11 @@ def _read_metrics(path: Path) -> pd.DataFrame:
     for number, line in enumerate(lines, start=1):
         try:
             record = {key: math.nan if value is None else value for key, value in json.loads(line).items()}
-            records.append({"step": int(record["step"]), "split": str(record["split"]), **record})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            split = str(record.pop("split"))
+            if wrong := [key for key, value in record.items() if not isinstance(value, int | float)]:
+                raise TypeError(f"{wrong[0]}: expected a number")
+            records.append({"step": int(record["step"]), "split": split, **record})
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise RunError(f"{path.parent}: metrics.jsonl, line {number}: broken ({error!r})") from None
     if not records:
         raise RunError(f"{path.parent}: metrics.jsonl is empty")

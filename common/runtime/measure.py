@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from common.launcher import from_launcher
 from common.parallel.collectives import gather_objects
 
 REPETITIONS = 8  # of a message; the median counts
@@ -140,7 +141,7 @@ def layout() -> tuple[list[str], int]:
     # Emulated hosts share their name: the launcher's group tells them apart.
     name = socket.gethostname() + (f"#{os.environ['GROUP_RANK']}" if "GROUP_RANK" in os.environ else "")
     names = gather_objects(name)
-    L = int(os.environ.get("LOCAL_WORLD_SIZE", names.count(name)))
+    L = from_launcher("LOCAL_WORLD_SIZE") or names.count(name)
     blocks = [names[start : start + L] for start in range(0, len(names), L)]
     if any(set(block) != {block[0]} or len(block) != L for block in blocks) or len({b[0] for b in blocks}) < len(
         blocks

@@ -31,13 +31,17 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(TopologyArguments, argv, "common.topology", description)
     try:
         topology = build(arguments.name, arguments.world_size, arguments.workers_per_host, **arguments.option)
-        print(table(topology, arguments.rounds))
-        if arguments.plot:
-            from common.topology.plot import plot  # matplotlib is slow to import
-
-            plot(topology, arguments.plot, arguments.rounds)
-    except (ValueError, OSError) as error:
+        text = table(topology, arguments.rounds)
+    except ValueError as error:
         raise UsageError(one_line(error)) from error
+    print(text)
+    if arguments.plot:
+        from common.topology.plot import plot  # matplotlib is slow to import
+
+        try:
+            plot(topology, arguments.plot, arguments.rounds)
+        except (ValueError, OSError) as error:
+            raise UsageError(one_line(error)) from error
     return 0
 
 

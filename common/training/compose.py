@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
+from common import launcher
 from common.cli import one_line
 from common.spelling import did_you_mean, nearest
 from common.training.config import Config, ConfigError
@@ -28,6 +29,10 @@ OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
 OmegaConf.register_new_resolver("div", lambda a, b: a / b, replace=True)
 # ${groups:TASK}, in --help: what the task can choose.
 OmegaConf.register_new_resolver("groups", lambda task: list_groups(load_task(task).config_class), replace=True)
+
+
+class LauncherError(ConfigError):
+    """What the environment says of this process alone is wrong."""
 
 
 def compose_config(task: str, overrides: list[str]) -> Config:
@@ -125,6 +130,13 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(workers, dict) or workers.get("kind") not in ("processes", "simulated"):
         return values
     count, per_host = workers.get("count"), workers.get("per_host")
+    elastic = values.get("elastic")
+    elastic = elastic if isinstance(elastic, dict) else {}
+    if workers["kind"] == "processes" and elastic.get("min_workers") is None:
+        try:
+            launcher.check_launcher()
+        except ValueError as error:
+            raise LauncherError(str(error)) from error
     launched = from_launcher("WORLD_SIZE")
     if workers["kind"] == "processes" and launched is not None:
         per_worker = (values.get("parallel") or {}).get("ranks_per_worker", 1)
@@ -135,8 +147,7 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
             )
         count = available
         per_host = per_host or max(1, (from_launcher("LOCAL_WORLD_SIZE") or launched) // per_worker)
-    elastic = values.get("elastic")
-    agent = elastic.get("agent") if isinstance(elastic, dict) else None
+    agent = elastic.get("agent")
     if agent is not None and (count is None or per_host is None):
         raise ConfigError(f"elastic.agent={agent}: expected workers.count and workers.per_host, too")
     if count is None:
@@ -149,13 +160,11 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_launcher(name: str) -> int | None:
-    """Return a number that torchrun or srun sets in the environment of its processes; None where it is not set."""
-    value = os.environ.get(name, "")
-    if not value:
-        return None
-    if not value.isdecimal():
-        raise ConfigError(f"{name}={value} in the environment: expected a number, or nothing without a launcher")
-    return int(value)
+    """Return what `common.launcher.from_launcher` does; raise ConfigError where that raises ValueError."""
+    try:
+        return launcher.from_launcher(name)
+    except ValueError as error:
+        raise LauncherError(str(error)) from error
 
 
 def _gpus() -> int:

@@ -27,7 +27,7 @@ from common.parallel.process_groups import open_process_group
 from common.sockets import shorten_socket_paths
 from common.training.agent import Agent
 from common.training.checkpoint import CheckpointError, Checkpoints
-from common.training.compose import compose_config, from_launcher
+from common.training.compose import LauncherError, compose_config, from_launcher
 from common.training.config import Config, ConfigError
 from common.training.elastic_config import ranks_of, split
 from common.training.elastic_loop import train_elastically
@@ -79,7 +79,7 @@ def refuse(error: Exception, alike: bool = True) -> int:
     if rank > 0:
         under_torch = "TORCHELASTIC_RUN_ID" in os.environ
         time.sleep(SPEAKER_S[under_torch])
-        if alike and not under_torch:
+        if alike and not under_torch and not isinstance(error, LauncherError):
             return BAD_CONFIGURATION
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
@@ -111,6 +111,8 @@ def check_start(config: Config) -> None:
     tasks = from_launcher("WORLD_SIZE") or from_launcher("SLURM_STEP_NUM_TASKS") or 1
     if config.workers.kind == "simulated" and tasks > 1:
         raise ConfigError(f"workers=simulated in {tasks} processes of a launcher: expected one, which simulates all")
+    if tasks > 1 and from_launcher("WORLD_SIZE") == tasks and from_launcher("RANK") is None:
+        raise ConfigError(f"WORLD_SIZE={tasks} in the environment without RANK: expected both, or neither")
     task = load_task(config.task)
     if not isinstance(config, task.config_class):
         raise ConfigError(f"task={config.task}: expected a task with the configuration of this command")
@@ -348,7 +350,10 @@ def run_here(config: Config, overrides: list[str], start: str | None = None) -> 
         torch.set_num_threads(config.training.threads or (1 if alone else threads_per_process(distributed)))
         task = load_task(config.task)(config)
         if distributed:
-            open_process_group(device, max(config.parallel.timeout_s, ALONE_S))
+            try:
+                open_process_group(device, max(config.parallel.timeout_s, ALONE_S))
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
         # Not earlier: others, which may begin later, learn from rank 0 whether it is refused.
         folder = open_on_first(lambda: RunFolder(config, overrides, start))
         hosts = gather_objects(socket.gethostname())

@@ -87,3 +87,11 @@ def test_making_a_table_again_changes_nothing(page: Path) -> None:
         file = page.with_suffix(suffix)
         made = Path("runs", "report", file.name).read_text()
         assert made == file.read_text(), f"{file.name}: python -m scripts.tables {argument}"
+
+
+def test_a_page_that_is_no_text_is_refused_and_kept(tmp_path: Path, capsys) -> None:
+    page = tmp_path / "page.md"
+    page.write_bytes(b"\xff")
+    assert main([f"readme={page}"]) == 2
+    assert f"readme={page}: expected a Markdown file in UTF-8" in capsys.readouterr().err
+    assert page.read_bytes() == b"\xff"

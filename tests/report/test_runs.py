@@ -32,6 +32,10 @@ def cut_metrics(folder: Path):
     (folder / "metrics.jsonl").write_text(text[:-20])
 
 
+def set_metrics(folder: Path, metric: str):
+    (folder / "metrics.jsonl").write_text(f'{{"step": 1, "split": "train", {metric}}}')
+
+
 def set_status(folder: Path, status: str):
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps(summary | {"status": status}))
@@ -47,6 +51,10 @@ DAMAGE = {
     "config.yaml: missing": lambda folder: (folder / "config.yaml").unlink(),
     "config.yaml: while": lambda folder: (folder / "config.yaml").write_text("a: [1"),
     "metrics.jsonl, line 5: broken": cut_metrics,
+    "line 1: broken (TypeError('loss: expected a number'))": lambda folder: set_metrics(folder, '"loss": "x"'),
+    "line 1: broken (OverflowError": lambda folder: set_metrics(folder, '"step": 1e400'),
+    "metrics.jsonl, line 1: broken (RecursionError": lambda folder: (folder / "metrics.jsonl").write_text("[" * 10**5),
+    "summary.json: maximum recursion": lambda folder: (folder / "summary.json").write_text("[" * 10**5),
     "metrics.jsonl is empty": lambda folder: (folder / "metrics.jsonl").write_text(""),
     "metrics.jsonl: missing": lambda folder: (folder / "metrics.jsonl").unlink(),
 }

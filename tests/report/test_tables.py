@@ -195,7 +195,7 @@ def test_a_table_wider_than_the_terminal_is_turned(registered, capsys, monkeypat
     assert "`python -m scripts.tables table=small`" in Path("results/tables/small.md").read_text()  # wherever it is
 
 
-def test_any_runs_side_by_side(monkeypatch, capsys):
+def test_any_runs_side_by_side(monkeypatch, capsys, caplog):
     monkeypatch.setenv("COLUMNS", "240")
     write_run(Path("runs/cnn/a/lr=1"), ["seed=1", "optimizer.lr=1", "run_dir=x"], accuracy=[80.0])
     write_run(Path("runs/cnn/a/lr=2"), ["seed=1", "optimizer.lr=2", "topology=aer"], accuracy=[81.5])
@@ -207,6 +207,13 @@ def test_any_runs_side_by_side(monkeypatch, capsys):
         ("runs/cnn/a/lr=1", "1", False),
         ("runs/cnn/a/lr=2", "2", True),
     ]
+    caplog.clear()
+    for name, overrides in (("texts", [1, {"a": 2}]), ("pairs", ["seed"]), ("list", "seed=1")):
+        environment = write_run(Path(f"runs/cnn/a/{name}"), []) / "environment.json"
+        environment.write_text(json.dumps(json.loads(environment.read_text()) | {"overrides": overrides}))
+    assert main(["runs=runs/cnn/a"]) == 0
+    assert caplog.text.count("environment.json: overrides") == 3
+    assert "'seed': expected one Hydra override" in caplog.text
     assert main(["runs=nowhere"]) == 2
     assert "runs=nowhere: expected finished runs" in capsys.readouterr().err
 

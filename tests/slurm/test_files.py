@@ -376,3 +376,49 @@ def test_what_a_cluster_needs_may_use_variables_that_are_not_set(tmp_path: Path)
 )
 def test_shell_files_parse(file: Path) -> None:
     subprocess.run(["bash", "-n", str(file)], check=True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"SLURM_JOB_NUM_NODES": "x"},
+        {"SLURM_HET_SIZE": "x"},
+        {"SLURM_GPUS_ON_NODE": "a40"},
+        {"SLURM_TASKS_PER_NODE": "x", "SLURM_NTASKS": "2"},
+        {"SLURM_TASKS_PER_NODE": "0", "SLURM_NTASKS": "2"},
+        {"SLURM_JOB_CPUS_PER_NODE": ""},
+        {"SRUN_OPTIONS": '"'},
+    ],
+)
+def test_a_variable_of_slurm_that_cannot_be_read_is_named(wrong: dict[str, str]) -> None:
+    with pytest.raises(JobError, match=next(iter(wrong))) as caught:
+        Allocation.read(VARIABLES | wrong)
+    assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "number"), [(None, "0"), ("", "0"), ('["cnn"]', ""), ('["cnn"]', "1"), ("5", "0"), ("[]", "0")]
+)
+def test_an_element_that_its_file_lacks_is_named(content, number: str, tmp_path, monkeypatch, capsys) -> None:
+    file = tmp_path / "cells"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", number)
+    assert main(["--cells", str(file)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: --cells {file}, SLURM_ARRAY_TASK_ID={number}: ")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "more", "message"),
+    [
+        (b"\xff", None, "expected a text file of sbatch's options"),
+        (b"root:x:0", None, "root:x:0: expected options of sbatch, which begin with -"),
+        (b"--nodes=1", "hello", "sbatch=hello: hello: expected options of sbatch"),
+        (b"--nodes=1", '--time="1', 'sbatch=--time="1: expected words as in a shell'),
+        (b"--nodes=1", "--nodes", "cluster, sbatch: argument -N/--nodes: expected one argument"),
+    ],
+)
+def test_what_are_no_options_of_sbatch_is_named(cluster: bytes, more, message: str, tmp_path) -> None:
+    (tmp_path / "mine").write_bytes(cluster)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        SbatchOptions.load(str(tmp_path / "mine"), more)

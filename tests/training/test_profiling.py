@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from common.training.launch import launch
 from scripts.plot_trace import main, read_spans
 from tests.training.test_resume import RUN
@@ -44,3 +46,19 @@ def test_what_is_no_trace_is_refused(tmp_path: Path, capsys) -> None:
     file.write_text(json.dumps({"traceEvents": []}))
     assert main([f"trace={file}"]) == 2
     assert "profile=true" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[1, 2]",
+        '{"traceEvents": 5}',
+        '{"traceEvents": [null]}',
+        '{"traceEvents": [{"ph": "X", "cat": "user_annotation"}]}',
+        '{"traceEvents": [{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": "x"}]}',
+    ],
+)
+def test_json_that_is_no_trace_is_refused(content: str, tmp_path, capsys) -> None:
+    (tmp_path / "a.json").write_text(content)
+    assert main([f"trace={tmp_path / 'a.json'}"]) == 2
+    assert f"trace={tmp_path / 'a.json'}: expected a trace of profile=true (" in capsys.readouterr().err
