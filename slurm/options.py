@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.cli import UsageError
-from common.report.definitions import ROOT
+from common.experiments.definitions import ROOT
 
 CLUSTERS = ROOT / "slurm" / "clusters"
 DEFAULT_CLUSTER = "one_node_cpu"

@@ -1,6 +1,7 @@
 """Tables of benchmarks: results/definitions/benchmarks/<name>.yaml names records and published numbers."""
 
 import itertools
+from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
@@ -8,11 +9,10 @@ from pandas.api.types import is_float_dtype
 from pydantic import Field
 
 from common.cli import UsageError, one_line
+from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
 from common.report.benchmark import read_record
-from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
-from common.report.formats import format_texts, latex, write_files
 from common.report.published import load_published
-from common.report.tables import published_lines
+from common.report.tables import FORMATS, csv_text, format_texts, latex, published_lines, write_files
 
 BENCHMARKS = ROOT / "results" / "definitions" / "benchmarks"
 LEFT = ("source", "cluster", "method", "topology")  # the columns that are aligned to the left
@@ -100,8 +100,10 @@ def show_benchmark(table: BenchmarkTable, records: Path, style: str = "simple") 
     return format_texts(readable_benchmark(table, build_benchmark(table, records)), style, LEFT)
 
 
-def write_benchmark(table: BenchmarkTable, records: Path, folder: Path, command: str) -> list[Path]:
-    """Write <folder>/<table>.csv, .md and .tex and return their paths; `command` is what the user typed."""
+def write_benchmark(
+    table: BenchmarkTable, records: Path, folder: Path, command: str, formats: Collection[str] = FORMATS
+) -> list[Path]:
+    """Write <folder>/<table> in these formats and return the paths; `command` is what the user typed."""
     frame = build_benchmark(table, records)
     texts = readable_benchmark(table, frame)
     lines = [f"# {table.title}", "", table.note, "", format_texts(texts, "pipe", LEFT), "", "## Columns", ""]
@@ -112,8 +114,12 @@ def write_benchmark(table: BenchmarkTable, records: Path, folder: Path, command:
     missing = missing_records(table, records)
     if missing:
         lines += ["", "## Missing", "", *(f"- {line}" for line in missing)]
-    tex = latex(format_texts(texts, "latex_booktabs", LEFT), table.title, f"Made by {command}")
-    return write_files(folder / table.name, frame, "\n".join(lines) + "\n", tex)
+    makers = {
+        "csv": lambda: csv_text(frame),
+        "md": lambda: "\n".join(lines) + "\n",
+        "tex": lambda: latex(texts, LEFT, table.title, f"Made by {command}"),
+    }
+    return write_files(folder / table.name, makers, formats)
 
 
 def benchmark_origin(table: BenchmarkTable, records: Path) -> list[str]:

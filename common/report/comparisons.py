@@ -1,7 +1,7 @@
 """What cells of tables hold of a comparison of two rows."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from common.report.significance import (
@@ -14,7 +14,7 @@ from common.report.significance import (
     paired_differences,
 )
 
-Values = Mapping[int, float | None]  # a quantity by seed
+Values = Mapping[Hashable, float | None]  # a quantity by seed
 
 
 @dataclass(frozen=True)

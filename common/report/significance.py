@@ -1,7 +1,7 @@
 """Two rows compared seed by seed: how far apart they are, and whether that is less than a margin."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,7 @@ class ComparisonError(ValueError):
     """Two rows that cannot be compared seed by seed; the message is the reason as readers see it."""
 
 
-def paired_differences(values: Mapping[int, float | None], others: Mapping[int, float | None]) -> list[float]:
+def paired_differences(values: Mapping[Hashable, float | None], others: Mapping[Hashable, float | None]) -> list[float]:
     """Return values - others, seed by seed.
 
     Raises ComparisonError for missing or diverged runs, seeds that only one side has, and fewer than three of them.

@@ -126,7 +126,7 @@ def test_wrong_records_are_refused(records, capsys):
 
 
 def test_bars_of_both(records, capsys):
-    assert figures(["figure=6", "output=out"]) == 0
+    assert figures(["figure=6", "output=out", "formats=[png,svg]"]) == 0
     image = imread("out/figure6.png")
     assert image.std() > 0.05
     svg = Path("out/figure6.svg").read_text()

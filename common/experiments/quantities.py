@@ -5,16 +5,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.noise_scale import KINDS
-from common.report.elapsed import (
+from common.experiments.derived import (
+    ASSUMED,
     host_megabytes_to_target,
     megabytes_to_target,
+    predicted_step_ms,
     seconds_to_target,
     steps_to_target,
 )
-from common.report.prediction import ASSUMED, predicted_step_ms
-from common.report.runs import FinishedRun, RunError
+from common.experiments.runs import FinishedRun, RunError
 from common.topology import build
+
+NOISE_KINDS = ("", "_preconditioned")  # as common.noise_scale, which brings torch, has them
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def _of_noise(name: str, what: str) -> Quantity:
 
 
 def _noise_quantities() -> Iterator[Quantity]:
-    for ending in KINDS:
+    for ending in NOISE_KINDS:
         how = " of gradients divided by the root of Adam's second moment" if ending else ""
         yield _of_noise(f"noise_scale{ending}", f"gradient noise scale{how} in samples, of language models tokens")
         yield _of_noise(f"local_over_noise{ending}", f"a worker's batch over the gradient noise scale{how}")
@@ -121,42 +123,27 @@ def _spectral_gap(run: FinishedRun) -> float:
         raise RunError(f"{run.folder}: config.yaml: no topology can be made of it ({error!r})") from None
 
 
+def _last(name: str, metric: str, definition: str, style: str = ".2f", higher: bool = False) -> Quantity:
+    """Return the quantity that reads a metric of the last validation."""
+    return Quantity(name, definition, style, lambda run: run.last("validation", metric), higher_is_better=higher)
+
+
 _ALL = (
-    Quantity(
-        "accuracy",
-        "final validation accuracy of the averaged model in percent",
-        ".2f",
-        lambda run: run.last("validation", "accuracy"),
-        higher_is_better=True,
-    ),
-    Quantity(
-        "top1",
-        "final top-1 validation accuracy of the averaged model in percent",
-        ".2f",
-        lambda run: run.last("validation", "accuracy"),
-        higher_is_better=True,
-    ),
-    Quantity(
-        "top5",
-        "final top-5 validation accuracy of the averaged model in percent",
-        ".2f",
-        lambda run: run.last("validation", "accuracy_top5"),
-        higher_is_better=True,
-    ),
-    Quantity(
+    _last("accuracy", "accuracy", "final validation accuracy of the averaged model in percent", higher=True),
+    _last("top1", "accuracy", "final top-1 validation accuracy of the averaged model in percent", higher=True),
+    _last("top5", "accuracy_top5", "final top-5 validation accuracy of the averaged model in percent", higher=True),
+    _last(
         "local_top1",
+        "local_accuracy",
         "final top-1 validation accuracy in percent of the workers' own models, each with its own BatchNorm "
         "statistics on its own shard, counts added",
-        ".2f",
-        lambda run: run.last("validation", "local_accuracy"),
-        higher_is_better=True,
+        higher=True,
     ),
-    Quantity(
+    _last(
         "local_top5",
+        "local_accuracy_top5",
         "final top-5 validation accuracy in percent of the workers' own models, as local_top1",
-        ".2f",
-        lambda run: run.last("validation", "local_accuracy_top5"),
-        higher_is_better=True,
+        higher=True,
     ),
     Quantity(
         "train_loss",
@@ -166,24 +153,23 @@ _ALL = (
         ".4f",
         _train_loss,
     ),
-    Quantity(
+    _last(
         "validation_loss",
+        "loss",
         "final validation loss of the averaged model, not smoothed (in nats: language models per token)",
         ".4f",
-        lambda run: run.last("validation", "loss"),
     ),
-    Quantity(
+    _last(
+        "unigram_entropy",
         "unigram_entropy",
         "entropy in nats of the corpus's token frequencies: the loss of the best model that ignores context",
         ".4f",
-        lambda run: run.last("validation", "unigram_entropy"),
     ),
-    Quantity(
+    _last(
+        "bleu",
         "bleu",
         "final sacreBLEU of the averaged model's translations of the validation set",
-        ".2f",
-        lambda run: run.last("validation", "bleu"),
-        higher_is_better=True,
+        higher=True,
     ),
     Quantity(
         "meteor",
@@ -218,11 +204,11 @@ _ALL = (
         of_test_set=True,
         higher_is_better=True,
     ),
-    Quantity(
+    _last(
+        "consensus_distance",
         "consensus_distance",
         "sqrt(mean_i ||x_i - x_bar||^2) over the workers at the last evaluation",
         ".3g",
-        lambda run: run.last("validation", "consensus_distance"),
     ),
     Quantity(
         "learning_rate",

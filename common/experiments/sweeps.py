@@ -2,7 +2,7 @@
 
 Every method gets equally many trials: a grid of learning rates around the centre that its row states, with all
 combinations of the values on further axes, or with as many as a budget allows. scripts.sweep makes them;
-common.report.trials judges them.
+common.report.choices judges them.
 """
 
 import json
@@ -26,9 +26,9 @@ from pydantic import (
 )
 
 from common.cli import nearest
-from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
-from common.report.overrides import Override, check_override
-from common.report.quantities import QUANTITIES, Quantity
+from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
+from common.experiments.overrides import Override, check_override
+from common.experiments.quantities import QUANTITIES, Quantity
 
 SWEEPS = ROOT / "results" / "sweeps"
 RATE = "optimizer.lr"

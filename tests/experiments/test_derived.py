@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from common.report.host_traffic import leaving_share
-from common.report.runs import FinishedRun, RunError
+from common.experiments.derived import leaving_share
+from common.experiments.runs import FinishedRun, RunError
 
 
 def run(

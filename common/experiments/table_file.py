@@ -15,14 +15,15 @@ from pydantic import (
 )
 
 from common.cli import nearest
-from common.report.columns import DEFAULT_COLUMNS, EQUIVALENT, Column, Label, parse_column
-from common.report.definitions import Definition
-from common.report.overrides import Override, meaning, parse_override
-from common.report.published import published_names
-from common.report.quantities import QUANTITIES
-from common.report.runs import Target
-from common.report.tuning import RATE, Axes, Sweep
+from common.experiments.columns import DEFAULT_COLUMNS, Column, parse_column
+from common.experiments.definitions import ROOT, Definition, names_in
+from common.experiments.overrides import Override, meaning, parse_override
+from common.experiments.quantities import QUANTITIES
+from common.experiments.runs import Target
+from common.experiments.sweeps import RATE, Axes, Sweep
 from common.runtime.conditions import CONDITIONS
+
+PAPER = ROOT / "results" / "paper"
 
 Engine = Literal["decent_dp"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case letters, digits and _")]
@@ -76,13 +77,13 @@ class Emulated(Definition):
     engine: Engine | None = None
 
 
-def _parse_column(written: Any, info: ValidationInfo) -> Column | Label:
+def _parse_column(written: Any, info: ValidationInfo) -> Column:
     """Return the column of a name, with the keys that are validated before `columns`."""
-    if isinstance(written, Column | Label):
+    if isinstance(written, Column):
         return written  # of a file that has been validated
     if not isinstance(written, str):
         raise ValueError("expected a column's name")
-    context = {key: info.data.get(key) for key in ("baseline", "proxy_of", "margins")}
+    context = {key: info.data.get(key) for key in ("baseline", "margins")}
     prefixes = [*info.data.get("variants", {}), *info.data.get("hardware", {})]
     return parse_column(written, info.data.get("labels", {}), prefixes, **context)
 
@@ -118,7 +119,7 @@ class TableFile(Definition):
     )
     equivalent: dict[Name, Name] = Field({}, description="rows that columns <quantity>_equivalent test: {row: other}")
     margins: dict[str, PositiveFloat] = Field({}, description="how far apart these may be, by quantity, in its unit")
-    columns: tuple[Annotated[Column | Label, PlainValidator(_parse_column)], ...] = Field(
+    columns: tuple[Annotated[Column, PlainValidator(_parse_column)], ...] = Field(
         DEFAULT_COLUMNS, validate_default=True, description="a list of columns' names"
     )
     sweep: Sweep | None = Field(None, description="how the learning rates of the rows are tuned")
@@ -133,10 +134,10 @@ class TableFile(Definition):
             if row.labels.keys() != self.labels.keys():
                 raise ValueError(f"row {row.name!r}: expected labels {', '.join(self.labels) or '(none)'}")
         for name in self.published:
-            if name not in published_names():
-                raise ValueError(f"published={name!r}: {nearest(name, published_names())}")
+            if name not in (known := names_in(PAPER)):
+                raise ValueError(f"published={name!r}: {nearest(name, known)}")
         for column in self.numbers:
-            if column.variant in self.hardware and column.statistic.of_runs:
+            if column.variant in self.hardware and column.of_runs:
                 raise ValueError(f"columns: {column.name}: expected published numbers only, of {column.variant}")
         names = [row.name.removesuffix(f"_{row.workers}") for row in self.rows]
         if self.baseline is not None and self.baseline not in names:
@@ -218,7 +219,7 @@ class TableFile(Definition):
                     raise ValueError(f"equivalent: {name!r}: {nearest(name, names)}")
             if row == other:
                 raise ValueError(f"equivalent: {row!r}: expected another row to compare it with")
-        tested = {column.quantity.name for column in self.numbers if column.statistic is EQUIVALENT}
+        tested = {column.quantity.name for column in self.numbers if column.statistic == "equivalent"}
         for quantity in self.margins:
             if quantity not in tested:
                 raise ValueError(f"margins.{quantity}: expected a column {quantity}_equivalent")
@@ -228,7 +229,7 @@ class TableFile(Definition):
     @property
     def numbers(self) -> list[Column]:
         """The columns of numbers."""
-        return [column for column in self.columns if isinstance(column, Column)]
+        return [column for column in self.columns if column.quantity]
 
 
 def _expect_unique(what: str, values: Sequence[Any]) -> None:

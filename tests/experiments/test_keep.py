@@ -1,8 +1,8 @@
 from pathlib import Path
 
-from common.report.collect import collect
+from common.experiments.collect import collect
 from scripts.keep import RECORDS, main
-from tests.report.synthetic import write_run
+from tests.experiments.synthetic import write_run
 
 
 def test_records_of_finished_runs_are_kept_without_weights(registered):

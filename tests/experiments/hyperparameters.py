@@ -8,10 +8,10 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from common.report.definitions import Definition
-from common.report.overrides import parse_override
+from common.experiments.definitions import Definition
+from common.experiments.overrides import parse_override
+from common.experiments.tables import load_table
 from common.report.published import PAPER
-from common.report.registry import load_table
 from common.training.compose import CONFIGS, compose_config
 
 FOLDER = PAPER / "hyperparameters"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from common.report.collect import score_arguments
-from common.report.overrides import parse_override
+from common.experiments.collect import score_arguments
+from common.experiments.overrides import parse_override
 from scripts.reproduce import main
-from tests.report.synthetic import write_run
+from tests.experiments.synthetic import write_run
 
 RUNS = Path("runs")
 

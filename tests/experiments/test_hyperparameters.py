@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from tests.report.hyperparameters import EXPERIMENTS, FOLDER, Family, Value, differences, load_family
+from tests.experiments.hyperparameters import EXPERIMENTS, FOLDER, Family, Value, differences, load_family
 
 FAMILIES = {path.stem: load_family(path) for path in sorted(FOLDER.glob("*.yaml"))}
 RECIPES = [(family, recipe) for family, file in FAMILIES.items() for recipe in file.recipes]

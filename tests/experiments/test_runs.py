@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from common.report.runs import RunError, read_run
-from tests.report.synthetic import write_run
+from common.experiments.runs import RunError, read_run
+from tests.experiments.synthetic import write_run
 
 
 def test_reads_all_four_files(tmp_path):

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from common.experiments.definitions import ROOT
+from common.experiments.runs import read_config
+from common.experiments.table_file import Row
+from common.experiments.tables import Table, load_table, table_names
 from common.parallel.gossip.buckets import AUTO_MB
 from common.report.benchmark_tables import benchmark_names, load_benchmark
-from common.report.definitions import ROOT
-from common.report.figure_files import figure_names, load_figure
-from common.report.published import load_published, published_names
-from common.report.registry import Table, load_table, table_names
-from common.report.runs import read_config
-from common.report.table_file import Row
+from common.report.figures import figure_names, load_figure
+from common.report.published import load_published, published_names, published_values
 from common.topology import build
 from common.training.bookkeeping import is_bookkeeping
 from common.training.compose import compose_config, flatten
@@ -125,8 +125,10 @@ def test_every_published_column_finds_its_numbers() -> None:
     """A column of which no row has a number, not even one unknown with a reason, is misspelt."""
     for table in TABLES.values():
         rows = {row.name for row in table.rows}
-        known = {quantity for row, values in table.published_values.items() if row in rows for quantity in values}
-        wanted = {column.published_name for column in table.numbers if not column.statistic.of_runs}
+        known = {
+            quantity for row, values in published_values(table.published).items() if row in rows for quantity in values
+        }
+        wanted = {column.published_name for column in table.numbers if not column.of_runs}
         assert wanted <= known, table.name
 
 
@@ -160,7 +162,7 @@ def test_figure6_has_every_bar_beside_its_rows() -> None:
             assert (row.workers, row.labels["workers_per_host"]) == (bar.labels["workers"], places[cluster])
             assert method.split(" ")[0] == row.method, name
             assert row.topology in (bar.labels["topology"], "hypercube"), name
-            assert table.published_values[name][f"{cluster}_time_step_ms"] == bar.values["step_ms"]
+            assert published_values(table.published)[name][f"{cluster}_time_step_ms"] == bar.values["step_ms"]
     assert shown == 36 + 9  # the hypercube is beside Decent (Exp), too
 
 

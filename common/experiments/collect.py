@@ -4,13 +4,16 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import pandas as pd
+
 from common.cli import UsageError
-from common.report.columns import Column, Label
-from common.report.registry import Cell, Table
-from common.report.runs import FinishedRun, RunError, read_run
+from common.experiments.columns import Column
+from common.experiments.runs import FinishedRun, RunError, read_run
+from common.experiments.tables import Cell, Table
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +49,27 @@ class Collection:
     def of(self, row: str, variant: str | None = None) -> list[FinishedRun]:
         """Return the usable runs of a row, of one variant or of all."""
         return [run for run in self.runs[row] if variant in (None, self.variant_of[run.folder])]
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """A line for each usable run: row, variant, seed, and the table's quantities; None where a run may lack one."""
+        lines = [
+            {"row": row, "variant": self.variant_of[run.folder], "seed": run.seed}
+            | {quantity.name: quantity.of(run) for quantity in self.table.quantities}
+            for row, runs in self.runs.items()
+            for run in runs
+        ]
+        names = ["row", "variant", "seed", *(quantity.name for quantity in self.table.quantities)]
+        return pd.DataFrame(lines, columns=names, dtype=object)  # numbers would have NaN (diverged) in place of None
+
+    def values(self, column: Column) -> dict[str, dict[tuple[str | None, int], float | None]]:
+        """Return {row: {(variant, seed): the column's quantity}}, an empty one for rows without runs."""
+        frame = self.frame if column.variant is None else self.frame[self.frame["variant"] == column.variant]
+        found = {
+            row: dict(zip(zip(of["variant"], of["seed"], strict=True), of[column.quantity.name], strict=True))
+            for row, of in frame.groupby("row", sort=False)
+        }
+        return {row.name: found.get(row.name, {}) for row in self.table.rows}
 
     def by_variant(self) -> list["Collection"]:
         """Return a collection for each variant, named after it; only this one if the table has none."""
@@ -105,8 +129,8 @@ def collect(table: Table, *roots: Path, allow_empty: bool = False) -> Collection
 def _recorded(table: Table, runs: Mapping[str, Sequence[FinishedRun]], variant_of: Mapping[Path, str | None]) -> Table:
     """Return the table without columns of quantities that runs may do without and that none of these has."""
 
-    def is_shown(column: Column | Label) -> bool:
-        if isinstance(column, Label) or column.quantity.absent is None or not column.statistic.of_runs:
+    def is_shown(column: Column) -> bool:
+        if not column.of_runs or column.quantity.absent is None:
             return True
         own = [run for of_row in runs.values() for run in of_row if column.variant in (None, variant_of[run.folder])]
         return any(column.quantity.of(run) is not None for run in own)

@@ -7,10 +7,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from common.cli import UsageError
-from common.report.overrides import parse_override
-from common.report.registry import load_table, table_names
+from common.experiments.overrides import parse_override
+from common.experiments.tables import load_table, table_names
 from common.training.run_folder import compare
-from tests.report.conftest import CONTENT
+from tests.experiments.conftest import CONTENT
 
 
 def test_quickstart_has_its_rows_and_commands():

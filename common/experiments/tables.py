@@ -2,19 +2,17 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from common.report.columns import Column
-from common.report.definitions import ROOT, explained, names_in, read_definition
-from common.report.overrides import meaning
-from common.report.published import Published, published_values
-from common.report.quantities import QUANTITIES, Quantity
-from common.report.table_file import Emulated, Row, TableFile
-from common.report.tuning import SWEEPS, TunedFile, read_tuned, sweep_command
+from common.experiments.definitions import ROOT, explained, names_in, read_definition
+from common.experiments.overrides import meaning
+from common.experiments.quantities import QUANTITIES, Quantity
+from common.experiments.sweeps import SWEEPS, TunedFile, read_tuned, sweep_command
+from common.experiments.table_file import Emulated, Row, TableFile
 from common.training.bookkeeping import is_bookkeeping
 
 TABLES = ROOT / "results" / "definitions" / "tables"
@@ -71,15 +69,6 @@ class Table(TableFile):
             return ()
         return self.tuned.methods[self.method(row, variant)].best.overrides
 
-    def mark(self, row: Row, column: Column) -> str:
-        """Return what readers must know of a row's learning rate, behind it in its column; empty for other columns."""
-        if column.quantity.name != "learning_rate" or not row.takes_tuned or self.untuned:
-            return ""
-        tuned = self.tuned.methods[self.method(row, column.variant)]
-        marks = ["inherited"] * (row.tuned_with not in (None, row.name))
-        marks += ["edge"] * bool(tuned.edge) + [*(tuned.ends or ())]
-        return f" ({', '.join(marks)})" if marks else ""
-
     @property
     def untuned(self) -> str | None:
         """Why the rows lack their tuned values, and the command that makes them; None if they have or need none."""
@@ -115,11 +104,6 @@ class Table(TableFile):
         missing = [name for name in wanted if name not in self.tuned.methods]
         return f"results/sweeps/{other}.yaml: has no {', '.join(missing)}" if missing else None
 
-    @cached_property
-    def published_values(self) -> Mapping[str, Mapping[str, Published]]:
-        """{row: {quantity: number}} of the papers."""
-        return published_values(self.published)
-
     def baseline_of(self, row: Row) -> str | None:
         """Return the name of the row that this one is compared with; None if there is none or it is this one."""
         name = self._with_workers_of(row, self.baseline)
@@ -142,7 +126,7 @@ class Table(TableFile):
     @property
     def quantities(self) -> set[Quantity]:
         """The quantities that the table needs of every run."""
-        return {QUANTITIES[self.metric], *(column.quantity for column in self.numbers if column.statistic.of_runs)}
+        return {QUANTITIES[self.metric], *(column.quantity for column in self.numbers if column.of_runs)}
 
 
 @dataclass(frozen=True)
