@@ -35,10 +35,12 @@ from common.experiments.collect import collect
 from common.experiments.load import compare
 from common.experiments.tables import full_name, load_table
 from common.report.benchmark_tables import (
+    LEFT,
     benchmark_names,
+    build_benchmark,
     load_benchmark,
     missing_records,
-    show_benchmark,
+    readable_benchmark,
     write_benchmark,
 )
 from common.report.excerpts import fill_tables
@@ -79,7 +81,8 @@ def main(argv: Sequence[str]) -> int:
     if name in benchmark_names():
         benchmark = load_benchmark(name)
         files = write_benchmark(benchmark, Path(arguments.benchmarks), output, command, arguments.formats)
-        print(show_benchmark(benchmark, Path(arguments.benchmarks)))
+        shown = readable_benchmark(benchmark, build_benchmark(benchmark, Path(arguments.benchmarks)))
+        print(format_texts(shown, "simple", LEFT))
         missing = missing_records(benchmark, Path(arguments.benchmarks))
     else:
         table = load_table(arguments.table, also=benchmark_names())
