@@ -235,6 +235,7 @@ _ALL = (
         "where nothing is clipped",
         ".2f",
         _clipped_fraction,
+        absent="not clipped",
     ),
     Quantity(
         "decay_sum",

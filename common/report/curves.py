@@ -127,32 +127,29 @@ def draw_panels(panels: Sequence[Sequence[Panel]], table: Table, size: tuple[flo
     axes = figure.subplots(len(panels), len(panels[0]), squeeze=False, **shared)
     for panel, ax in zip((panel for row in panels for panel in row), axes.flat, strict=True):
         data = panel.data.dropna(subset="value")
+        if data.empty:
+            ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color="0.4")
+        else:
+            longest = data.groupby(["method", "topology"])["step"].nunique().max()
+            sns.lineplot(
+                data=data,
+                x=panel.x,
+                y="value",
+                hue="method",
+                style="topology",
+                **looks(methods, topologies),
+                markevery=max(1, longest // MARKERS_PER_CURVE),
+                errorbar=("pi", 100),
+                err_kws={"alpha": 0.12, "linewidth": 0},
+                legend=False,
+                ax=ax,
+            )
+            ax.xaxis.set_major_locator(MaxNLocator(5))
+        if panel.level is not None:
+            ax.axhline(panel.level, color="0.4", linewidth=0.8, linestyle=(0, (4, 2)))
         ax.set(xlabel=panel.xlabel, ylabel=panel.ylabel, title=panel.title)
         if shared:
             ax.label_outer()
-        if panel.level is not None:
-            ax.axhline(panel.level, color="0.4", linewidth=0.8, linestyle=(0, (4, 2)))
-        if data.empty:
-            ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color="0.4")
-            continue
-        longest = data.groupby(["method", "topology"])["step"].nunique().max()
-        sns.lineplot(
-            data=data,
-            x=panel.x,
-            y="value",
-            hue="method",
-            style="topology",
-            **looks(methods, topologies),
-            markevery=max(1, longest // MARKERS_PER_CURVE),
-            errorbar=("pi", 100),
-            err_kws={"alpha": 0.12, "linewidth": 0},
-            legend=False,
-            ax=ax,
-        )
-        ax.set(xlabel=panel.xlabel, ylabel=panel.ylabel)
-        if shared:
-            ax.label_outer()
-        ax.xaxis.set_major_locator(MaxNLocator(5))
     figure.align_ylabels(axes)
     draw_legends(figure, methods, topologies)
     return figure

@@ -67,14 +67,14 @@ def readable(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
             spreads = [show(spread, value) for value in frame[spread.name]]
             texts = [f"{a} ± {b}" if b else a for a, b in zip(texts, spreads, strict=True)]
         if column.quantity is not None and column.quantity.name == "learning_rate":
-            marks = [_mark(table, row, column) for row in table.rows]
+            marks = [mark(table, row, column) for row in table.rows]
             numbers = frame[column.name].notna()
             texts = [text + mark * number for text, mark, number in zip(texts, marks, numbers, strict=True)]
         shown[heading] = texts
     return pd.DataFrame(shown)
 
 
-def _mark(table: Table, row: Row, column: Column) -> str:
+def mark(table: Table, row: Row, column: Column) -> str:
     """Return what readers must know of a row's learning rate, behind it."""
     if not row.takes_tuned or table.untuned:
         return ""

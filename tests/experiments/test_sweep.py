@@ -20,6 +20,7 @@ from common.experiments.tables import load_table
 from common.experiments.trials import Grid
 from common.report.choices import Trial, read_methods
 from common.report.sweep_files import tuned_text
+from common.report.tables import mark
 from scripts.reproduce import main as reproduce
 from scripts.sweep import main as sweep
 from scripts.tables import main as tables
@@ -339,8 +340,8 @@ def test_a_parabola_is_fitted_for_the_best_values_on_other_axes_and_the_fit_is_k
     assert table.untuned is None
     lines = dict(zip(("allreduce", "dadam", "dadam_ring"), table.rows, strict=True))
     (column,) = [column for column in table.numbers if column.quantity.name == "learning_rate"]
-    assert table.mark(lines["allreduce"], column) == " (highest optimizer.weight_decay)"
-    assert table.mark(lines["dadam_ring"], column).startswith(" (inherited, ")
+    assert mark(table, lines["allreduce"], column) == " (highest optimizer.weight_decay)"
+    assert mark(table, lines["dadam_ring"], column).startswith(" (inherited, ")
     page = (SWEEPS / "small.md").read_text()
     assert "0.012 to 0.012 |" in page
     assert " none |" in page

@@ -75,16 +75,6 @@ def test_files_are_written_and_a_missing_record_has_its_command(records, capsys)
     assert "- Unknown: setup_1 seconds, setup_2 seconds: " in text
 
 
-def test_communication_has_ratios_to_all_reduce():
-    RECORDS.mkdir(parents=True)
-    (RECORDS / "communication.csv").write_text(
-        f"{COMMUNICATION}\nallreduce,8,4,2,200,gloo,10,3 x 25 MB,40,4.0,1000\n"
-        "aer,8,4,2,200,gloo,10,3 x 25 MB,10,1.0,500\n"
-    )
-    ours = build_benchmark(load_benchmark("table1"), RECORDS).iloc[2:]
-    assert ours["seconds_per_iteration_ratio"].tolist() == [1.0, 0.25]
-
-
 def test_wrong_records_are_refused(records, capsys):
     (records / "scaling.csv").write_text(SCALING.replace("step_ms,", "ms,"))
     assert tables(["table=figure6"]) == 2

@@ -345,7 +345,7 @@ def test_a_panel_for_each_variant():
             write_run(cell.run_dir, cell.overrides, kind="processes", accuracy=[60.0, 80.0 + cell.seed])
     figure_file = Curves(kind="curves", title="F", table="t", metric="accuracy", panels={"slow": "S", "fast": "F"})
     slow, fast = panels_of(figure_file, collect(table, RUNS))
-    at_target, *rows = slow.get_lines()
+    *rows, at_target = slow.get_lines()
     assert [list(line.get_ydata()) for line in rows] == [[60, 82]] * 2
     assert set(at_target.get_ydata()) == {70}
     assert [slow.get_title(), fast.get_title()] == ["S", "F"]
