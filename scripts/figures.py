@@ -28,7 +28,7 @@ class FiguresArguments(Arguments):
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
     output: Text = Field("runs/report", description="where NAME.png, ... are written")
-    formats: Annotated[tuple[Literal["png", "svg", "pdf"], ...], ONE_OR_SEVERAL] = Field(
+    formats: Annotated[tuple[Literal["png", "svg", "pdf"], ...], ONE_OR_SEVERAL, Field(min_length=1)] = Field(
         FORMATS, description="png, svg, pdf, or several: [png,svg]"
     )
 

@@ -57,7 +57,7 @@ class TablesArguments(Arguments):
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
     output: Text = Field("runs/report", description="where NAME.csv, ... are written")
-    formats: Annotated[tuple[Literal["csv", "md", "tex"], ...], ONE_OR_SEVERAL] = Field(
+    formats: Annotated[tuple[Literal["csv", "md", "tex"], ...], ONE_OR_SEVERAL, Field(min_length=1)] = Field(
         FORMATS, description="csv, md, tex, or several: [csv,tex]"
     )
 

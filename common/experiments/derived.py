@@ -1,8 +1,8 @@
 """What is derived from runs: predicted step times, time and bytes until a target, bytes that leave hosts."""
 
+import json
 import math
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,50 +30,34 @@ def predicted_step_ms(run: FinishedRun) -> float:
     Raises RunError if the run's configuration lacks something.
     """
     try:
-        workers, parallel, topology = (run.config[key] for key in ("workers", "parallel", "topology"))
-        method = parallel["method"]
-        return _predict(
-            workers["count"],
-            workers["per_host"],
-            parallel["bucket_mb"] if method == "allreduce" else None,
-            {"allreduce": None, "decentralized": parallel.get("order")}[method],  # KeyError: another method
-            bool(run.config.get("optimizer", {}).get("momentum_mixing", False)),
-            tuple(sorted(topology.items())),
-            parallel.get("local_steps", 1),
-            parallel.get("merge_after"),
-            parallel.get("fragments", 1),
-        )
+        parts = {key: run.config[key] for key in ("workers", "parallel", "topology")}
+        return _predict(json.dumps(parts | {"optimizer": run.config.get("optimizer", {})}, sort_keys=True))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{run.folder}: config.yaml: no step time can be predicted ({error!r})") from None
 
 
-@cache
-def _predict(
-    workers: int,
-    per_host: int,
-    bucket_mb: float | None,
-    order: Any,
-    momentum: bool,
-    topology: tuple[tuple[str, Any], ...],
-    local_steps: int,
-    merge_after: int | None,
-    fragments: int,
-) -> float:
+@cache  # the seeds of a row differ in nothing that matters here
+def _predict(config: str) -> float:
+    workers, parallel, topology, optimizer = map(
+        json.loads(config).__getitem__, ("workers", "parallel", "topology", "optimizer")
+    )
+    count, per_host, allreduce = workers["count"], workers["per_host"], parallel["method"] == "allreduce"
+    order = None if allreduce else {"decentralized": parallel.get("order")}[parallel["method"]]  # no other method
     cluster = Cluster(
-        hosts=workers // per_host,
+        hosts=count // per_host,
         workers_per_host=per_host,
         payload_mb=PAYLOAD_MB,
         compute_ms=COMPUTE_MS,
         jitter=JITTER,
         inter_gbps=INTER_GBPS,
-        bucket_mb=bucket_mb or PAYLOAD_MB,
+        bucket_mb=(allreduce and parallel["bucket_mb"]) or PAYLOAD_MB,
     )
     if order is None:
         return float(simulate_allreduce(cluster).step)
-    options = dict(topology)
-    graph = build(options.pop("name"), workers, per_host, **options)
-    rounds = {"merge_after": merge_after, "fragments": fragments}
-    local = resolve_local_steps(order, local_steps, **rounds) if local_steps > 1 else None
+    graph, steps = build(topology.pop("name"), count, per_host, **topology), parallel.get("local_steps", 1)
+    rounds = {"merge_after": parallel.get("merge_after"), "fragments": parallel.get("fragments", 1)}
+    local = resolve_local_steps(order, steps, **rounds) if steps > 1 else None
+    momentum = bool(optimizer.get("momentum_mixing", False))
     return float(simulate_gossip(cluster, graph, order, momentum=momentum, local=local).step)
 
 

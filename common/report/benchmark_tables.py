@@ -18,24 +18,13 @@ LEFT = ("source", "cluster", "method", "topology")  # the columns that are align
 KEYS = ["source", "cluster", "workers"]  # of what is measured in the same way
 
 
-class BenchmarkColumn(Definition):
-    """A column of numbers: its definition, and its format for reading."""
-
-    definition: str
-    style: str
-
-
-class Ratio(Definition):
-    """A value over that of the row with this label, on the same cluster with the same number of workers."""
-
-    of: str
-    over: dict[str, str] = Field(min_length=1, max_length=1)
-
-
 class BenchmarkTable(Definition):
     """The content of results/definitions/benchmarks/<name>.yaml.
 
-    cluster: a template of the cluster's name, filled with a row's columns
+    cluster:  a template of the cluster's name, filled with a row's columns
+    styles:   the numbers' formats for reading
+    ratio:    the number that is shown over the baseline's, on the same cluster with the same number of workers
+    baseline: {column: the label that its row has}
     """
 
     title: str
@@ -45,14 +34,16 @@ class BenchmarkTable(Definition):
     command: str = Field(description="what writes it")
     cluster: str
     labels: dict[str, str] = Field(description="columns that tell rows apart, and their definitions")
-    values: dict[str, BenchmarkColumn]
-    ratio: Ratio
+    values: dict[str, str] = Field(description="columns of numbers, and their definitions")
+    styles: dict[str, str]
+    ratio: str
+    baseline: dict[str, str] = Field(min_length=1, max_length=1)
     name: str
 
     @property
     def ratio_name(self) -> str:
         """The name of the column of ratios."""
-        return f"{self.ratio.of}_ratio"
+        return f"{self.ratio}_ratio"
 
 
 def load_benchmark(name: str, folder: Path = BENCHMARKS) -> BenchmarkTable:
@@ -71,11 +62,9 @@ def build_benchmark(table: BenchmarkTable, records: Path) -> pd.DataFrame:
     """Return published rows, then ours: source, cluster, labels, values and ratio; None where there is no number."""
     frame = pd.concat([load_published(table.published).frame().assign(source="published"), _ours(table, records)])
     frame = frame.reset_index(drop=True).reindex(columns=["source", "cluster", *table.labels, *table.values])
-    ((label, value),) = table.ratio.over.items()
-    base = frame[frame[label] == value].drop_duplicates(KEYS).set_index(KEYS)[table.ratio.of].astype(float)
-    frame[table.ratio_name] = (
-        frame[table.ratio.of].astype(float) / frame[KEYS].join(base.rename("base"), on=KEYS)["base"]
-    )
+    ((label, value),) = table.baseline.items()
+    base = frame[frame[label] == value].drop_duplicates(KEYS).set_index(KEYS)[table.ratio].astype(float)
+    frame[table.ratio_name] = frame[table.ratio].astype(float) / frame[KEYS].join(base.rename("base"), on=KEYS)["base"]
     # Beside published rows that lack them, whole numbers have become floats.
     whole = [name for name in table.labels if is_float_dtype(frame[name]) and (frame[name].dropna() % 1 == 0).all()]
     frame = frame.astype(dict.fromkeys(whole, "Int64"))
@@ -105,10 +94,10 @@ def missing_records(table: BenchmarkTable, records: Path) -> list[str]:
 
 def readable_benchmark(table: BenchmarkTable, frame: pd.DataFrame) -> pd.DataFrame:
     """Return the table as texts; columns without any entry are left out."""
-    styles = {name: column.style for name, column in table.values.items()} | {table.ratio_name: ".3f"}
+    styles = table.styles | {table.ratio_name: ".3f"}
     shown = {}
-    for name in frame.dropna(axis="columns", how="all").columns.union([table.ratio.of], sort=False):
-        empty = "unknown" if name == table.ratio.of else ""
+    for name in frame.dropna(axis="columns", how="all").columns.union([table.ratio], sort=False):
+        empty = "unknown" if name == table.ratio else ""
         shown[name] = [empty if v is None else format(v, styles.get(name, "")) for v in frame[name]]
     return pd.DataFrame(shown)
 
@@ -149,8 +138,8 @@ def benchmark_definitions(table: BenchmarkTable) -> list[str]:
         "source": "published: as published, not measured here; ours: measured by the benchmark",
         "cluster": "hardware and network",
         **table.labels,
-        **{name: column.definition for name, column in table.values.items()},
-        table.ratio_name: f"{table.ratio.of} / that of {', '.join(table.ratio.over.values())} on the same cluster with "
+        **table.values,
+        table.ratio_name: f"{table.ratio} / that of {', '.join(table.baseline.values())} on the same cluster with "
         "as many workers",
     }
     return [f"`{name}`: {text}" for name, text in columns.items()]

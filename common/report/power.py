@@ -12,7 +12,7 @@ from common.experiments.collect import Collection
 from common.experiments.columns import Column
 from common.experiments.table_file import Row
 from common.experiments.tables import Table
-from common.report.significance import FEWEST_SEEDS, LEVEL, ComparisonError, paired_differences
+from common.report.comparisons import FEWEST_SEEDS, LEVEL, ComparisonError, paired_differences
 from common.report.statistics import published_of
 
 POWER = 0.8

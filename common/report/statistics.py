@@ -132,9 +132,9 @@ def _compared(table: Table, row: Row, column: Column, values: Mapping[str, Value
     if column.statistic == "margin":
         return margin if other else None
     if column.statistic == "equivalent":
-        return Equivalence.to(other, margin, values[row.name], values[other]) if other else Equivalence(None)
+        return Equivalence.to(other, margin, values[row.name], values[other]) if other else Equivalence()
     if baseline is None:
-        return Compared(None, "baseline")
+        return Compared(reason="baseline")
     comparison = Speedup if column.statistic == "speedup" else Compared
     return comparison.of(values[row.name], values[baseline])
 
