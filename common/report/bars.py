@@ -20,9 +20,10 @@ def draw_bars(frame: pd.DataFrame, ylabel: str, columns: int, mark: str = "") ->
     rows, width = -(-len(panels) // columns), WIDTH / len(bars)
     figure = Figure(figsize=(10.2, 0.8 + 2.9 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    colours, hatches = (COLOURS[1:], ("",)) if mark else (COLOURS, HATCHES)  # marks are black
     for ax, (title, data) in zip(axes, panels, strict=False):
         groups = list(dict.fromkeys(data["group"]))
-        for number, (name, colour, hatch) in enumerate(zip(bars, cycle(COLOURS), cycle(HATCHES), strict=False)):
+        for number, (name, colour, hatch) in enumerate(zip(bars, cycle(colours), cycle(hatches), strict=False)):
             of = data[data["bar"] == name]
             places = [groups.index(group) + (number - (len(bars) - 1) / 2) * width for group in of["group"]]
             look = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.4}
@@ -31,7 +32,7 @@ def draw_bars(frame: pd.DataFrame, ylabel: str, columns: int, mark: str = "") ->
                 ax.plot(places, of[mark], "_", color="black", markersize=9, markeredgewidth=1.5, label=mark)
             else:
                 ax.bar_label(drawn, fmt="%.1f", fontsize=5.5, padding=1)
-        ax.set_xticks(range(len(groups)), groups)
+        ax.set_xticks(range(len(groups)), groups, fontsize=6.5 if mark else None)
         ax.grid(visible=False, axis="x")
         ax.set(title=title, ylabel=ylabel)
     for ax in axes[len(panels) :]:
