@@ -1,6 +1,6 @@
 """The quantities that tables show of finished runs, each with its definition and how it is computed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,11 +39,6 @@ class Quantity:
     of_test_set: bool = False
     higher_is_better: bool = False
     absent: str | None = None
-
-    def of_all(self, runs: Sequence[FinishedRun]) -> list[float]:
-        """Return the number of every run; none unless all have one, so that n is the same for a whole row."""
-        values = [self.of(run) for run in runs]
-        return [] if None in values else values
 
 
 def _train_loss(run: FinishedRun) -> float:

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from common.experiments.collect import collect
-from common.experiments.columns import DEFAULT_COLUMNS
 from common.report.tables import build_table, readable
 from scripts.tables import main
 from tests.experiments.conftest import make_table
@@ -29,20 +28,6 @@ ACCUMADAM = [
         ([99.0, 97.0], [2.0, 0.6], 0.7, 24_000, 10.0),
     )
 ]
-
-
-def test_values_against_hand_computed_ones(table):
-    fill(table, accumadam_aer=ACCUMADAM)
-    frame = build_table(collect(table, RUNS))
-    assert tuple(frame.columns) == tuple(name for name in DEFAULT_COLUMNS if "noise" not in name)  # not recorded
-    row = frame.iloc[1]
-    assert list(row[:4]) == ["AccumAdam", "aer", 4, 3]
-    assert row["accuracy_mean"] == pytest.approx(93.0)
-    assert row["accuracy_2sigma"] == pytest.approx(2 * 13**0.5)  # (9 + 1 + 16) / 2 = 13
-    assert row["train_loss_mean"] == pytest.approx(0.3)
-    assert row["consensus_distance_mean"] == pytest.approx(0.4)
-    assert row["bytes_per_step"] == pytest.approx((100 + 100 + 200) / 3)  # 12,000 / 30 steps / 4 workers = 100
-    assert row["time_step_ms"] == pytest.approx(7.0)
 
 
 def test_columns_of_the_gradient_noise_are_shown_once_a_run_has_recorded_it(table):
