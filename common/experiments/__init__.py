@@ -1,4 +1,4 @@
-"""What is run: tables with their rows and sweeps, the commands that make their runs, and these as pandas frames.
+"""Experiments as tables: rows, sweeps, the runs that they need and the commands that make them, and frames of results.
 
-Nothing is imported here, and nothing here imports scipy, matplotlib or `common.report`, which shows results.
+Nothing here imports scipy, matplotlib or `common.report`, which shows the results; this file imports nothing at all.
 """

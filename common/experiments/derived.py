@@ -1,4 +1,4 @@
-"""What is derived from runs: predicted step times, time and bytes until a target, bytes that leave hosts."""
+"""Numbers derived from runs: predicted step times, time and bytes until a target, bytes that leave hosts."""
 
 import json
 import math
