@@ -11,8 +11,8 @@ from pathlib import Path
 from pydantic import Field
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
-from common.report.collect import collect
-from common.report.registry import load_table
+from common.experiments.collect import collect
+from common.experiments.tables import load_table
 
 RECORDS = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")
 OPTIONAL = ("evaluation/test.csv", "evaluation/test.json")  # of transformer.evaluate

@@ -13,10 +13,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
 
 from common.cli import UsageError
-from common.report.collect import check_overrides, read_cell, score_arguments
-from common.report.quantities import QUANTITIES
-from common.report.registry import Cell, Table
-from common.report.runs import RunError, read_json, read_status
+from common.experiments.collect import check_overrides, read_cell, score_arguments
+from common.experiments.quantities import QUANTITIES
+from common.experiments.runs import RunError, read_json, read_status
+from common.experiments.tables import Cell, Table
 from scripts.score import score
 
 INTERRUPTED = 75

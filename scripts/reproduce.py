@@ -21,7 +21,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from common.cli import Text, UsageError, command_of, main_function, nearest, parse
-from common.report.registry import Cell, Table, load_table
+from common.experiments.tables import Cell, Table, load_table
 from common.training.records import LARGEST_SEED
 from scripts.making import INTERRUPTED, make, print_plan, state_of
 from scripts.submitting import FollowUp, LauncherArguments, submit_missing

@@ -15,8 +15,8 @@ from typing import Literal
 from pydantic import Field
 
 from common.cli import Arguments, Text, main_function, parse
-from common.report.collect import collect, score_arguments
-from common.report.registry import Table, load_table
+from common.experiments.collect import collect, score_arguments
+from common.experiments.tables import Table, load_table
 
 
 class ScoreArguments(Arguments):

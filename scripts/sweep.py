@@ -11,7 +11,7 @@ ordinary runs in RUNS/sweeps/TABLE, which the same command continues after an in
 are submitted, and after them a job that gives this command again: it submits the next trials, or chooses.
 
 At the end results/sweeps/TABLE.csv has all trials, TABLE.yaml what was chosen, which the table's rows take from then
-on, TABLE.md both for readers, and TABLE.png and .svg a figure.
+on, TABLE.md both for readers, and TABLE.png a figure.
 
 With power=true nothing is trained: it says how many seeds the table's comparisons need, from the scatter of the runs
 in RUNS and results/runs.
@@ -28,14 +28,14 @@ from pathlib import Path
 from pydantic import Field, NonNegativeInt
 
 from common.cli import DEFAULT_RUNS, Text, UsageError, command_of, main_function, parse
-from common.report.collect import collect
-from common.report.formats import format_texts
+from common.experiments.collect import collect
+from common.experiments.runs import RunError
+from common.experiments.tables import Table, load_table
+from common.experiments.trials import Grid, Trials
+from common.report.choices import Method, edges, read_methods
 from common.report.power import DEFINITIONS, power_frame
-from common.report.registry import Table, load_table
-from common.report.runs import RunError
 from common.report.sweep_files import LEFT, sweep_frame, write_sweep
-from common.report.tables import missing_summary
-from common.report.trials import Grid, Method, Trials, edges, read_methods
+from common.report.tables import format_texts, missing_summary
 from scripts.making import INTERRUPTED, make, print_plan, settled, state_of
 from scripts.submitting import FollowUp, LauncherArguments, submit_missing
 

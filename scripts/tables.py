@@ -1,6 +1,6 @@
 """Make a table from finished runs or from a benchmark's record, with the published numbers beside ours.
 
-python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=runs/report]
+python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=runs/report] [formats=[csv,md,tex]]
 python -m scripts.tables readme=results/README.md
 python -m scripts.tables runs=[runs/cnn/a,runs/cnn/b]
 
@@ -15,24 +15,36 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pandas as pd
 from pydantic import Field
 
-from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, UsageError, command_of, main_function, parse
-from common.report.adhoc import compare
+from common.cli import (
+    DEFAULT_RUNS,
+    ONE_OR_SEVERAL,
+    Arguments,
+    Folders,
+    Text,
+    UsageError,
+    command_of,
+    main_function,
+    parse,
+)
+from common.experiments.collect import collect
+from common.experiments.load import compare
+from common.experiments.tables import full_name, load_table
 from common.report.benchmark_tables import (
+    LEFT,
     benchmark_names,
+    build_benchmark,
     load_benchmark,
     missing_records,
-    show_benchmark,
+    readable_benchmark,
     write_benchmark,
 )
-from common.report.collect import collect
 from common.report.excerpts import fill_tables
-from common.report.formats import format_texts, left_of, readable
-from common.report.registry import full_name, load_table
-from common.report.tables import build_table, missing_summary, write_table
+from common.report.tables import FORMATS, build_table, format_texts, left_of, missing_summary, readable, write_table
 from common.training.atomic import write_atomically
 
 MODULE = "scripts.tables"
@@ -45,7 +57,10 @@ class TablesArguments(Arguments):
     readme: Text | None = Field(None, description="a Markdown file whose tables are made anew, instead of table=...")
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
-    output: Text = Field("runs/report", description="where NAME.csv, NAME.md and NAME.tex are written")
+    output: Text = Field("runs/report", description="where NAME.csv, ... are written")
+    formats: Annotated[tuple[Literal["csv", "md", "tex"], ...], ONE_OR_SEVERAL, Field(min_length=1)] = Field(
+        FORMATS, description="csv, md, tex, or several: [csv,tex]"
+    )
 
 
 @main_function
@@ -62,12 +77,13 @@ def main(argv: Sequence[str]) -> int:
     if not arguments.table:
         raise UsageError("table=...: missing; expected a file of results/definitions/tables or /benchmarks")
     output = Path(arguments.output)
-    anywhere = arguments.model_copy(update={"output": TablesArguments.model_fields["output"].default})
-    command = command_of(MODULE, anywhere)
-    if full_name(arguments.table, "table") in benchmark_names():
-        benchmark = load_benchmark(full_name(arguments.table, "table"))
-        files = write_benchmark(benchmark, Path(arguments.benchmarks), output, command)
-        print(show_benchmark(benchmark, Path(arguments.benchmarks)))
+    name = full_name(arguments.table, "table")
+    command = command_of(MODULE, TablesArguments(table=name, runs=arguments.runs, benchmarks=arguments.benchmarks))
+    if name in benchmark_names():
+        benchmark = load_benchmark(name)
+        files = write_benchmark(benchmark, Path(arguments.benchmarks), output, command, arguments.formats)
+        shown = readable_benchmark(benchmark, build_benchmark(benchmark, Path(arguments.benchmarks)))
+        print(format_texts(shown, "simple", LEFT))
         missing = missing_records(benchmark, Path(arguments.benchmarks))
     else:
         table = load_table(arguments.table, also=benchmark_names())
@@ -76,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
         # Published numbers are worth a table of their own, but not in place of one with runs when a folder is mistyped.
         allow_empty = bool(table.published) and arguments.runs == DEFAULT_RUNS
         collection = collect(table, *map(Path, arguments.runs), allow_empty=allow_empty)
-        files = write_table(collection, output, command)
+        files = write_table(collection, output, command, arguments.formats)
         print(_fitted(readable(build_table(collection), collection.table), left_of(table)))
         missing = missing_summary(collection)
     for line in missing:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.cli import UsageError, words_of
-from common.report.definitions import ROOT
+from common.experiments.definitions import ROOT
 
 CLUSTERS = ROOT / "slurm" / "clusters"
 DEFAULT_CLUSTER = "one_node_cpu"

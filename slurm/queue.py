@@ -10,8 +10,8 @@ import subprocess
 from pathlib import Path
 
 from common.cli import UsageError
-from common.report.overrides import parse_override
-from common.report.registry import Table
+from common.experiments.overrides import parse_override
+from common.experiments.tables import Table
 from slurm.starts import last_job
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from common.cli import UsageError
-from common.report.registry import Cell, Table
+from common.experiments.tables import Cell, Table
 from slurm.options import DEFAULT_CLUSTER, SbatchOptions
 from slurm.queue import ask, folder
 

@@ -12,7 +12,7 @@ LONGEST = (
     "tests/training/test_resume.py",
     "tests/training/test_failures.py",
     "tests/distributed/test_engine_equals_simulator.py",
-    "tests/report/test_reproduce.py",
+    "tests/experiments/test_reproduce.py",
     "tests/cuda/test_matcher.py",
 )
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.cli import Arguments, UsageError, parse
-from common.report.definitions import ROOT
+from common.experiments.definitions import ROOT
 from common.training import multirun
 from common.training.compose import compose_config
 from scripts import reproduce

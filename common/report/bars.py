@@ -1,60 +1,42 @@
-"""Bar charts as in the paper's Figure 6: a panel for each cluster, published and ours, and a bar for each method."""
+"""Bar charts: a panel for each case, and in it a group of bars at each place."""
 
-from math import ceil
+from itertools import cycle
 
-import numpy as np
 import pandas as pd
-import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from common.report.drawing import COLOURS
-from common.report.figure_files import Bars
+from common.report.style import COLOURS
 
-PANELS_PER_ROW = 3
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
+WIDTH = 0.86  # of a group
 
 
-def draw_bars(figure_file: Bars, frame: pd.DataFrame) -> Figure:
-    """Draw the bars of a frame with source, cluster, workers, method and the value, as `build_benchmark` returns it."""
-    frame = frame.dropna(subset=[figure_file.value]).astype({figure_file.value: float, "workers": int})
-    bars = list(dict.fromkeys(frame["method"]))
-    panels = list(frame.groupby(["source", "cluster"], sort=False))
-    rows = ceil(len(panels) / PANELS_PER_ROW)
-    figure = Figure(figsize=(10.2, 0.6 + 2.7 * rows), layout="constrained")
-    axes = figure.subplots(rows, min(PANELS_PER_ROW, len(panels)), squeeze=False).ravel()
-    for ax, ((source, cluster), data) in zip(axes, panels, strict=False):
-        _draw_panel(ax, data, figure_file.value, bars)
-        ax.set(title=f"{source}: {cluster}", xlabel="workers", ylabel=figure_file.axis)
+def draw_bars(frame: pd.DataFrame, ylabel: str, columns: int, mark: str = "") -> Figure:
+    """Draw a frame with the columns panel, group, bar and height, and with `mark`, a height to mark on each bar.
+
+    Bars have their heights as numbers above them, or marks. `columns` panels are beside each other.
+    """
+    panels, bars = list(frame.groupby("panel", sort=False)), list(dict.fromkeys(frame["bar"]))
+    rows, width = -(-len(panels) // columns), WIDTH / len(bars)
+    figure = Figure(figsize=(10.2, 0.8 + 2.9 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    colours, hatches = (COLOURS[1:], ("",)) if mark else (COLOURS, HATCHES)  # marks are black
+    for ax, (title, data) in zip(axes, panels, strict=False):
+        groups = list(dict.fromkeys(data["group"]))
+        for number, (name, colour, hatch) in enumerate(zip(bars, cycle(colours), cycle(hatches), strict=False)):
+            of = data[data["bar"] == name]
+            places = [groups.index(group) + (number - (len(bars) - 1) / 2) * width for group in of["group"]]
+            look = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.4}
+            drawn = ax.bar(places, of["height"], width, label=name, **look)
+            if mark:
+                ax.plot(places, of[mark], "_", color="black", markersize=9, markeredgewidth=1.5, label=mark)
+            else:
+                ax.bar_label(drawn, fmt="%.1f", fontsize=5.5, padding=1)
+        ax.set_xticks(range(len(groups)), groups, fontsize=6.5 if mark else None)
+        ax.grid(visible=False, axis="x")
+        ax.set(title=title, ylabel=ylabel)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
-    handles, labels = max((ax.get_legend_handles_labels() for ax in axes), key=lambda pair: len(pair[0]))
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    figure.suptitle(figure_file.title, fontsize=9)
+    handles = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(len(handles), 4))
     return figure
-
-
-def _draw_panel(ax: Axes, data: pd.DataFrame, value: str, bars: list[str]) -> None:
-    sns.barplot(
-        data=data,
-        x="workers",
-        y=value,
-        hue="method",
-        hue_order=bars,
-        palette=dict(zip(bars, COLOURS, strict=False)),
-        saturation=1,
-        width=0.86,
-        edgecolor="white",
-        linewidth=0.4,
-        legend="full",
-        errorbar=None,
-        ax=ax,
-    )
-    for container, hatch in zip(ax.containers, HATCHES, strict=False):
-        for patch in container:
-            patch.set_hatch(hatch)
-        heights = [f"{height:.1f}" if np.isfinite(height) else "" for height in container.datavalues]
-        ax.bar_label(container, heights, fontsize=5.5, padding=1)
-    ax.get_legend().remove()
-    ax.grid(visible=False, axis="x")
-    sns.despine(ax=ax)

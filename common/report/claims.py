@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from pydantic import Field, PositiveFloat, model_validator
 
 from common.cli import UsageError
-from common.report.definitions import ROOT, Definition, explained, read_definition
+from common.experiments.definitions import ROOT, Definition, explained, read_definition
 from common.report.published import load_published
 from common.report.records import Record
 

@@ -8,13 +8,12 @@ from typing import Any
 import pandas as pd
 from pydantic import Field
 
+from common.experiments.collect import collect
+from common.experiments.definitions import ROOT, explained, read_definition
+from common.experiments.tables import load_table
 from common.report.claims import load_claims, show_claims, show_verdicts
-from common.report.collect import collect
-from common.report.definitions import ROOT, explained, read_definition
-from common.report.formats import format_texts, readable
 from common.report.records import Record
-from common.report.registry import load_table
-from common.report.tables import build_table
+from common.report.tables import build_table, format_texts, readable
 
 EXCERPTS = ROOT / "results" / "definitions" / "excerpts"
 KEPT = ROOT / "results" / "runs"

@@ -1,190 +1,191 @@
-"""Learning curves of a table's runs: training loss and validation metric against steps, bytes sent and time.
+"""Figures: those of tables, and those that results/definitions/figures/<name>.yaml defines."""
 
-A table whose rows differ in a setting is drawn against that instead: see common.report.over_figure.
-"""
-
-import logging
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from collections.abc import Collection as Some
+from functools import partial
 from pathlib import Path
+from typing import Literal, NamedTuple
 
-import numpy as np
 import pandas as pd
-import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from pydantic import Field, model_validator
 
-from common.report.changes import changes, mark_changes
-from common.report.collect import Collection
-from common.report.drawing import (
-    COLOURS,
-    CURVES_WIDTH,
-    LEGEND_ROWS,
-    LINE_HEIGHT,
-    MARKERS_PER_CURVE,
-    STYLES,
-    draw_legends,
-    label_of,
-    legend_rows,
-    line_names,
-    recorded_as,
-    save,
-    seeds_of,
-)
-from common.report.elapsed import is_simulated, seconds_until
-from common.report.over_figure import draw_over_setting
-from common.report.prediction import ASSUMED_SHORT
-from common.report.registry import Table
-from common.report.runs import FinishedRun, RunError
+from common.cli import UsageError, nearest
+from common.experiments.collect import Collection
+from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
+from common.report.bars import draw_bars
+from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
+from common.report.curves import draw_below_published, draw_table, draw_variants
+from common.report.lines import draw_over_setting, draw_record
+from common.report.style import FORMATS, save
+from common.report.tables import missing_summary
+from common.runtime.conditions import CONDITIONS
 
-logger = logging.getLogger(__name__)
+FIGURES = ROOT / "results" / "definitions" / "figures"
 
 
-def write_figures(collection: Collection, folder: Path) -> list[Path]:
-    """Write <folder>/<table>[_<variant>].png, and .svg unless it is large, for variants with runs; return the paths.
+class Bars(Definition):
+    """A value of a benchmark's table: a panel for each cluster, published and ours, a bar for each method."""
+
+    kind: Literal["bars"]
+    title: str
+    table: str
+    value: str
+    axis: str
+
+
+class Curves(Definition):
+    """Learning curves of a table's runs.
+
+    rows:      some of its rows, as all would be drawn (default: all)
+    variant:   of which variant
+    panels:    {variant: title}: `metric` against time, a panel for each of these variants
+    published: a file of results/paper whose curves are drawn above ours
+    metrics:   {metric of the published curves: the metric of ours that is drawn below it}
+    """
+
+    kind: Literal["curves"]
+    title: str
+    table: str
+    rows: tuple[str, ...] = ()
+    variant: str | None = None
+    panels: dict[str, str] = Field({})
+    metric: str | None = None
+    published: str | None = None
+    metrics: dict[str, str] = Field({})
+
+    @model_validator(mode="after")
+    def _check(self) -> "Curves":
+        if bool(self.panels) != bool(self.metric) or bool(self.published) != bool(self.metrics):
+            raise ValueError("expected panels with a metric, and published with metrics")
+        return self
+
+
+class Lines(Definition):
+    """Columns of a benchmark's record against another one, both logarithmic.
+
+    records, command: a CSV file of results/benchmarks, and what writes it
+    line:             a template of a line's label, filled with a row's columns
+    values:           {column: its axis}, a panel for each
+    """
+
+    kind: Literal["lines"]
+    title: str
+    records: str
+    command: str
+    x: str
+    line: str
+    values: dict[str, str] = Field(min_length=1)
+
+
+class Predictions(Definition):
+    """Measured and predicted step times under several conditions, as scripts.benchmarks.runtime_model writes them."""
+
+    kind: Literal["predictions"]
+    title: str
+    records: str
+    command: str
+
+
+FigureFile = Bars | Curves | Lines | Predictions
+KINDS = {"bars": Bars, "curves": Curves, "lines": Lines, "predictions": Predictions}
+
+
+def load_figure(name: str, folder: Path = FIGURES) -> FigureFile:
+    """Read a figure's file; raises UsageError naming file, key, value and expectation if it is unknown or wrong."""
+    content = read_definition(folder, name, key="figure")
+    kind = content.get("kind") if isinstance(content, dict) else None
+    if kind not in KINDS:
+        raise UsageError(f"{name}.yaml: kind={kind}: {nearest(str(kind), KINDS)}")
+    with explained(folder, name, KINDS[kind]):
+        return KINDS[kind].model_validate(content)
+
+
+def figure_names(folder: Path = FIGURES) -> list[str]:
+    """Return the figures that have a file; every table of runs can be drawn, too."""
+    return names_in(folder)
+
+
+def write_figures(collection: Collection, folder: Path, formats: Some[str] = FORMATS) -> list[Path]:
+    """Write <folder>/<table>[_<variant>] in these formats for variants with runs; return the paths.
 
     A table over a setting is one picture with all its variants.
     """
     table = collection.table
     if table.setting is not None:
-        return save(lambda: draw_over_setting(collection), folder, table.name) if collection.all_runs else []
-    variants = [each for each in collection.by_variant() if each.all_runs]
-    return [file for each in variants for file in save(lambda each=each: draw(each), folder, each.table.name)]
+        drawn = {table.name: partial(draw_over_setting, collection)} if collection.all_runs else {}
+    else:
+        drawn = {each.table.name: partial(draw_table, each) for each in collection.by_variant() if each.all_runs}
+    return [file for name, draw in drawn.items() for file in save(draw, folder, name, formats)]
 
 
-def draw(collection: Collection) -> Figure:
-    """Draw training loss and validation metric (rows) against steps, bytes sent and time (columns): 2 x 3 panels.
+class Drawing(NamedTuple):
+    """A figure that can be drawn.
 
-    A line is the mean over seeds, its band goes from the lowest to the highest seed. Marks are where workers left or
-    joined in any of them. Rows of one method and topology are told apart by their labels.
+    draw:    returns the figure
+    missing: a line for each run or record that it should show and does not
     """
-    collection = replace(collection, table=with_line_names(collection.table))
-    table, found = collection.table, changes(collection)
-    panels = [(curves(collection, metric), label_of(metric)) for metric in ("train_loss", table.metric)]
-    xs = {"step": "step", "sent_mb": "sent per worker (MB)", "time_s": time_label(collection.all_runs, "s")}
-    extra = max(0, max(legend_rows(*labels_of(table))) - LEGEND_ROWS)
-    figure = Figure(figsize=(CURVES_WIDTH, 5.6 + LINE_HEIGHT * extra), layout="constrained")
-    axes = figure.subplots(2, 3, sharex="col", sharey="row")
-    for (data, label), row in zip(panels, axes, strict=True):
-        for x, ax in zip(xs, row, strict=True):
-            draw_panel(ax, table, data, x)
-            mark_changes(ax, data, found, x)
-            ax.set(xlabel=xs[x], ylabel=label)
-            ax.label_outer()
-    if not found.empty:
-        axes[0, 0].legend()
-    _scale_loss(axes[0, 0], panels[0][0]["value"])
-    _scale_bytes(axes[0, 1], panels[1][0])
-    figure.align_ylabels(axes)
-    seeds = seeds_of(pd.concat([data for data, _ in panels]).groupby(["method", "topology"])["run"].nunique())
-    figure.suptitle(f"{table.title} (mean of {seeds} seeds; band: lowest to highest)", fontsize=9)
-    draw_legends(figure, *labels_of(table))
+
+    draw: Callable[[], Figure]
+    missing: Sequence[str]
+
+
+def drawing_of(figure: FigureFile, collection_of: Callable[[str], Collection], benchmarks: Path) -> Drawing:
+    """Return the drawing of a figure's file.
+
+    collection_of: returns a table's runs, by the table's name
+    benchmarks:    the folder of the benchmarks' records
+    Raises UsageError if the record that is all of a figure has not been made.
+    """
+    missing: Sequence[str] = []
+    if isinstance(figure, Curves):
+        collection = collection_of(figure.table)
+        if figure.variant is not None:
+            collection = dict(zip(collection.table.variants, collection.by_variant(), strict=True))[figure.variant]
+        rows = figure.rows or [row.name for row in collection.table.rows]
+        collection = collection.of_rows(rows, figure.title)
+        missing = missing_summary(collection)
+        if figure.published:
+            draw = partial(draw_below_published, collection, figure.published, figure.metrics)
+        elif figure.panels:
+            draw = partial(draw_variants, collection, figure.title, figure.metric, figure.panels)
+        else:
+            draw = partial(draw_table, collection)
+        return Drawing(draw, missing)
+    if isinstance(figure, Bars):
+        table = load_benchmark(figure.table)
+        frame, missing = _methods(build_benchmark(table, benchmarks), figure.value), missing_records(table, benchmarks)
+        draw = partial(draw_bars, frame, figure.axis, columns=3)
+    else:
+        if not (benchmarks / figure.records).exists():
+            raise UsageError(f"{benchmarks / figure.records} is missing; make it with: {figure.command}")
+        frame = pd.read_csv(benchmarks / figure.records)
+        if isinstance(figure, Lines):
+            draw = partial(draw_record, frame, figure.x, figure.line, figure.values)
+        else:
+            draw = partial(draw_bars, _conditions(frame), "ms per step", columns=1, mark="predicted")
+    return Drawing(partial(_titled, draw, figure.title), missing)
+
+
+def _titled(draw: Callable[[], Figure], title: str) -> Figure:
+    figure = draw()
+    figure.suptitle(title)
     return figure
 
 
-def curves(collection: Collection, metric: str) -> pd.DataFrame:
-    """Return the curves of all rows in long form.
-
-    The columns are method, topology, run, step, sent_mb (MB sent per worker until then), time_s and value. Bytes and
-    time are means over seeds, because a mean over seeds needs one abscissa. A run that cannot be drawn is named in a
-    warning and left out. Once a seed has diverged, its row has no values: the mean of the others would be misleading.
-    """
-    parts = []
-    for row in collection.table.rows:
-        drawn = [_curve(run, metric) for run in collection.runs[row.name]]
-        runs = [frame for frame in drawn if frame is not None]
-        if runs:
-            frame = pd.concat(runs, ignore_index=True)
-            for x in ("sent_mb", "time_s"):
-                frame[x] = frame.groupby("step")[x].transform("mean")
-            diverged = (~np.isfinite(frame["value"])).groupby(frame["step"]).transform("any")
-            frame["value"] = frame["value"].mask(diverged)
-            parts.append(frame.assign(method=row.method, topology=row.topology))
-    columns = ["method", "topology", "run", "step", "sent_mb", "time_s", "value"]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+def _methods(frame: pd.DataFrame, value: str) -> pd.DataFrame:
+    """Return a benchmark's table as `draw_bars` takes it."""
+    frame = frame.dropna(subset=[value])
+    panel, workers = frame["source"] + ": " + frame["cluster"], frame["workers"].astype(int).astype(str) + " workers"
+    return frame.assign(panel=panel, group=workers, bar=frame["method"], height=frame[value].astype(float))
 
 
-def time_label(runs: list[FinishedRun], unit: str) -> str:
-    """Return the name of the time axis: measured for processes; for simulated workers predicted, of another model."""
-    kinds = {f"predicted for\n{ASSUMED_SHORT}" if is_simulated(run) else "measured" for run in runs}
-    return ", ".join([f"time ({unit})", *filter(None, [" or ".join(sorted(kinds))])])
-
-
-def _curve(run: FinishedRun, metric: str) -> pd.DataFrame | None:
-    """Return a run's curve, None if it cannot be drawn; bytes and time are those that the training rows count."""
-    split, name = recorded_as(metric)
-    try:
-        recorded = run.test_curve(name) if split == "test" else run.curve(split, name)
-        frame = recorded.rename(columns={name: "value"}).assign(run=str(run.folder))
-        sent = run.curve("train", "bytes_sent").dropna()
-        steps, megabytes = sent["step"].to_numpy(), sent["bytes_sent"].to_numpy() / run.total("workers") / 1e6
-        frame["sent_mb"] = np.interp(frame["step"], [0, *steps], [0, *megabytes])
-        frame["time_s"] = seconds_until(run, frame["step"])
-    except RunError as error:
-        logger.warning("left out of the curves of %s: %s", metric, error)
-        return None
-    diverged = frame["step"][~np.isfinite(frame["value"])]
-    if not diverged.empty:
-        logger.warning(
-            "%s: %s is not finite from step %d on: its row's curve ends there", run.folder, metric, diverged.iloc[0]
-        )
-    return frame
-
-
-def draw_panel(ax: Axes, table: Table, data: pd.DataFrame, x: str) -> None:
-    """Draw the curves of all methods (colours) and topologies (styles) into a panel."""
-    sns.despine(ax=ax)
-    data = data.dropna(subset="value")
-    if data.empty:
-        ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color="0.4")
-        return
-    methods, topologies = labels_of(table)
-    styles = dict(zip(topologies, STYLES, strict=False))
-    longest = data.groupby(["method", "topology"])["step"].nunique().max()
-    sns.lineplot(
-        data=data,
-        x=x,
-        y="value",
-        hue="method",
-        hue_order=methods,
-        palette=dict(zip(methods, COLOURS, strict=False)),
-        style="topology",
-        style_order=topologies,
-        dashes={topology: dash for topology, (dash, _) in styles.items()},
-        markers={topology: marker for topology, (_, marker) in styles.items()},
-        markevery=max(1, longest // MARKERS_PER_CURVE),
-        markersize=4.5,
-        markeredgewidth=0.5,
-        errorbar=("pi", 100),
-        err_kws={"alpha": 0.12, "linewidth": 0},
-        legend=False,
-        ax=ax,
-    )
-    ax.xaxis.set_major_locator(MaxNLocator(5))
-
-
-def _scale_loss(ax: Axes, losses: pd.Series) -> None:
-    """Use a logarithmic axis where the loss falls by more than a decade; else the ends of all curves coincide."""
-    if 0 < losses.min() * 10 < losses.max():
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-
-
-def _scale_bytes(ax: Axes, data: pd.DataFrame) -> None:
-    """Use a logarithmic axis where a line sends ten times as many bytes as another, as with local steps."""
-    sent = data.groupby(["method", "topology"])["sent_mb"].max()
-    if 0 < sent.min() * 10 < sent.max():
-        ax.set_xscale("log")
-        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-
-
-def with_line_names(table: Table) -> Table:
-    """Return the table with methods called as its lines: rows that only labels tell apart have these in their names."""
-    names = zip(table.rows, line_names(table.rows), strict=True)
-    return table.model_copy(update={"rows": tuple(row.model_copy(update={"method": name}) for row, name in names)})
-
-
-def labels_of(table: Table) -> tuple[list[str], list[str]]:
-    """Return methods and topologies in the order in which the table names them."""
-    methods = dict.fromkeys(row.method for row in table.rows)
-    return list(methods), list(dict.fromkeys(row.topology for row in table.rows))
+def _conditions(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return measured and predicted step times as `draw_bars` takes them, conditions in their usual order."""
+    case = "{model} on {hosts} hosts x {ranks_per_host}, {mbit_per_s:g} Mbit/s, {compute_ms:g} ms of computing"
+    method = (frame["engine"] + "\n" + frame["topology"].str.replace("/", "/\n", n=1)).str.replace("_", " ")
+    labels = {name: f"measured, {condition.label}" for name, condition in CONDITIONS.items()}
+    panel, bar = [case.format(**row) for row in frame.to_dict("records")], frame["condition"].map(labels)
+    bar = bar.astype(pd.CategoricalDtype(labels.values(), ordered=True))
+    frame = frame.rename(columns={"measured_ms": "height", "predicted_ms": "predicted"})
+    return frame.assign(panel=panel, group=method, bar=bar).sort_values("bar", kind="stable")

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from common.report.collect import Collection
-from common.report.registry import Table
-from common.report.runs import FinishedRun
-from common.report.tuning import sweep_command
+from common.experiments.collect import Collection
+from common.experiments.runs import FinishedRun
+from common.experiments.sweeps import sweep_command
+from common.experiments.tables import Table
 
 
 def describe_origin(collection: Collection) -> list[str]:

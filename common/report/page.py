@@ -17,6 +17,11 @@ from pandas.api.types import is_numeric_dtype
 from tqdm import tqdm
 
 from common.cli import UsageError
+from common.experiments.collect import Collection, collect
+from common.experiments.derived import ASSUMED, is_simulated
+from common.experiments.runs import FILES, FinishedRun
+from common.experiments.sweeps import SWEEPS, sweep_command
+from common.experiments.tables import Table, load_table, table_names
 from common.report.benchmark import read_record
 from common.report.benchmark_tables import (
     LEFT,
@@ -29,26 +34,23 @@ from common.report.benchmark_tables import (
     missing_records,
     readable_benchmark,
 )
-from common.report.collect import Collection, collect
-from common.report.columns import PUBLISHED, Column, Label
-from common.report.drawing import save
-from common.report.elapsed import is_simulated
-from common.report.figure_drawings import drawing_of
-from common.report.figure_files import figure_names, load_figure
-from common.report.figures import write_figures
-from common.report.formats import headings, left_of, readable
+from common.report.figures import drawing_of, figure_names, load_figure, write_figures
 from common.report.origin import describe_commit, describe_hardware, describe_origin
-from common.report.prediction import ASSUMED
 from common.report.published import load_published, published_names
-from common.report.registry import Table, load_table, table_names
-from common.report.runs import FILES, FinishedRun
+from common.report.style import save
 from common.report.sweep_files import LEFT as SWEEP_LEFT
 from common.report.sweep_files import column_definitions, sweep_frame
-from common.report.tables import build_table, definitions, missing_lines, published_lines
-from common.report.tuning import SWEEPS, sweep_command
+from common.report.tables import (
+    build_table,
+    definitions,
+    headings,
+    left_of,
+    missing_lines,
+    published_lines,
+    readable,
+)
 
 BADGES = {"proxy": "proxy", "paper": "at the paper's scale", "published": "published only"}
-TYPES = {".svg": "image/svg+xml", ".png": "image/png"}
 
 Item = TypeVar("Item")
 
@@ -145,7 +147,7 @@ def _table(collection: Collection, page: Path) -> Section:
         state=f"{done} of {done + len(collection.missing)} runs",
         frame=readable(build_table(collection), table),
         left=left_of(table),
-        from_paper=[name for name, (column, _) in headings(table).items() if _is_published(column)],
+        from_paper=[name for name, (column, _) in headings(table).items() if column.statistic == "published"],
         images=_pictures(lambda folder: write_figures(collection, folder)),
         definitions=[*definitions(table), *_predicted(collection)],
         published=published_lines(table.published),
@@ -162,10 +164,6 @@ def _predicted(collection: Collection) -> list[str]:
     return [f"time in the figure: predicted by the runtime model for a larger model, with {ASSUMED}"]
 
 
-def _is_published(column: Column | Label) -> bool:
-    return isinstance(column, Column) and column.statistic is PUBLISHED
-
-
 def _sweep(table: Table) -> Section:
     """Return the section of a table's learning rates, from what its sweep left."""
     frame = sweep_frame(table, table.tuned.methods)
@@ -175,7 +173,7 @@ def _sweep(table: Table) -> Section:
         group="Tuning",
         frame=frame,
         left=SWEEP_LEFT,
-        images=_pictures(lambda _: [SWEEPS / f"{table.name}.svg"]),
+        images=_pictures(lambda _: [SWEEPS / f"{table.name}.png"]),
         definitions=[f"`{name}`: {text}" for name, text in column_definitions(table).items() if name in frame],
         origin=[f"`results/sweeps/{table.name}.md` and `.csv`, with every trial", f"`{sweep_command(table.name)}`"],
     )
@@ -274,10 +272,7 @@ def _run(run: FinishedRun, label: str, page: Path, with_config: bool) -> dict[st
 
 
 def _pictures(write: Any) -> list[str]:
-    """Return data URIs of the pictures that `write(folder)` makes: SVG where there is one, else PNG."""
+    """Return data URIs of the pictures that `write(folder)` makes."""
     with tempfile.TemporaryDirectory() as folder:
-        files = {file.stem: file for file in sorted(write(Path(folder)))}  # .svg comes after .png
-        return [
-            f"data:{TYPES[file.suffix]};base64,{base64.b64encode(file.read_bytes()).decode()}"
-            for file in files.values()
-        ]
+        pictures = [base64.b64encode(file.read_bytes()).decode() for file in write(Path(folder))]
+        return [f"data:image/png;base64,{picture}" for picture in pictures]

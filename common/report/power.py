@@ -8,11 +8,12 @@ from collections.abc import Callable
 import pandas as pd
 from scipy.stats import chi2, nct, t
 
-from common.report.collect import Collection
-from common.report.columns import DIFFERENCE, EQUIVALENT, Column
-from common.report.registry import Table
-from common.report.significance import FEWEST_SEEDS, LEVEL, ComparisonError, paired_differences
-from common.report.table_file import Row
+from common.experiments.collect import Collection
+from common.experiments.columns import Column
+from common.experiments.table_file import Row
+from common.experiments.tables import Table
+from common.report.comparisons import FEWEST_SEEDS, LEVEL, ComparisonError, paired_differences
+from common.report.statistics import published_of
 
 POWER = 0.8
 CONFIDENCE = 0.8  # of the standard deviation's upper limit
@@ -63,28 +64,29 @@ def power_frame(collection: Collection) -> pd.DataFrame:
     table = collection.table
     compared = [
         (column, row, other)
-        for statistic, other_of in ((EQUIVALENT, table.equivalent_of), (DIFFERENCE, table.baseline_of))
+        for statistic, other_of in (("equivalent", table.equivalent_of), ("difference", table.baseline_of))
         for column in table.numbers
-        if column.statistic is statistic
+        if column.statistic == statistic
         for row in table.rows
         if (other := other_of(row))
     ]
-    tests = sum(column.statistic is EQUIVALENT for column, _, _ in compared)
+    tests = sum(column.statistic == "equivalent" for column, _, _ in compared)
     return pd.DataFrame([_line(collection, *these, LEVEL / max(tests, 1)) for these in compared])
 
 
 def _line(collection: Collection, column: Column, row: Row, other: str, level: float) -> dict[str, str]:
     """Return the line of a row and another one; `level` is that of the first step of Holm's method."""
-    margin, style = column.margin, column.quantity.style
+    style = column.quantity.style
+    margin = collection.table.margins.get(column.quantity.name) if column.statistic == "equivalent" else None
     published = _published(collection.table, column, row.name, other)
     too_wide = margin and published is not None and margin > abs(published) / 2
     quantity = "_".join(filter(None, [column.variant, column.quantity.name]))
     line = {"row": row.name, "other": other, "quantity": quantity, "seeds": ""} | dict.fromkeys(DEFINITIONS, "")
     line["published"] = "not known" if published is None else f"{published:+{style}}"
     line["margin"] = f"{margin:g}{' (too wide)' * bool(too_wide)}" if margin else ""
-    values = (column.by_seed(collection.of(name, column.variant)) for name in (row.name, other))
+    values = collection.values(column)
     try:
-        differences = paired_differences(*values)
+        differences = paired_differences(values[row.name], values[other])
     except ComparisonError as reason:
         return line | {"seeds": str(reason)}
     freedom, sd = len(differences) - 1, statistics.stdev(differences)
@@ -104,6 +106,6 @@ def _seeds(power: Callable[[int, float], float], sd: float, limit: float) -> str
 
 def _published(table: Table, column: Column, *rows: str) -> float | None:
     """Return the published difference of two rows; None if it is not known."""
-    numbers = [table.published_values.get(name, {}).get(column.published_name) for name in rows]
+    numbers = [published_of(table, name, column) for name in rows]
     first, second = (number and number.value for number in numbers)
     return None if None in (first, second) else first - second

@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from common.report.definitions import ROOT, Definition, explained, names_in, read_definition
+from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
+from common.experiments.table_file import PAPER
 
-PAPER = ROOT / "results" / "paper"
 PAPERS = {
     "promise": "From Promise to Practice: Realizing High-performance Decentralized Training (ICLR 2025, "
     "arXiv 2410.11998)",
@@ -136,6 +137,7 @@ def published_names(folder: Path = PAPER) -> list[str]:
     return names_in(folder)
 
 
+@cache
 def published_values(names: tuple[str, ...]) -> Mapping[str, Mapping[str, Published]]:
     """Return {row: {quantity: number}} of several files together."""
     values: dict[str, dict[str, Published]] = {}

@@ -6,7 +6,7 @@ import pandas as pd
 from pydantic import Field
 
 from common.cli import UsageError
-from common.report.definitions import ROOT, Definition
+from common.experiments.definitions import ROOT, Definition
 
 RECORDS = ROOT / "results" / "benchmarks"
 

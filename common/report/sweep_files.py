@@ -1,4 +1,4 @@
-"""What a sweep leaves in results/sweeps: <table>.csv, .yaml, .md, .png and .svg."""
+"""What a sweep leaves in results/sweeps: <table>.csv, .yaml, .md and .png."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 import pandas as pd
 from omegaconf import OmegaConf
 
-from common.report.drawing import save
-from common.report.formats import exact, format_texts
+from common.experiments.sweeps import RATE, Tuned, TunedFile
+from common.experiments.table_file import Row
+from common.experiments.tables import Table
+from common.report.choices import Method
+from common.report.lines import draw_sweep
 from common.report.origin import describe_commit, describe_hardware
-from common.report.registry import Table
-from common.report.sweep_figure import draw_sweep
-from common.report.table_file import Row
-from common.report.trials import Method
-from common.report.tuning import RATE, Tuned, TunedFile
+from common.report.style import save
+from common.report.tables import csv_text, format_texts
 from common.training.atomic import write_atomically
 
 LEFT = ("method", "topology", "variant", "best", "runner_up", "edge", "taken_by")
@@ -28,7 +28,7 @@ def write_sweep(table: Table, methods: Sequence[Method], folder: Path, command: 
     records = trial_records(table, methods)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
-        "csv": records.map(exact).to_csv(index=False, lineterminator="\n"),
+        "csv": csv_text(records),
         "md": _render(table, methods, records, command),
         "yaml": tuned_text(tuned, command),
     }

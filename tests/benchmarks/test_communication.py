@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from common.report.definitions import ROOT
+from common.experiments.definitions import ROOT
 from scripts.benchmarks.communication import BenchArguments, conclude, main, topology_of
 from tests.scripts.namespaces import needs_namespaces
 

@@ -3,12 +3,12 @@
 import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
 from common.cli import UsageError
-from common.report.figure_files import load_figure
-from common.report.record_figures import draw_record
+from common.report.figures import drawing_of, load_figure
 from common.runtime.cluster import Cluster
 from common.topology import build
 from scripts.benchmarks.extrapolation import main, rounds_to_agree
@@ -24,9 +24,9 @@ def test_rounds_until_workers_agree() -> None:
 def test_table_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure_file = load_figure("extrapolation")
     with pytest.raises(UsageError, match=r"extrapolation\.csv is missing; make it with: python -m scripts"):
-        figure_file.read(tmp_path)
+        drawing_of(figure_file, {}.get, tmp_path)
     assert main(["workers=4,16", "workers_per_host=4", "steps=50", f"output={tmp_path}"]) == 0
-    frame = figure_file.read(tmp_path)
+    frame = pd.read_csv(tmp_path / "extrapolation.csv")
     assert set(frame.workers) == {4, 16}
     assert list(frame.hosts[frame.topology == "complete"]) == [1, 1, 4, 4]
     for row in frame.itertuples():
@@ -36,7 +36,7 @@ def test_table_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         "Everything here is predicted by the runtime model, for workers_per_host 4, "
         in (tmp_path / "extrapolation.md").read_text()
     )
-    figure = draw_record(figure_file, frame)
+    figure = drawing_of(figure_file, {}.get, tmp_path).draw()
     assert isinstance(figure, Figure)
     assert "not measured" in figure.get_suptitle()
     labels = {text.get_text() for text in figure.legends[0].get_texts()}

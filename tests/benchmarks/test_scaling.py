@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from common.cli import UsageError
-from common.report.definitions import ROOT
+from common.experiments.definitions import ROOT
 from common.report.published import load_published
 from common.runtime.cluster import Cluster
 from common.runtime.conditions import CONDITIONS, Condition

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cnn.config import CnnConfig
-from common.report.registry import Table, load_table
-from common.report.table_file import Row
+from common.experiments.table_file import Row
+from common.experiments.tables import Table, load_table
 from common.training.compose import CONFIGS, compose_config
 
 TABLES = {

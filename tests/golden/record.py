@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from common.report.definitions import ROOT
+from common.experiments.definitions import ROOT
 from common.training.compose import compose_config, flatten
 from common.training.launch import launch
 

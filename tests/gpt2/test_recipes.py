@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from common.experiments.definitions import ROOT
+from common.experiments.table_file import Row
+from common.experiments.tables import Table, load_table
 from common.optim import decay_groups
-from common.report.definitions import ROOT
-from common.report.registry import Table, load_table
-from common.report.table_file import Row
 from common.runtime import Cluster
 from common.runtime.memory import rank_memory
 from common.training.compose import CONFIGS, compose_config

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from common.cli import UsageError
+from common.experiments.definitions import ROOT
 from common.report.claims import Claim, load_claims, show_claims
-from common.report.definitions import ROOT
 from common.report.excerpts import BLOCK
 
 EVIDENCE = {"record": "speed", "label": "ours", "row": "engine == 'ours'", "value": "ms"}

@@ -4,20 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from common.report.collect import collect
-from common.report.columns import parse_column
-from common.report.comparisons import Compared, Equivalence, corrected
+from common.experiments.collect import collect
+from common.experiments.quantities import QUANTITIES
+from common.experiments.tables import Table
+from common.report.comparisons import Compared, Equivalence, corrected, p_beyond, p_within
 from common.report.excerpts import Excerpt, show_excerpt
-from common.report.formats import exact_frame, readable
-from common.report.registry import Table
-from common.report.significance import Difference, p_beyond, p_within
-from common.report.tables import build_table, write_table
-from tests.report.conftest import CONTENT, make_table
-from tests.report.synthetic import write_run
+from common.report.statistics import exact
+from common.report.tables import build_table, readable, write_table
+from tests.experiments.conftest import CONTENT, make_table
+from tests.experiments.synthetic import write_run
 
 RUNS = Path("runs")
 COLUMNS = ["method", "top1_difference", "top1_equivalent"]
-TOP1 = parse_column("top1", {}).quantity.style
+TOP1 = QUANTITIES["top1"].style
 
 
 def compared(accuracy: dict[str, list[float | None]], **changes) -> Table:
@@ -73,8 +72,10 @@ def test_an_empty_cell_says_why(allreduce, accumadam, reason):
     table = compared({"allreduce": allreduce, "accumadam_aer": accumadam})
     frame = build_table(collect(table, RUNS))
     assert list(readable(frame, table).iloc[1, 1:]) == [reason, reason]
-    empty = exact_frame(frame, table).iloc[1, 1:].drop("top1_equivalent_to")
-    assert empty.isna().all()
+    cells = [exact(column, value) for column, value in zip(table.columns, frame.iloc[1], strict=True)]
+    assert {name: value for of in cells[1:] for name, value in of.items() if value is not None} == {
+        "top1_equivalent_to": "allreduce"
+    }
 
 
 def test_comparisons_are_among_equal_numbers_of_workers_and_of_one_variant():
@@ -88,11 +89,11 @@ def test_comparisons_are_among_equal_numbers_of_workers_and_of_one_variant():
         value = base + noise + (1 if cell.variant == "fr" and cell.row.name.startswith("acc") else 0)
         write_run(cell.run_dir, cell.overrides, accuracy=[value], workers=cell.row.workers)
     frame = build_table(collect(table, RUNS))
-    means = [cell.difference and round(cell.difference.mean, 6) for cell in frame["de_top1_difference"]]
+    means = [cell.mean and round(cell.mean, 6) for cell in frame["de_top1_difference"]]
     assert means == [None, None, 1.8, 4.8]
     tests = frame["fr_top1_equivalent"].tolist()
     assert [cell.other for cell in tests] == [None, None, "allreduce_4", "allreduce_8"]
-    assert [cell.difference.mean for cell in tests[2:]] == pytest.approx([2.8, 5.8])
+    assert [cell.mean for cell in tests[2:]] == pytest.approx([2.8, 5.8])
     # Four comparisons: two sizes and two quantities, whose losses are the same in every seed.
     assert [cell.verdict for cell in tests[2:]] == ["undecided", "no"]
     assert tests[2].within == pytest.approx(4 * p_within([2.9, 2.8, 2.7], 3))
@@ -100,8 +101,7 @@ def test_comparisons_are_among_equal_numbers_of_workers_and_of_one_variant():
 
 
 def test_verdicts():
-    difference = Difference(0.1, -0.2, 0.4)
-    shown = [Equivalence(difference, "", "ring", *p).show(TOP1) for p in ((0.049, 1), (0.05, 0.05), (1, 0.001))]
+    shown = [Equivalence(0.1, -0.2, 0.4, "", "ring", *p).show(TOP1) for p in ((0.049, 1), (0.05, 0.05), (1, 0.001))]
     assert shown == [
         "yes (p = 0.049), to ring: +0.10 [-0.20, +0.40]",
         "undecided (p = 0.05), to ring: +0.10 [-0.20, +0.40]",
@@ -110,15 +110,15 @@ def test_verdicts():
 
 
 def test_no_minus_sign_before_zero_and_no_interval_without_spread():
-    assert Compared(Difference(-0.001, -0.1, 0.098)).show(TOP1) == "+0.00 [-0.10, +0.10]"
+    assert Compared(-0.001, -0.1, 0.098).show(TOP1) == "+0.00 [-0.10, +0.10]"
     assert Compared.of({1: 1.0, 2: 2.0, 3: 3.0}, {1: 1.0, 2: 2.0, 3: 3.0}).show(TOP1) == "+0.00 in every seed"
 
 
 def test_missing_comparisons_count():
-    one = Equivalence(Difference(0.0, -0.1, 0.1), "", "ring", 0.02, 1.0)
+    one = Equivalence(0.0, -0.1, 0.1, "", "ring", 0.02, 1.0)
     assert corrected([one])[0].verdict == "yes"
-    assert [cell.within for cell in corrected([one, Equivalence(None, "missing", "ring")])] == [0.04, 1.0]
-    assert corrected([one, *[Equivalence(None, "missing", "ring")] * 2])[0].verdict == "undecided"
+    assert [cell.within for cell in corrected([one, Equivalence(reason="missing", other="ring")])] == [0.04, 1.0]
+    assert corrected([one, *[Equivalence(reason="missing", other="ring")] * 2])[0].verdict == "undecided"
 
 
 def test_a_table_may_compare_without_a_baseline():

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
-from common.report.definitions import ROOT
+from common.experiments.definitions import ROOT
+from common.report.comparisons import p_within
 from common.report.power import MOST_SEEDS, POWER, power_of_difference, power_of_equality, seeds_for
-from common.report.significance import p_within
 from scripts.sweep import main
 
 

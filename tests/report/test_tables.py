@@ -1,23 +1,13 @@
 import json
-import math
-from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
-from common.cli import UsageError
-from common.local_steps import LocalSteps
-from common.report.collect import collect
-from common.report.columns import DEFAULT_COLUMNS
-from common.report.formats import readable
-from common.report.quantities import QUANTITIES
-from common.report.runs import RunError, read_run
-from common.report.tables import build_table
-from common.runtime.steps import simulate_gossip
+from common.experiments.collect import collect
+from common.report.tables import build_table, readable
 from scripts.tables import main
-from tests.report.conftest import make_table
-from tests.report.synthetic import write_run
+from tests.experiments.conftest import make_table
+from tests.experiments.synthetic import write_run
 
 RUNS = Path("runs")
 
@@ -40,20 +30,6 @@ ACCUMADAM = [
 ]
 
 
-def test_values_against_hand_computed_ones(table):
-    fill(table, accumadam_aer=ACCUMADAM)
-    frame = build_table(collect(table, RUNS))
-    assert tuple(frame.columns) == tuple(name for name in DEFAULT_COLUMNS if "noise" not in name)  # not recorded
-    row = frame.iloc[1]
-    assert list(row[:4]) == ["AccumAdam", "aer", 4, 3]
-    assert row["accuracy_mean"] == pytest.approx(93.0)
-    assert row["accuracy_2sigma"] == pytest.approx(2 * 13**0.5)  # (9 + 1 + 16) / 2 = 13
-    assert row["train_loss_mean"] == pytest.approx(0.3)
-    assert row["consensus_distance_mean"] == pytest.approx(0.4)
-    assert row["bytes_per_step"] == pytest.approx((100 + 100 + 200) / 3)  # 12,000 / 30 steps / 4 workers = 100
-    assert row["time_step_ms"] == pytest.approx(7.0)
-
-
 def test_columns_of_the_gradient_noise_are_shown_once_a_run_has_recorded_it(table):
     fill(table)
     for cell in list(table.cells(RUNS))[3:]:  # the second row's
@@ -65,64 +41,6 @@ def test_columns_of_the_gradient_noise_are_shown_once_a_run_has_recorded_it(tabl
     assert "global_over_noise_mean" not in frame.columns
     assert list(frame["local_over_noise_mean"]) == [None, pytest.approx(0.3)]  # the second half's medians
     assert list(readable(frame, collection.table)["local_over_noise_mean"]) == ["not recorded", "0.3"]
-
-
-@pytest.mark.parametrize(("losses", "epochs", "last"), [([9, 8, 7, 0.3, 0.2, 0.4], 2, 0.3), ([2, 1, 0.25], 30, 0.25)])
-def test_training_loss_is_the_mean_over_the_last_epoch(tmp_path, losses, epochs, last):
-    """6 rows in 2 epochs: rows 4, 5 and 6 lie in the second, row 3 ends the first; rows may be longer than an epoch."""
-    run = read_run(write_run(tmp_path / "run", [], train_loss=losses, epochs=epochs))
-    assert QUANTITIES["train_loss"].of(run) == pytest.approx(last)
-
-
-def test_accuracies_of_the_mean_model_and_of_the_local_models():
-    table = make_table(columns=["top1_mean", "top5_mean", "local_top1_mean", "local_top5"])
-    metrics = {"accuracy_top5": 99.5, "local_accuracy": 88.0, "local_accuracy_top5": 98.25}
-    fill(table, **{row.name: [{"metrics": metrics}] * 3 for row in table.rows})
-    assert list(build_table(collect(table, RUNS)).iloc[0]) == [90.0, 99.5, 88.0, 98.25]
-
-
-def test_a_table_of_local_models_needs_runs_that_evaluated_them(table, caplog):
-    fill(table)
-    with pytest.raises(UsageError, match="no finished run"):
-        collect(make_table(columns=["local_top1"]), RUNS)
-    assert "metrics.jsonl records no 'local_accuracy'" in caplog.text
-
-
-@pytest.mark.parametrize(("recorded", "decay"), [({}, 0.1 * 8.5), ({"decay_sum": 0.25}, 0.25)])
-def test_clipped_steps_and_decay_are_summed_over_steps(tmp_path, recorded, decay):
-    """Rows of 1, 3 and 2 steps; rates of 1, 1.33, 1.67, 2, 1.5 and 1."""
-    run = read_run(write_run(tmp_path / "run", [], steps=6))
-    assert QUANTITIES["clipped_fraction"].of(run) is None
-    rows = [(1, 1.0, 0.5), (4, 2.0, 0.0), (6, 1.0, 1.0)]
-    rows = [{"step": step, "split": "train", "lr": lr, "clipped_fraction": clipped} for step, lr, clipped in rows]
-    config = {"optimizer": {"weight_decay": 0.1}}
-    run = replace(run, metrics=pd.DataFrame(rows), config=config, summary=run.summary | recorded)
-    assert QUANTITIES["clipped_fraction"].of(run) == pytest.approx(2.5 / 6)
-    assert QUANTITIES["decay_sum"].of(run) == pytest.approx(decay)
-
-
-@pytest.mark.parametrize(
-    ("topology", "workers", "gap"),
-    [
-        ({"name": "complete"}, 4, 1),
-        ({"name": "ring"}, 8, 1 - (1 + 2 * math.cos(2 * math.pi / 8)) / 3),
-        ({"name": "static_exponential"}, 16, 2 / 5),
-        ({"name": "one_peer_exponential"}, 8, 1),
-        ({"name": "torus", "rows": 1}, 8, 1 - (1 + 2 * math.cos(2 * math.pi / 8)) / 3),
-        ({"name": "random_matching", "seed": 3}, 4, 1 - (1 / 3) ** 0.5),
-        ({"name": "aer"}, 4, 1),
-    ],
-)
-def test_spectral_gap_is_that_of_the_runs_topology(tmp_path, topology, workers, gap):
-    run = read_run(write_run(tmp_path / "run", [], topology=topology, workers=workers))
-    assert QUANTITIES["spectral_gap"].of(run) == pytest.approx(gap)
-
-
-@pytest.mark.parametrize("topology", [{"name": "hypercuboid"}, {"seed": 1}, {"name": "torus", "rows": 3}])
-def test_a_topology_that_cannot_be_made_makes_a_run_unusable(tmp_path, topology):
-    run = read_run(write_run(tmp_path / "run", [], topology=topology))
-    with pytest.raises(RunError, match=r"config\.yaml: no topology can be made of it"):
-        QUANTITIES["spectral_gap"].of(run)
 
 
 def test_csv_and_markdown(registered, capsys):
@@ -156,7 +74,10 @@ def test_csv_and_markdown(registered, capsys):
         assert line in text
     assert "Missing" not in text
     assert "93.00 ± 7.21" in capsys.readouterr().out
-    tex = Path("runs/report/small.tex").read_text()
+    assert not Path("runs/report/small.tex").exists()
+    assert main(["table=small", "output=out", "formats=tex"]) == 0
+    assert [file.name for file in Path("out").iterdir()] == ["small.tex"]
+    tex = Path("out/small.tex").read_text()
     assert r"\caption{A small table}" in tex
     assert r"accuracy\_mean $\pm$ 2sigma" in tex
     assert r"93.00 $\pm$ 7.21" in tex
@@ -303,11 +224,6 @@ def published(monkeypatch):
     return table
 
 
-def test_published_values_stand_beside_ours(published):
-    fill(published)
-    assert build_table(collect(published, RUNS))["top1_published"].tolist() == [76.01, 76.54]
-
-
 def test_published_numbers_are_shown_without_any_run(published, capsys):
     assert main(["table=small"]) == 0
     lines = Path("runs/report/small.csv").read_text().splitlines()
@@ -338,18 +254,6 @@ def test_several_folders_fill_one_another(registered, capsys):
     assert "allreduce seed 3: not run yet. `python -m cnn.train" in text
 
 
-def test_scores_of_the_test_set_come_from_the_evaluation(tmp_path):
-    run = read_run(write_run(tmp_path / "run", []))
-    assert QUANTITIES["test_paper_bleu"].of(run) is None
-    (run.folder / "evaluation").mkdir()
-    (run.folder / "evaluation" / "test.csv").write_text("model,step,paper_bleu\nbest,1,5\nlast,2,27.5\n")
-    assert QUANTITIES["test_paper_bleu"].of(run) == 27.5
-    assert QUANTITIES["test_paper_meteor"].of(run) is None
-    (run.folder / "evaluation" / "test.csv").write_text("model,step,paper_bleu\nbest,1,5\n")
-    with pytest.raises(RunError, match=r"evaluation/test\.csv: no 'paper_bleu' of the last model"):
-        QUANTITIES["test_paper_bleu"].of(run)
-
-
 def test_runs_without_scores_of_the_test_set_are_listed_with_the_command(monkeypatch, capsys):
     table = make_table(columns=["method", "seeds", "test_paper_bleu_mean"], task="transformer")
     monkeypatch.setattr("scripts.tables.load_table", lambda *_, **__: table)
@@ -365,62 +269,3 @@ def test_runs_without_scores_of_the_test_set_are_listed_with_the_command(monkeyp
     text = Path("runs/report/small.md").read_text()
     assert f"- runs/small/allreduce/seed_2: no scores of the test set. `{command}`" in text
     assert Path("runs/report/small.csv").read_text().splitlines()[1:] == ["AllReduce,3,", "AccumAdam,3,22"]
-
-
-@pytest.mark.parametrize("bucket_mb", [25.0, 1000.0])
-def test_predicted_time_of_allreduce_is_between_its_parts_and_their_sum(tmp_path, bucket_mb):
-    """65 M parameters leave every host once: 2 x 15/16 x 260 MB at 25 Gbit/s; one bucket overlaps with nothing."""
-    run = read_run(write_run(tmp_path / "run", [], workers=16))
-    run.config["parallel"] = {"method": "allreduce", "bucket_mb": bucket_mb}
-    run.config["workers"]["per_host"] = 4
-    wire = 2 * 15 / 16 * 260 * 8 / 25 + 2 * 15 * 0.02  # latencies of one bucket
-    predicted = QUANTITIES["predicted_step_ms"].of(run)
-    if bucket_mb == 1000:
-        assert wire + 60 < predicted < wire + 60 * 1.2  # the slowest of 16 with a deviation of 5 %
-    else:
-        assert wire < predicted < wire + 60
-
-
-def test_predicted_time_counts_the_momentum_that_dmsgd_sends(tmp_path):
-    """Two hosts of one worker exchange 260 MB at 25 Gbit/s after computing; mixed momentum travels before them."""
-    run = read_run(write_run(tmp_path / "run", [], workers=2, topology={"name": "complete"}))
-    run.config["workers"]["per_host"] = 1
-    run.config["parallel"] = {"method": "decentralized", "order": "atc"}
-    predicted = {}
-    for optimizer in (
-        {"name": "sgd"},
-        {"name": "dmsgd", "momentum_mixing": False},
-        {"name": "dmsgd", "momentum_mixing": True},
-        {"name": "qg_dmsgd"},
-    ):
-        run.config["optimizer"] = optimizer
-        predicted[tuple(optimizer.values())] = QUANTITIES["predicted_step_ms"].of(run)
-    parameters = predicted.pop(("sgd",))
-    message = 260 * 8 / 25
-    assert 60 + message < parameters < 60 * 1.2 + message
-    assert predicted.pop(("dmsgd", True)) == pytest.approx(parameters + message, rel=0.01)
-    assert predicted == {("dmsgd", False): parameters, ("qg_dmsgd",): parameters}  # they send parameters alone
-
-
-def test_predicted_time_knows_rounds_and_fragments(tmp_path, monkeypatch):
-    run = read_run(write_run(tmp_path / "run", [], workers=8, topology={"name": "ring"}))
-    plans = []
-    monkeypatch.setattr(
-        "common.report.prediction.simulate_gossip",
-        lambda *a, local, **k: plans.append(local) or simulate_gossip(*a, local=local, **k),
-    )
-    times = []
-    for fragments in (1, 3):
-        rounds = {"local_steps": 6, "merge_after": 1, "fragments": fragments}
-        run.config["parallel"] = {"method": "decentralized", "order": "awc", **rounds}
-        times.append(QUANTITIES["predicted_step_ms"].of(run))
-    assert plans == [LocalSteps(6, 1, fragments=1), LocalSteps(6, 1, fragments=3)]
-    assert times[0] > 1.1 * times[1]  # a third of the bytes at a time
-
-
-def test_predicted_time_needs_a_configuration(tmp_path):
-    run = read_run(write_run(tmp_path / "run", []))
-    for parallel in ({}, {"method": "sgp", "order": "awc"}):
-        run.config["parallel"] = parallel
-        with pytest.raises(RunError, match="no step time can be predicted"):
-            QUANTITIES["predicted_step_ms"].of(run)

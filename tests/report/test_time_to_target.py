@@ -10,13 +10,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from common.cli import UsageError
-from common.report.collect import collect
-from common.report.formats import readable
-from common.report.registry import Table, load_table
-from common.report.tables import build_table
+from common.experiments.collect import collect
+from common.experiments.tables import Table, load_table
+from common.report.tables import build_table, readable
 from scripts.making import make
-from tests.report.conftest import CONTENT, make_table
-from tests.report.synthetic import write_run
+from tests.experiments.conftest import CONTENT, make_table
+from tests.experiments.synthetic import write_run
 
 RUNS = Path("runs")
 HOSTS = {"hosts": 4, "ranks_per_host": 2, "mbit_per_s": 100, "delay_ms": 1, "compute_ms": 50}

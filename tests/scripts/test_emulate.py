@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.cli import UsageError
-from common.report.definitions import ROOT
+from common.experiments.definitions import ROOT
 from scripts import emulate, namespaces
 from tests.scripts.namespaces import needs_namespaces
 

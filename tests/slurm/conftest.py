@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.report.definitions import ROOT
+from common.experiments.definitions import ROOT
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 # A job of two nodes with two CPU ranks each; the local Slurm only claims to have GPUs; each means one rank, too.

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from common.cli import UsageError, parse
-from common.report.definitions import ROOT
-from common.report.registry import load_table, table_names
+from common.experiments.definitions import ROOT
+from common.experiments.tables import load_table, table_names
 from slurm.allocation import NOT_FOR_SRUN, Allocation
 from slurm.exits import JobError
 from slurm.job import cell, check_count, main

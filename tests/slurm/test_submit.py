@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.report.registry import Cell, Table, load_table
+from common.experiments.tables import Cell, Table, load_table
 from scripts.reproduce import main
 from scripts.submitting import missing_data
 from slurm.queue import ended, folder, not_begun, submitted

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from common.report.definitions import ROOT
-from common.report.registry import load_table
-from common.report.trials import Grid, Trials
+from common.experiments.definitions import ROOT
+from common.experiments.tables import load_table
+from common.experiments.trials import Grid, Trials
 from scripts.sweep import main
-from tests.report.synthetic import write_run
+from tests.experiments.synthetic import write_run
 from tests.slurm.test_submit import SBATCH
 
 TABLE = ["table=table3_fair", "launcher=slurm"]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from common.report.definitions import ROOT
-from common.report.registry import load_table, table_names
+from common.experiments.definitions import ROOT
+from common.experiments.tables import load_table, table_names
 from slurm.submit import sized
 from tests.slurm.conftest import Slurm
 

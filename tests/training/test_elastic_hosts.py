@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from common.report.definitions import ROOT
+from common.experiments.definitions import ROOT
 from scripts.emulate import EmulateArguments, emulated_hosts
 from scripts.namespaces import Host, ip
 from tests.ports import free_port

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from common.experiments.definitions import ROOT
 from common.optim.schedules import Cosine
-from common.report.definitions import ROOT
 from common.training.compose import compose_config
 from common.training.config import ConfigError
 from common.training.launch import launch

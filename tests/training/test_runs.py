@@ -15,8 +15,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from common.experiments.runs import read_run
 from common.noise_scale import KINDS
-from common.report.runs import read_run
 from common.training.compose import compose_config
 from common.training.config import ConfigError
 from common.training.launch import launch

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.report.registry import Table, load_table
-from common.report.table_file import Row
+from common.experiments.table_file import Row
+from common.experiments.tables import Table, load_table
 from common.training.compose import CONFIGS, compose_config
 from transformer.config import TransformerConfig
 

@@ -1,0 +1,131 @@
+"""Numbers derived from runs: predicted step times, time and bytes until a target, bytes that leave hosts."""
+
+import json
+import math
+from functools import cache
+
+import numpy as np
+import pandas as pd
+
+from common.experiments.runs import FinishedRun, RunError
+from common.local_steps import resolve_local_steps
+from common.runtime.cluster import Cluster
+from common.runtime.steps import simulate_allreduce, simulate_gossip
+from common.topology import Transport, build, bytes_sent, transport_of
+from common.topology.cost import bytes_leaving_hosts
+
+WIDTH = {"bfloat16": 0.5, "float16": 0.5, "int8": 0.25}  # of messages, in terms of fp32
+# Like Table 2 and Figure 6 on A40s: 65 M fp32 parameters, 25 Gbit/s Ethernet. Compute and jitter are assumptions.
+PAYLOAD_MB, COMPUTE_MS, JITTER, INTER_GBPS = 260.0, 60.0, 0.05, 25.0
+ASSUMED_SHORT = f"{PAYLOAD_MB:g} MB, {INTER_GBPS:g} Gbit/s, {COMPUTE_MS:g} ms of compute"
+ASSUMED = (
+    f"{INTER_GBPS:g} Gbit/s between hosts, {PAYLOAD_MB:g} MB of parameters, {COMPUTE_MS:g} ms of compute "
+    f"(log-deviation {JITTER:g})"
+)
+
+
+def predicted_step_ms(run: FinishedRun) -> float:
+    """Return the mean ms of a step, with the run's buckets or order, and its momentum if workers mix that too.
+
+    Raises RunError if the run's configuration lacks something.
+    """
+    try:
+        parts = {key: run.config[key] for key in ("workers", "parallel", "topology")}
+        return _predict(json.dumps(parts | {"optimizer": run.config.get("optimizer", {})}, sort_keys=True))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{run.folder}: config.yaml: no step time can be predicted ({error!r})") from None
+
+
+@cache  # the seeds of a row differ in nothing that matters here
+def _predict(config: str) -> float:
+    workers, parallel, topology, optimizer = map(
+        json.loads(config).__getitem__, ("workers", "parallel", "topology", "optimizer")
+    )
+    count, per_host, allreduce = workers["count"], workers["per_host"], parallel["method"] == "allreduce"
+    order = None if allreduce else {"decentralized": parallel.get("order")}[parallel["method"]]  # no other method
+    cluster = Cluster(
+        hosts=count // per_host,
+        workers_per_host=per_host,
+        payload_mb=PAYLOAD_MB,
+        compute_ms=COMPUTE_MS,
+        jitter=JITTER,
+        inter_gbps=INTER_GBPS,
+        bucket_mb=(allreduce and parallel["bucket_mb"]) or PAYLOAD_MB,
+    )
+    if order is None:
+        return float(simulate_allreduce(cluster).step)
+    graph, steps = build(topology.pop("name"), count, per_host, **topology), parallel.get("local_steps", 1)
+    rounds = {"merge_after": parallel.get("merge_after"), "fragments": parallel.get("fragments", 1)}
+    local = resolve_local_steps(order, steps, **rounds) if steps > 1 else None
+    momentum = bool(optimizer.get("momentum_mixing", False))
+    return float(simulate_gossip(cluster, graph, order, momentum=momentum, local=local).step)
+
+
+def is_simulated(run: FinishedRun) -> bool:
+    """Return whether one process trained all workers: then times are predicted."""
+    return run.config["workers"]["kind"] == "simulated"
+
+
+def seconds_until(run: FinishedRun, steps: pd.Series) -> np.ndarray:
+    """Return the time until these steps, without evaluation; of simulated workers as the runtime model predicts it."""
+    if is_simulated(run):
+        return steps.to_numpy() * predicted_step_ms(run) / 1000
+    taken = run.curve("train", "time_step_ms").dropna()
+    ends = taken["step"].to_numpy()
+    seconds = np.cumsum(taken["time_step_ms"] * np.diff(ends, prepend=0)) / 1000
+    return np.interp(steps, [0, *ends], [0, *seconds])
+
+
+def steps_to_target(run: FinishedRun) -> float:
+    """Return the step of the first evaluation that reached the table's target, inf if none did."""
+    if run.target is None:
+        raise RunError(f"{run.folder}: its table has no target")
+    rows = run.curve("validation", run.target.metric).dropna()
+    reached = rows["step"][[run.target.reached_by(value) for value in rows[run.target.metric]]]
+    return math.inf if reached.empty else float(reached.iloc[0])
+
+
+def seconds_to_target(run: FinishedRun) -> float:
+    """Return the time until then."""
+    step = steps_to_target(run)
+    return step if math.isinf(step) else float(seconds_until(run, pd.Series([step]))[0])
+
+
+def megabytes_to_target(run: FinishedRun) -> float:
+    """Return what one worker handed to the network until then, in 1e6 bytes."""
+    step = steps_to_target(run)
+    if math.isinf(step):
+        return step
+    sent = run.curve("train", "bytes_sent").dropna()
+    return float(np.interp(step, [0, *sent["step"]], [0, *sent["bytes_sent"]])) / run.total("workers") / 1e6
+
+
+def host_megabytes_to_target(run: FinishedRun) -> float:
+    """Return what one host sent to others until then, in 1e6 bytes."""
+    return megabytes_to_target(run) * leaving_share(run)
+
+
+def leaving_share(run: FinishedRun) -> float:
+    """Return the bytes that leave a host in terms of those that a worker hands to the network, in the mean.
+
+    An all-reduce is a ring in the order of workers: every worker sends the same, and one of each host to another host.
+    Raises RunError for a run whose configuration does not say on which hosts its workers were.
+    """
+    try:
+        workers, parallel, options = (run.config[key] for key in ("workers", "parallel", "topology"))
+        n, per_host, width = workers["count"], workers["per_host"], WIDTH.get(parallel.get("message_dtype"), 1.0)
+        hosts = n // per_host
+        if parallel["method"] == "allreduce":
+            return float(hosts > 1)
+        rounds = build(options["name"], n, per_host, **{k: v for k, v in options.items() if k != "name"}).sample
+    except (KeyError, TypeError, ValueError, OSError, AttributeError) as error:
+        raise RunError(f"{run.folder}: config.yaml: what leaves a host is not known ({error!r})") from None
+    # decent-dp always all-reduces in groups.
+    peer = (run.environment.get("emulated") or {}).get("engine") == "decent_dp"
+    leaving = handed = 0.0
+    for round_ in rounds:
+        kind = Transport.SUBGROUP if peer else transport_of(round_, per_host)
+        payload = 1.0 if kind is Transport.HIERARCHICAL else width  # inside hosts messages are whole
+        leaving += sum(bytes_leaving_hosts(round_, per_host, width, kind).values()) / hosts
+        handed += sum(bytes_sent(round_, i, payload, kind, per_host, width / per_host) for i in range(n)) / n
+    return leaving / handed if handed else 0.0

@@ -1,0 +1,95 @@
+"""Runs as pandas frames, for one's own analysis: those of a table, or any below some folders.
+
+runs, metrics = load("table3_fair")
+runs.groupby(["method", "topology"])["top1"].agg(["mean", "std", "count"])
+metrics.query("split == 'validation'").groupby(["row", "step"])["accuracy"].mean().unstack("row").plot()
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from common.cli import DEFAULT_RUNS, UsageError
+from common.experiments.collect import collect
+from common.experiments.overrides import meaning
+from common.experiments.quantities import QUANTITIES, Quantity
+from common.experiments.runs import FinishedRun, RunError, read_overrides, read_run
+from common.experiments.tables import load_table
+from common.training.bookkeeping import is_bookkeeping
+
+logger = logging.getLogger(__name__)
+NO_METRIC = ("step", "split", "epoch", "bytes_sent", "time_step_ms")
+
+
+def load(table: str, *roots: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the finished runs of a table, one a line, and their metrics, a line for each that a run recorded.
+
+    roots: the folders that hold the runs (default: runs and results/runs)
+
+    Runs have the columns row, variant, seed, method, topology, the table's labels, workers, folder, and all quantities
+    of common.experiments.quantities (NaN where a run has no such number); metrics have row, variant, seed, step, split
+    and what else metrics.jsonl has. Raises UsageError for an unknown table, and if no run is finished.
+    """
+    collection = collect(load_table(table), *map(Path, roots or DEFAULT_RUNS))
+    lines, metrics = [], []
+    for row in collection.table.rows:
+        for run in collection.runs[row.name]:
+            key = {"row": row.name, "variant": collection.variant_of[run.folder], "seed": run.seed}
+            about = {"method": row.method, "topology": row.topology, **row.labels, "workers": int(run.total("workers"))}
+            numbers = {name: _of(quantity, run) for name, quantity in QUANTITIES.items()}
+            lines.append(key | about | {"folder": str(run.folder)} | numbers)
+            metrics.append(run.metrics.drop(columns=list(key), errors="ignore").assign(**key))
+    every = pd.concat(metrics, ignore_index=True)
+    return pd.DataFrame(lines), every[["row", "variant", "seed", *every.columns.drop(["row", "variant", "seed"])]]
+
+
+def _of(quantity: Quantity, run: FinishedRun) -> float | None:
+    try:
+        return quantity.of(run)
+    except (RunError, KeyError):
+        return None
+
+
+def compare(folders: Sequence[Path]) -> pd.DataFrame:
+    """Return a row of texts for each finished run in these folders, each a run or a folder of runs.
+
+    The columns are the run's folder, every override that is not the same in all runs, the steps, the metrics of the
+    last validation, and totals. Raises UsageError if no run is finished.
+    """
+    runs, settings = [], []
+    for path in (path for folder in folders for path in sorted(folder.rglob("summary.json"))):
+        try:
+            run = read_run(path.parent)
+            settings.append(_settings(run))
+            runs.append(run)
+        except RunError as error:
+            logger.warning("skipped %s", error)
+    if not runs:
+        raise UsageError(f"runs={','.join(map(str, folders))}: expected finished runs, or folders that hold some")
+    keys = [key for key in dict.fromkeys(key for each in settings for key in each) if not is_bookkeeping(key)]
+    keys = [key for key in keys if any(each.get(key) != settings[0].get(key) for each in settings)]
+    rows = []
+    for run, each in zip(runs, settings, strict=True):
+        last = run.metrics[run.metrics["split"] == "validation"].iloc[-1:].dropna(axis="columns").to_dict("records")
+        metrics = {name: value for row in last for name, value in row.items() if name not in NO_METRIC}
+        totals = {name: run.summary.get(name) for name in ("bytes_sent", "time_step_ms")}
+        overrides = {key: each.get(key) for key in keys}
+        rows.append({"run": str(run.folder), **overrides, "steps": run.summary.get("steps"), **metrics, **totals})
+    return pd.DataFrame(rows, dtype=object).map(_text)
+
+
+def _settings(run: FinishedRun) -> dict[str, Any]:
+    overrides = read_overrides(run.folder, run.environment)
+    try:
+        return meaning(overrides)
+    except ValueError as error:
+        raise RunError(f"{run.folder}: environment.json: overrides: {error}") from None
+
+
+def _text(value: object) -> str:
+    if value is None or value != value:  # NaN: a run without this metric
+        return ""
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,170 @@
+"""How methods are tuned, and what was chosen: a table's `sweep`, and results/sweeps/<table>.yaml.
+
+Every method gets equally many trials: a grid of learning rates around the centre that its row states, with all
+combinations of the values on further axes, or with as many as a budget allows. scripts.sweep makes them;
+common.report.choices judges them.
+"""
+
+import json
+import random
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    StrictInt,
+    model_validator,
+)
+
+from common.cli import nearest
+from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
+from common.experiments.overrides import Override, check_override
+from common.experiments.quantities import QUANTITIES, Quantity
+
+SWEEPS = ROOT / "results" / "sweeps"
+RATE = "optimizer.lr"
+
+FEWEST_SEEDS = 3  # for a parabola
+
+
+def _written(value: Any) -> str:
+    """Return a value as overrides have it: null, true, 0.1, [0.9,0.99]."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _check_axes(axes: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
+    for key, values in axes.items():
+        if len({folder_of([check_override(f"{key}={value}")]) for value in values}) < len(values):
+            raise ValueError(f"{key}: expected each value once, got {', '.join(values)}")
+    if RATE in axes:
+        raise ValueError(f"{RATE} is already on the grid; expected other keys")
+    return axes
+
+
+Values = Annotated[tuple[Annotated[str, BeforeValidator(_written)], ...], Field(min_length=2)]
+Axes = Annotated[dict[str, Values], AfterValidator(_check_axes)]
+
+
+class Sweep(Definition):
+    """The trials that every method gets, and how they are judged."""
+
+    quantity: str = Field(description="what is optimized: a quantity of finished runs")
+    best: Literal["highest", "lowest"]
+    seeds: tuple[StrictInt, ...] = Field(min_length=1, description="integers, of which the table reports none")
+    rates: int = Field(ge=3, description="learning rates of the first grid, a factor of 2 apart")
+    extensions: NonNegativeInt = Field(description="how often the grid grows while a method is best at an edge")
+    axes: Axes = Field(
+        {},
+        validation_alias=AliasChoices("axes", "choices"),
+        serialization_alias="choices",  # as kept files have it
+        description="further keys and their values, the usual one first; rows may have others",
+    )
+    trials: PositiveInt | None = Field(
+        None, description="the most trials of a method on the first grid; so few combinations of values are drawn"
+    )
+    fit: Literal[3, 5] | None = Field(
+        None, description="how many rates around the best a parabola goes through, whose optimum is chosen, not a point"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "Sweep":
+        if self.quantity not in QUANTITIES:
+            raise ValueError(f"quantity={self.quantity!r}: {nearest(self.quantity, QUANTITIES)}")
+        if self.of.of_test_set:
+            raise ValueError(f"quantity={self.quantity!r}: expected one of the validation set, not of the test set")
+        if self.best != (better := "highest" if self.of.higher_is_better else "lowest"):
+            raise ValueError(f"best={self.best}: expected {better}, which is better of {self.quantity}")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds: expected each once")
+        if self.fit and len(self.seeds) < FEWEST_SEEDS:
+            raise ValueError(f"fit={self.fit}: expected at least {FEWEST_SEEDS} seeds, got {len(self.seeds)}")
+        if self.fit and self.rates < self.fit:
+            raise ValueError(f"fit={self.fit}: expected at least as many rates, got {self.rates}")
+        fewest = self.rates * len(self.seeds)
+        if self.trials and self.trials < fewest:
+            raise ValueError(f"trials={self.trials}: expected at least rates x seeds = {fewest}")
+        return self
+
+    @property
+    def of(self) -> Quantity:
+        """The quantity that is optimized."""
+        return QUANTITIES[self.quantity]
+
+    def combinations(self, axes: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
+        """Return overrides for all combinations of the values on these axes; one without any if there are none.
+
+        If that is more than the budget of trials, the first is kept and the others are drawn, at the same places of the
+        list for all methods.
+        """
+        found = list(product(*([f"{key}={value}" for value in values] for key, values in axes.items())))
+        kept = min(len(found), (self.trials or sys.maxsize) // (self.rates * len(self.seeds)))
+        drawn = random.Random(0).sample(range(1, len(found)), kept - 1)
+        return [found[i] for i in (0, *sorted(drawn))]
+
+
+def folder_of(overrides: Sequence[str]) -> str:
+    """Return a folder's name for overrides: optimizer.lr=0.1 optimizer.betas=[0.9,0.99] is lr_0.1_betas_0.9_0.99."""
+    last_keys = "_".join(re.sub(r"^[^=]*\.(?=[^=]*=)", "", text) for text in overrides)
+    return re.sub(r"[^\w.-]+", "_", last_keys).strip("_")
+
+
+class Candidate(Definition):
+    """Overrides, and the mean of the quantity over the tuning seeds: of their trials, or by the parabola."""
+
+    overrides: tuple[Override, ...]
+    mean: float
+
+
+class Tuned(Definition):
+    """What was chosen for a method.
+
+    settings:  the overrides that all its trials shared
+    axes:      further axes of its row, in place of the sweep's
+    trials:    how many runs it was chosen from, those that diverged included
+    interval:  the 95 % interval of the best rate, if a parabola has it
+    scatter:   standard deviation of a trial about the parabola
+    edge:      the end of the grid at which the best learning rate lies, if it does
+    ends:      other keys whose best value is the first or the last number of several
+    """
+
+    settings: tuple[Override, ...]
+    centre: float
+    axes: Axes | None = None
+    best: Candidate
+    runner_up: Candidate | None = None
+    trials: int
+    diverged: int
+    interval: tuple[float, float] | None = None
+    scatter: float | None = None
+    edge: Literal["lowest", "highest"] | None = None
+    ends: tuple[str, ...] | None = None
+
+
+class TunedFile(Definition):
+    """The content of results/sweeps/<table>.yaml; methods are rows, or ROW/VARIANT."""
+
+    sweep: Sweep
+    methods: Mapping[str, Tuned]
+
+
+def read_tuned(name: str, folder: Path = SWEEPS) -> TunedFile | None:
+    """Return what was chosen for a table, None if its sweep has not been made; UsageError for a broken file."""
+    if name not in names_in(folder):
+        return None
+    content = read_definition(folder, name, "sweep")
+    with explained(folder, name, TunedFile):
+        return TunedFile.model_validate(content)
+
+
+def sweep_command(name: str) -> str:
+    """Return the shell command that tunes a table."""
+    return f"python -m scripts.sweep table={name}"

@@ -1,0 +1,243 @@
+"""Files of tables: results/definitions/tables/<name>.yaml."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PlainValidator,
+    PositiveFloat,
+    PositiveInt,
+    StrictInt,
+    ValidationInfo,
+    model_validator,
+)
+
+from common.cli import nearest
+from common.experiments.columns import DEFAULT_COLUMNS, Column, parse_column
+from common.experiments.definitions import ROOT, Definition, names_in
+from common.experiments.overrides import Override, meaning, parse_override
+from common.experiments.quantities import QUANTITIES
+from common.experiments.runs import Target
+from common.experiments.sweeps import RATE, Axes, Sweep
+from common.runtime.conditions import CONDITIONS
+
+PAPER = ROOT / "results" / "paper"
+
+Engine = Literal["decent_dp"]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case letters, digits and _")]
+
+
+class Row(Definition):
+    """A row: a method on a topology, and the overrides that select it."""
+
+    name: Name
+    method: str = Field(description="the label in the column 'method'")
+    topology: str = Field(description="the label in the column 'topology'")
+    labels: dict[Name, str] = Field({}, description="labels in the columns that the table defines")
+    cluster: str | None = Field(None, description="a file of slurm/clusters instead of the table's")
+    overrides: tuple[Override, ...] = ()
+    engine: Engine | None = Field(None, description="what trains on emulated hosts in place of our gossip")
+    centre: PositiveFloat | None = Field(None, description="the middle of the learning rates that are tried")
+    axes: Axes = Field({}, description="further keys to tune and their values, in place of the sweep's or besides them")
+    tuned_with: Name | None = Field(None, description="the row whose tuned values this one takes, instead of a centre")
+
+    @property
+    def takes_tuned(self) -> bool:
+        """Whether it takes values that the table's sweep chooses."""
+        return self.centre is not None or self.tuned_with is not None
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.overrides))  # labels are a dict
+
+    def with_workers(self, count: int) -> "Row":
+        """Return the same row with this number of workers."""
+        overrides = (*self.overrides, f"workers.count={count}")
+        tuned_with = self.tuned_with and f"{self.tuned_with}_{count}"
+        return self.model_copy(
+            update={"name": f"{self.name}_{count}", "overrides": overrides, "tuned_with": tuned_with}
+        )
+
+    @property
+    def workers(self) -> int | None:
+        """The number of workers, if the row sets it."""
+        return meaning(self.overrides).get("workers.count")
+
+
+class Emulated(Definition):
+    """Hosts that `scripts.emulate` emulates; its arguments."""
+
+    hosts: PositiveInt
+    ranks_per_host: PositiveInt
+    mbit_per_s: PositiveFloat
+    delay_ms: NonNegativeFloat = 0.0
+    compute_ms: NonNegativeFloat = Field(0.0, description="waits in each step, besides its real computing")
+    condition: Literal[tuple(CONDITIONS)] = "even"
+    engine: Engine | None = None
+
+
+def _parse_column(written: Any, info: ValidationInfo) -> Column:
+    """Return the column of a name, with the keys that are validated before `columns`."""
+    if isinstance(written, Column):
+        return written  # of a file that has been validated
+    if not isinstance(written, str):
+        raise ValueError("expected a column's name")
+    context = {key: info.data.get(key) for key in ("baseline", "margins")}
+    prefixes = [*info.data.get("variants", {}), *info.data.get("hardware", {})]
+    return parse_column(written, info.data.get("labels", {}), prefixes, **context)
+
+
+class TableFile(Definition):
+    """The content of results/definitions/tables/<name>.yaml."""
+
+    title: str = Field(description="a line of text")
+    note: str = ""
+    task: Literal["cnn", "transformer", "gpt2"]
+    runs: Name = Field("", description="the sub-folder of the runs folder (default: the table's name)")
+    seeds: tuple[StrictInt, ...] = Field(min_length=1, description="a list of integers")
+    cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
+    over: str | None = Field(
+        None, description="a number of the configuration against which the figure shows the rows (default: the steps)"
+    )
+    metric: str = Field("accuracy", description="the validation metric that figures and progress lines show")
+    labels: dict[Name, str] = Field({}, description="columns of labels besides the usual ones, and their definitions")
+    overrides: tuple[Override, ...] = Field((), description="overrides that all rows share")
+    workers: tuple[PositiveInt, ...] = Field((), description="numbers of workers: each row is made with every one")
+    variants: dict[Name, tuple[Override, ...]] = Field(
+        {}, description="overrides by name: each row is made with every one, in columns <variant>_<column>"
+    )
+    emulated: dict[Name, Emulated] = Field({}, description="emulated hosts on which the runs of each variant are made")
+    target: Target | None = Field(None, description="what a validation metric is to reach, for <...>_to_target")
+    published: tuple[str, ...] = Field((), description="files of results/paper whose rows have the same names")
+    hardware: dict[Name, str] = Field(
+        {}, description="the paper's clusters by name, where it has several: columns <name>_<quantity>_published"
+    )
+    proxy_of: Name | None = Field(None, description="the table that this one is a small version of")
+    baseline: Name | None = Field(
+        None, description="the row that differences are taken from, for each number of workers"
+    )
+    equivalent: dict[Name, Name] = Field({}, description="rows that columns <quantity>_equivalent test: {row: other}")
+    margins: dict[str, PositiveFloat] = Field({}, description="how far apart these may be, by quantity, in its unit")
+    columns: tuple[Annotated[Column, PlainValidator(_parse_column)], ...] = Field(
+        DEFAULT_COLUMNS, validate_default=True, description="a list of columns' names"
+    )
+    sweep: Sweep | None = Field(None, description="how the learning rates of the rows are tuned")
+    tuned_by: Name | None = Field(None, description="the table whose sweep chose the values of rows with tuned_with")
+    rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows")
+
+    @model_validator(mode="after")
+    def _check(self) -> "TableFile":
+        if self.metric not in QUANTITIES:
+            raise ValueError(f"metric={self.metric!r}: {nearest(self.metric, QUANTITIES)}")
+        for row in self.rows:
+            if row.labels.keys() != self.labels.keys():
+                raise ValueError(f"row {row.name!r}: expected labels {', '.join(self.labels) or '(none)'}")
+        for name in self.published:
+            if name not in (known := names_in(PAPER)):
+                raise ValueError(f"published={name!r}: {nearest(name, known)}")
+        for column in self.numbers:
+            if column.variant in self.hardware and column.of_runs:
+                raise ValueError(f"columns: {column.name}: expected published numbers only, of {column.variant}")
+        names = [row.name.removesuffix(f"_{row.workers}") for row in self.rows]
+        if self.baseline is not None and self.baseline not in names:
+            raise ValueError(f"baseline={self.baseline!r}: {nearest(self.baseline, names)}")
+        self._check_equivalent(names)
+        _expect_unique("seeds", self.seeds)
+        _expect_unique("the rows' names", [row.name for row in self.rows])
+        labels = [(row.method, row.topology, row.workers, *row.labels.values()) for row in self.rows]
+        _expect_unique("method, topology, workers and labels of the rows", labels)
+        for row in self.rows:
+            for variant in self.variants.values() or [()]:
+                keys = [parse_override(text)[0] for text in (*self.overrides, *variant, *row.overrides)]
+                tuned = self.tuned_keys(row) if self.sweep and row.takes_tuned else ()
+                _expect_unique(f"the overrides of row {row.name!r}", [*keys, *tuned])
+        if self.emulated and self.emulated.keys() != self.variants.keys():
+            raise ValueError(f"emulated: expected one entry for each variant, {', '.join(self.variants) or '(none)'}")
+        for row in self.rows:
+            if row.engine and not self.emulated:
+                raise ValueError(f"row {row.name!r}: engine={row.engine}: expected in a table with emulated hosts only")
+        self._check_sweep()
+        return self
+
+    def _check_sweep(self) -> None:
+        with_centre = [row.name for row in self.rows if row.centre is not None]
+        if self.tuned_by is not None:
+            if self.sweep or any(row.centre for row in self.rows):
+                raise ValueError(
+                    f"tuned_by={self.tuned_by}: expected neither a sweep nor centres: values come from there"
+                )
+            return
+        for row in self.rows:
+            if self.sweep is None and (row.centre or row.tuned_with):
+                raise ValueError(f"row {row.name!r}: centre and tuned_with: expected in a table with a sweep only")
+            if self.sweep and sum(map(bool, (row.centre, row.tuned_with, self._has_own_values(row)))) != 1:
+                keys = ", ".join(self.tuned_keys(row))
+                raise ValueError(f"row {row.name!r}: expected either centre, tuned_with, or overrides of {keys}")
+            if row.axes and row.centre is None:
+                raise ValueError(f"row {row.name!r}: axes: expected in rows with a centre only")
+            if row.tuned_with and row.tuned_with not in with_centre:
+                raise ValueError(
+                    f"row {row.name!r}: tuned_with={row.tuned_with!r}: {nearest(row.tuned_with, with_centre)}"
+                )
+        if self.sweep and (both := sorted({*self.sweep.seeds} & {*self.seeds})):
+            raise ValueError(f"sweep.seeds: expected none that the table reports, got {', '.join(map(str, both))}")
+        if self.sweep:
+            self._check_choice()
+
+    def _check_choice(self) -> None:
+        """Check that methods get equal trials, and are chosen by what the table reports."""
+        counts = {r.name: len(self.sweep.combinations(self.axes(r))) for r in self.rows if r.centre is not None}
+        if len(set(counts.values())) > 1:
+            raise ValueError(
+                "axes: expected equally many combinations of values for all rows, so that all get the same trials, got "
+                f"{', '.join(f'{count} for {name}' for name, count in counts.items())}"
+            )
+        reported = {self.metric, *(column.quantity.name for column in self.numbers)}
+        decisive = [*self.margins] if self.sweep.fit and self.margins else sorted(reported)
+        if self.sweep.quantity not in decisive:
+            expected = ", ".join(decisive)
+            raise ValueError(f"sweep.quantity={self.sweep.quantity}: expected what the table reports, {expected}")
+
+    def axes(self, row: Row) -> dict[str, Sequence[str]]:
+        """Return the keys besides the rate that are tuned for a row, and their values."""
+        return {**self.sweep.axes, **row.axes}
+
+    def tuned_keys(self, row: Row) -> tuple[str, ...]:
+        """Return the keys that the sweep chooses for a row, or for the one whose values it takes."""
+        source = next((other for other in self.rows if other.name == row.tuned_with), row)
+        return RATE, *self.axes(source)
+
+    def _has_own_values(self, row: Row) -> bool:
+        """Return whether a row's own overrides have all that the sweep would choose."""
+        return {*self.tuned_keys(row)} <= {parse_override(text)[0] for text in row.overrides}
+
+    def _check_equivalent(self, names: Sequence[str]) -> None:
+        for row, other in self.equivalent.items():
+            for name in (row, other):
+                if name not in names:
+                    raise ValueError(f"equivalent: {name!r}: {nearest(name, names)}")
+            if row == other:
+                raise ValueError(f"equivalent: {row!r}: expected another row to compare it with")
+        tested = {column.quantity.name for column in self.numbers if column.statistic == "equivalent"}
+        for quantity in self.margins:
+            if quantity not in tested:
+                raise ValueError(f"margins.{quantity}: expected a column {quantity}_equivalent")
+        if bool(tested) != bool(self.equivalent):
+            raise ValueError("equivalent: expected with columns <quantity>_equivalent, and only with them")
+
+    @property
+    def numbers(self) -> list[Column]:
+        """The columns of numbers."""
+        return [column for column in self.columns if column.quantity]
+
+
+def _expect_unique(what: str, values: Sequence[Any]) -> None:
+    repeated = sorted({_words(value) for value in values if values.count(value) > 1})
+    if repeated:
+        raise ValueError(f"{what}: expected each once, got {', '.join(repeated)} more than once")
+
+
+def _words(value: Any) -> str:
+    """Return a value as text; of a tuple, those that are not None."""
+    return " ".join(str(part) for part in value if part is not None) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,228 @@
+"""Tables and the runs that they are made of."""
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from common.experiments.definitions import ROOT, explained, names_in, read_definition
+from common.experiments.overrides import meaning
+from common.experiments.quantities import QUANTITIES, Quantity
+from common.experiments.sweeps import SWEEPS, TunedFile, read_tuned, sweep_command
+from common.experiments.table_file import Emulated, Row, TableFile
+from common.training.bookkeeping import is_bookkeeping
+
+TABLES = ROOT / "results" / "definitions" / "tables"
+
+LONGEST_S = 86_400  # of a run on emulated hosts
+
+
+class Table(TableFile):
+    """A table: the name and content of its file, with a row for each number of workers.
+
+    settled: the states of a run that need no more training
+    tuned:   what the table's sweep chose; None if it has none, or if that has not been made
+    """
+
+    settled: ClassVar[tuple[str, ...]] = ("finished",)
+    name: str
+    tuned: TunedFile | None = None
+
+    @classmethod
+    def of(cls, name: str, file: TableFile, tuned: TunedFile | None = None) -> "Table":
+        """Return the table of a file, with what its sweep chose."""
+        rows = [row.with_workers(count) for row in file.rows for count in file.workers] or file.rows
+        changes = {"workers": (), "rows": tuple(rows), "runs": file.runs or name}
+        return cls(name=name, tuned=tuned, **dict(file) | changes)
+
+    def cells(self, runs: Path) -> Iterator["Cell"]:
+        """Yield every run of the table, row by row and seed by seed, in <runs>/<table>/<row>[/<variant>]/seed_<k>."""
+        for row in self.rows:
+            for variant in self.variants or [None]:
+                for seed in self.seeds:
+                    yield self.cell(row, seed, runs, variant)
+
+    def cell(self, row: Row, seed: int | str, runs: Path, variant: str | None = None) -> "Cell":
+        """Return the run of a row and seed; the seed may be a text such as K in commands that stand for all seeds."""
+        settings = (*self.settings(row, variant), *self.tuned_overrides(row, variant), f"seed={seed}")
+        folder = runs / self.runs / row.name / (variant or "")
+        hosts = self.emulated.get(variant)
+        if row.engine is not None:
+            hosts = hosts.model_copy(update={"engine": row.engine})
+        return Cell(self.task, row, seed, settings, folder / f"seed_{seed}", variant, hosts)
+
+    def settings(self, row: Row, variant: str | None) -> tuple[str, ...]:
+        """Return the overrides that the table states for all runs of a row, without tuned values."""
+        more = () if variant is None else self.variants[variant]
+        return (*self.overrides, *more, *row.overrides)
+
+    def method(self, row: Row, variant: str | None) -> str:
+        """Return the name under which a sweep keeps the values that a row takes: ROW or ROW/VARIANT."""
+        return "/".join(filter(None, [row.tuned_with or row.name, None if self.tuned_by else variant]))
+
+    def tuned_overrides(self, row: Row, variant: str | None) -> tuple[str, ...]:
+        """Return the overrides that the table's sweep chose for a row; none if it is not tuned or has its own."""
+        if not row.takes_tuned or self.untuned:
+            return ()
+        return self.tuned.methods[self.method(row, variant)].best.overrides
+
+    @property
+    def untuned(self) -> str | None:
+        """Why the rows lack their tuned values, and the command that makes them; None if they have or need none."""
+        if self.tuned_by is not None:
+            return self._untuned_by(self.tuned_by)
+        if self.sweep is None:
+            return None
+        command = sweep_command(self.name)
+        if self.tuned is None:
+            return f"{self.name} is not tuned yet: results/sweeps/{self.name}.yaml is missing; make it with: {command}"
+        tuned, rows = self.tuned, [row for row in self.rows if row.centre is not None]
+        wanted = {self.method(row, v): (row, v) for row in rows for v in self.variants or [None]}
+        changed = [
+            name
+            for name, (row, variant) in wanted.items()
+            if name not in tuned.methods
+            or (tuned.methods[name].centre, tuned.methods[name].axes or {}) != (row.centre, row.axes)
+            or meaning(tuned.methods[name].settings) != meaning(self.settings(row, variant))
+        ]
+        if tuned.sweep != self.sweep:
+            changed.append("sweep")
+        if not changed:
+            return None
+        where = f"results/sweeps/{self.name}.yaml"
+        return f"{where} was made by another definition of {', '.join(changed)}; make it again with: {command}"
+
+    def _untuned_by(self, other: str) -> str | None:
+        """Return why the values that another table's sweep chose for some rows are missing."""
+        if self.tuned is None:
+            missing = f"results/sweeps/{other}.yaml is missing; make it with: {sweep_command(other)}"
+            return f"{other} is not tuned yet: {missing}"
+        wanted = [row.tuned_with for row in self.rows if row.tuned_with]
+        missing = [name for name in wanted if name not in self.tuned.methods]
+        return f"results/sweeps/{other}.yaml: has no {', '.join(missing)}" if missing else None
+
+    def baseline_of(self, row: Row) -> str | None:
+        """Return the name of the row that this one is compared with; None if there is none or it is this one."""
+        name = self._with_workers_of(row, self.baseline)
+        return None if name == row.name else name
+
+    def equivalent_of(self, row: Row) -> str | None:
+        """Return the name of the row that this one is tested to equal; None if there is none."""
+        return self._with_workers_of(row, self.equivalent.get(row.name.removesuffix(f"_{row.workers}")))
+
+    def _with_workers_of(self, row: Row, name: str | None) -> str | None:
+        """Return the name of the row of this name, of the same number of workers if there are several."""
+        alike = f"{name}_{row.workers}"
+        return alike if alike in {other.name for other in self.rows} else name
+
+    @property
+    def setting(self) -> str | None:
+        """The key against which the figure shows the rows, if they differ in one: `over`, or the number of workers."""
+        return self.over or ("workers.count" if len({row.workers for row in self.rows}) > 1 else None)
+
+    @property
+    def quantities(self) -> set[Quantity]:
+        """The quantities that the table needs of every run."""
+        return {QUANTITIES[self.metric], *(column.quantity for column in self.numbers if column.of_runs)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a table: its settings and its folder."""
+
+    task: str
+    row: Row
+    seed: int | str
+    settings: tuple[str, ...]
+    run_dir: Path
+    variant: str | None = None
+    emulated: Emulated | None = None
+
+    @property
+    def label(self) -> str:
+        """Row, variant and seed as text."""
+        return " ".join([self.row.name, *([self.variant] if self.variant else []), f"seed {self.seed}"])
+
+    @property
+    def overrides(self) -> list[str]:
+        """Hydra overrides of the run, its folder included."""
+        return [*self.settings, f"run_dir={_quote(str(self.run_dir))}"]
+
+    @property
+    def command(self) -> str:
+        """The shell command that makes this run."""
+        return shlex.join(["python", *self.arguments()])
+
+    def arguments(self, *more: str) -> list[str]:
+        """Return Python's arguments that make this run, with more overrides; on emulated hosts if it has some."""
+        train = ["-m", f"{self.task}.train", *self.overrides, *more]
+        if self.emulated is None:
+            return train
+        hosts = [f"{key}={value}" for key, value in self.emulated.model_dump(exclude_defaults=True).items()]
+        return ["-m", "scripts.emulate", *hosts, f"limit_s={LONGEST_S}", f"run={shlex.join(train)}"]
+
+    @cached_property
+    def _expected(self) -> dict[str, Any]:
+        return meaning(self.settings)
+
+    def disagreement(self, recorded: Sequence[str]) -> str | None:
+        """Return how the overrides that a run recorded differ from this cell's; None if they mean the same.
+
+        Keys that do not change what a run computes count only if the cell sets them.
+        """
+        try:
+            found = meaning(recorded)
+        except ValueError as error:
+            return f"it records {error}"
+        missing = object()
+        more = [key for key in found if key not in self._expected and not is_bookkeeping(key)]
+        keys = [*self._expected, *more]
+        differences = [
+            f"{key}: {_show(found, key)} there, {_show(self._expected, key)} here"
+            for key in keys
+            if found.get(key, missing) != self._expected.get(key, missing)
+        ]
+        return "; ".join(differences) or None
+
+
+def load_table(
+    name: str, key: str = "table", folder: Path = TABLES, also: Sequence[str] = (), sweeps: Path = SWEEPS
+) -> Table:
+    """Read and validate a table's file, with what its sweep chose if there is that; the name 3 means table3.
+
+    key:   what the user typed before the name, for messages
+    also:  other names that would have been accepted
+
+    Raises UsageError for an unknown name (with the nearest one), and for a wrong file (with key and expectation).
+    """
+    name = full_name(name, key)
+    content = read_definition(folder, name, key, also)
+    with explained(folder, name, TableFile):
+        file = TableFile.model_validate(content)
+        tuned = file.tuned_by or (name if file.sweep else None)
+        return Table.of(name, file, read_tuned(tuned, sweeps) if tuned else None)
+
+
+def full_name(name: str, key: str) -> str:
+    """Return a table's or figure's whole name: a number alone is that of the first paper, 3 -> table3."""
+    return f"{key}{name}" if name.isdecimal() else name
+
+
+def table_names(folder: Path = TABLES) -> list[str]:
+    """Return the names of all tables of runs."""
+    return names_in(folder)
+
+
+def _show(settings: dict[str, Any], key: str) -> str:
+    return str(settings[key]) if key in settings else "not set"
+
+
+def _quote(value: str) -> str:
+    """Return a path as a value of Hydra's override grammar."""
+    if re.fullmatch(r"[A-Za-z0-9_./-]+", value):
+        return value
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -1,0 +1,477 @@
+"""Tuning: equal trials for all methods, what is chosen, and that the table's rows take it."""
+
+import json
+import re
+import shlex
+import sys
+import types
+from math import isfinite, log2
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+from omegaconf import OmegaConf
+
+from common.cli import UsageError
+from common.experiments.overrides import meaning
+from common.experiments.sweeps import folder_of, read_tuned
+from common.experiments.tables import load_table
+from common.experiments.trials import Grid
+from common.report.choices import Trial, read_methods
+from common.report.sweep_files import tuned_text
+from common.report.tables import mark
+from scripts.reproduce import main as reproduce
+from scripts.sweep import main as sweep
+from scripts.tables import main as tables
+from tests.experiments.synthetic import write_run
+from tests.naming import case
+
+SMALL = [
+    "workers=simulated", "workers.count=2", "training.steps=3", "training.batch_size=16", "model.width=2",
+    "schedule.warmup=0", "logging.every=1",
+]  # fmt: skip
+CONTENT = {
+    "title": "A small table",
+    "task": "cnn",
+    "runs": "small",
+    "seeds": [1, 2],
+    "overrides": SMALL,
+    "sweep": {"quantity": "accuracy", "best": "highest", "seeds": [7, 8], "rates": 3, "extensions": 2},
+    "rows": [
+        {
+            "name": "allreduce",
+            "method": "AllReduce",
+            "topology": "complete",
+            "overrides": ["parallel=allreduce", "optimizer=adam"],
+            "centre": 0.01,
+        },
+        {
+            "name": "dadam",
+            "method": "DAdam",
+            "topology": "complete",
+            "overrides": ["parallel=decentralized", "topology=complete", "optimizer=adam"],
+            "centre": 0.04,
+        },
+        {
+            "name": "dadam_ring",
+            "method": "DAdam",
+            "topology": "ring",
+            "overrides": ["parallel=decentralized", "topology=ring", "optimizer=adam"],
+            "tuned_with": "dadam",
+        },
+    ],
+}
+FIXED = {
+    "name": "fixed",
+    "method": "AllReduce, published rate",
+    "topology": "complete",
+    "overrides": ["parallel=allreduce", "optimizer=adam", "optimizer.lr=0.02"],
+}
+DEFINITIONS, SWEEPS = Path("definitions"), Path("results/sweeps")
+
+
+def define(**changes) -> None:
+    """Write the table's definition, with other values of some keys; those of `sweep` are added to it."""
+    changes["sweep"] = CONTENT["sweep"] | changes.get("sweep", {})
+    DEFINITIONS.mkdir(exist_ok=True)
+    OmegaConf.save(CONTENT | changes, DEFINITIONS / "small.yaml")
+
+
+def load(name, *_, **__):
+    return load_table(name, folder=DEFINITIONS, sweeps=SWEEPS)
+
+
+@pytest.fixture(autouse=True)
+def definition(in_an_empty_folder, monkeypatch) -> None:
+    define()
+    for script in ("sweep", "reproduce", "tables"):
+        monkeypatch.setattr(f"scripts.{script}.load_table", load)
+
+
+@pytest.fixture
+def undrawn(monkeypatch) -> None:
+    """Sweeps without their figure, which takes longer than all else."""
+    monkeypatch.setattr("common.report.sweep_files.save", lambda *_: [])
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """A launch that writes a run at once; returns the list of its settings.
+
+    `accuracy(settings)` may be replaced: None is a run that diverges, an exception one that fails.
+    """
+
+    def launch(task, overrides):
+        settings = meaning(overrides)
+        module.calls.append(settings)
+        accuracy = module.accuracy(settings)
+        folder = Path(settings["run_dir"])
+        write_run(folder, overrides, accuracy=[accuracy or 0], status="failed" if accuracy is None else "finished")
+        if accuracy is None:
+            error = "DivergedError: training loss nan at step 12 on worker 0"
+            (folder / "summary.json").write_text(json.dumps({"status": "failed", "error": error}))
+        return int(accuracy is None)
+
+    module = types.ModuleType("common.training.launch")
+    module.launch, module.calls, module.accuracy = launch, [], peaks(allreduce=0.01, dadam=0.04)
+    monkeypatch.setitem(sys.modules, "common.training.launch", module)
+    return module
+
+
+def peaks(**best):
+    """Return an accuracy that falls by a percent for each factor of 2 from the rate that is best for a row."""
+
+    def accuracy(settings):
+        row = Path(settings["run_dir"]).parts[3]
+        return 90 - abs(log2(settings["optimizer.lr"] / best[row])) + settings["seed"] / 100
+
+    return accuracy
+
+
+def tuned(method: str):
+    return read_tuned("small", SWEEPS).methods[method]
+
+
+def records() -> pd.DataFrame:
+    return pd.read_csv(SWEEPS / "small.csv")
+
+
+def test_every_method_gets_the_same_trials_and_the_best_is_kept(launched, capsys):
+    assert sweep(["table=small"]) == 0
+    frame = records()
+    assert frame.groupby("row").size().to_dict() == {"allreduce": 6, "dadam": 6}
+    assert list(frame.columns) == [
+        "row", "optimizer.lr", "seed", "accuracy", "status", "steps", "seconds", "commit", "hardware", "date",
+    ]  # fmt: skip
+    assert list(frame["optimizer.lr"][:6]) == [0.01, 0.01, 0.005, 0.005, 0.02, 0.02]  # from the centre outwards
+    assert set(frame["seed"]) == {7, 8}
+    assert (frame.iloc[0]["steps"], frame.iloc[0]["seconds"], frame.iloc[0]["commit"]) == (30, 10, "0123456789abcdef")
+    best = tuned("dadam")
+    assert (best.best.overrides, best.best.mean) == (("optimizer.lr=0.04",), pytest.approx(90.075))
+    assert (best.runner_up.overrides, best.runner_up.mean) == (("optimizer.lr=0.02",), pytest.approx(89.075))
+    assert (best.trials, best.diverged, best.edge) == (6, 0, None)
+    assert launched.calls[0]["run_dir"] == "runs/sweeps/small/allreduce/lr_0.01/seed_7"
+    page = (SWEEPS / "small.md").read_text()
+    assert "| DAdam     | complete   |        6 |          0 | optimizer.lr=0.04 |      90.07 |" in page
+    assert "dadam, dadam_ring |" in page
+    assert "12 in [small.csv](small.csv)" in page
+    assert imread(SWEEPS / "small.png").std() > 0.05
+    assert "written: results/sweeps/small.csv" in capsys.readouterr().out
+
+
+def test_the_grid_grows_for_all_methods_while_one_is_best_at_an_edge(undrawn, launched):
+    launched.accuracy = peaks(allreduce=0.0025, dadam=0.04)
+    assert sweep(["table=small"]) == 0
+    rates = records().groupby("row")["optimizer.lr"].unique().map(sorted).to_dict()
+    assert rates == {
+        "allreduce": [0.00125, 0.0025, 0.005, 0.01, 0.02],
+        "dadam": [0.005, 0.01, 0.02, 0.04, 0.08],
+    }
+    assert (tuned("allreduce").best.overrides, tuned("allreduce").edge) == (("optimizer.lr=0.0025",), None)
+
+
+def test_it_grows_at_both_ends_at_most_as_often_as_the_sweep_says(undrawn, launched):
+    launched.accuracy = peaks(allreduce=1e-6, dadam=1e3)
+    assert sweep(["table=small"]) == 0
+    assert records().groupby("row")["optimizer.lr"].nunique().to_dict() == {"allreduce": 7, "dadam": 7}
+    assert (tuned("allreduce").edge, tuned("dadam").edge) == ("lowest", "highest")
+    assert "| lowest  | allreduce" in (SWEEPS / "small.md").read_text()
+
+
+def test_a_trial_that_diverged_is_the_worst_and_not_made_again(launched, capsys):
+    launched.accuracy = lambda settings: None if settings["optimizer.lr"] > 0.015 else 1
+    define(rows=CONTENT["rows"][:1], sweep={"extensions": 0})
+    assert sweep(["table=small"]) == 0
+    assert "allreduce/lr_0.02 seed 7   diverged" in capsys.readouterr().out
+    frame = records()
+    assert list(frame["status"]) == ["finished"] * 4 + ["diverged"] * 2
+    assert list(frame["accuracy"].isna()) == [False] * 4 + [True] * 2
+    assert list(frame["steps"]) == [30] * 4 + [12] * 2
+    assert (tuned("allreduce").diverged, tuned("allreduce").edge) == (2, None)
+    launched.calls.clear()
+    assert sweep(["table=small"]) == 0
+    assert launched.calls == []
+
+
+def test_where_all_diverge_lower_rates_are_tried_and_none_is_chosen(launched, capsys):
+    launched.accuracy = lambda settings: None
+    define(rows=CONTENT["rows"][:1])
+    assert sweep(["table=small"]) == 2
+    assert min(call["optimizer.lr"] for call in launched.calls) == 0.00125
+    assert "allreduce: every trial diverged; expected a lower centre than 0.01" in capsys.readouterr().err
+    assert not SWEEPS.exists()
+
+
+def test_a_trial_that_failed_fails_the_command(launched, capsys):
+    def accuracy(settings):
+        if settings["optimizer.lr"] == 0.005:
+            raise RuntimeError("no space left")
+        return 1
+
+    launched.accuracy = accuracy
+    assert sweep(["table=small"]) == 1
+    assert "failed: allreduce/lr_0.005 seed 7: RuntimeError: no space left" in capsys.readouterr().err
+    assert len(launched.calls) == 12
+    assert not SWEEPS.exists()
+
+
+def test_an_interruption_stops_and_the_same_command_continues(undrawn, launched, capsys):
+    usual = launched.accuracy
+
+    def interrupted(settings):
+        if len(launched.calls) == 5:
+            raise KeyboardInterrupt
+        return usual(settings)
+
+    launched.accuracy = interrupted
+    assert sweep(["table=small"]) == 75
+    assert "to continue: python -m scripts.sweep table=small\n" in capsys.readouterr().err
+    launched.accuracy = usual
+    assert sweep(["table=small"]) == 0
+    assert len(launched.calls) == 5 + 8
+    assert len(records()) == 12
+
+
+def test_a_dry_run_prints_what_would_run_and_runs_nothing(undrawn, launched, capsys):
+    assert sweep(["table=small", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("# methods: 2, points: 3, seeds: 2; the grid grows at most: 2\n")
+    commands = [shlex.split(line) for line in out.splitlines() if not line.startswith("#")]
+    assert len(commands) == 12
+    assert commands[0][:3] == ["python", "-m", "cnn.train"]
+    assert commands[0][-3:] == ["optimizer.lr=0.01", "seed=7", "run_dir=runs/sweeps/small/allreduce/lr_0.01/seed_7"]
+    assert launched.calls == []
+    assert sweep(["table=small"]) == 0
+    (SWEEPS / "small.yaml").unlink()
+    capsys.readouterr()
+    assert sweep(["table=small", "--dry-run"]) == 0
+    assert "nothing is missing" in capsys.readouterr().out
+    assert not (SWEEPS / "small.yaml").exists()
+
+
+def test_rows_take_what_was_chosen_and_runs_with_other_values_are_refused(undrawn, launched, capsys):
+    for command in (reproduce, tables):
+        assert command(["table=small"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error: small is not tuned yet: results/sweeps/small.yaml is missing; make it with: ")
+        assert error.endswith("python -m scripts.sweep table=small\n")
+    assert launched.calls == []
+    assert sweep(["table=small"]) == 0
+    launched.calls.clear()
+    launched.accuracy = lambda settings: 90
+    assert reproduce(["table=small"]) == 0
+    assert [call["optimizer.lr"] for call in launched.calls] == [0.01, 0.04, 0.04] * 2
+    assert tables(["table=small"]) == 0
+    page = Path("runs/report/small.md").read_text()
+    assert "- Tuned: dadam: optimizer.lr=0.04, accuracy 90.07 on seeds that are not reported, best of 6 trials" in page
+    assert "- Trials: results/sweeps/small.md and .csv, made by `python -m scripts.sweep table=small`" in page
+    chosen = SWEEPS / "small.yaml"
+    chosen.write_text(chosen.read_text().replace("optimizer.lr=0.04", "optimizer.lr=0.02", 1))
+    capsys.readouterr()
+    assert reproduce(["table=small"]) == 2
+    assert "holds something else: optimizer.lr: 0.04 there, 0.02 here" in capsys.readouterr().err
+
+
+def test_what_was_chosen_for_another_definition_is_refused(undrawn, launched):
+    assert sweep(["table=small"]) == 0
+    assert load("small").untuned is None
+    changed = [CONTENT["rows"][0] | {"centre": 0.02}, *CONTENT["rows"][1:]]
+    for changes, what in (
+        ({"sweep": {"rates": 4}}, "sweep"),
+        ({"rows": changed}, "allreduce"),
+        ({"overrides": [*SMALL, "data.label_noise=0.1"]}, "allreduce, dadam"),
+    ):
+        with case(what):
+            define(**changes)
+            assert f"was made by another definition of {what}; make it again with: " in load("small").untuned
+    (SWEEPS / "small.yaml").write_text("sweep: {}")
+    with pytest.raises(UsageError, match=r"small\.yaml: .*missing"):
+        load("small")
+
+
+def test_choices_and_variants_are_tuned_for_each_method(launched):
+    values = ["[0.9,0.999]", "[0.8,0.9]"]
+    variants = {"noisy": ["data.label_noise=0.2"], "clean": ["data.label_noise=0"]}
+    columns = ["method", "noisy_accuracy"]
+    define(sweep={"choices": {"optimizer.betas": values}, "extensions": 0}, variants=variants, columns=columns)
+    launched.accuracy = lambda settings: (
+        80 - abs(log2(settings["optimizer.lr"] / 0.02)) + (settings["optimizer.betas"] == [0.8, 0.9])
+    )
+    assert sweep(["table=small"]) == 0
+    assert set(records().groupby(["row", "variant"]).size()) == {12}
+    table = load("small")
+    expected = ("optimizer.lr=0.02", "optimizer.betas=[0.8,0.9]")
+    assert {table.tuned_overrides(row, variant) for row in table.rows for variant in variants} == {expected}
+    assert launched.calls[4]["run_dir"] == "runs/sweeps/small/allreduce/lr_0.01_betas_0.8_0.9/noisy/seed_7"
+    assert folder_of(["optimizer.lr=1e-05", "data=digits"]) == "lr_1e-05_data_digits"
+
+
+def test_a_parabola_is_fitted_for_the_best_values_on_other_axes_and_the_fit_is_kept(launched, capsys):
+    """Seeds move the level, and rates above 0.05 diverge; the optimum lies between the rates."""
+    axes = {"optimizer.weight_decay": [0, 0.01, 0.1], "training.clip": [None, 1]}
+    rows = CONTENT["rows"]
+    rows = [rows[0], rows[1] | {"axes": {"optimizer.weight_decay": [0, 0.1, 0.01]}}, rows[2]]
+    sweeps = {"axes": axes, "fit": 3, "seeds": [7, 8, 9], "extensions": 0}
+    define(sweep=sweeps, rows=rows, columns=["method", "learning_rate_mean", "accuracy_mean"])
+    best = {"allreduce": 0.012, "dadam": 0.035}
+
+    def accuracy(settings):
+        rate, row = settings["optimizer.lr"], Path(settings["run_dir"]).parts[3]
+        off = log2(rate / best.get(row, 1)) ** 2 + log2((settings["optimizer.weight_decay"] + 0.01) / 0.11) ** 2
+        return None if rate > 0.05 else 90 - off + (settings.get("training.clip") is None) + settings["seed"] / 10
+
+    launched.accuracy = accuracy
+    assert sweep(["table=small", "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("# methods: 2, points: 18, seeds: 3; ")
+    assert sweep(["table=small"]) == 0
+    assert records().groupby("row").size().to_dict() == {"allreduce": 54, "dadam": 54}
+    found = tuned("allreduce")
+    expected = ("optimizer.lr=0.012", "optimizer.weight_decay=0.1", "training.clip=null")
+    assert (found.best.overrides, found.best.mean) == (expected, pytest.approx(91.8))
+    assert found.interval == (pytest.approx(0.012), pytest.approx(0.012))
+    assert (found.scatter, found.edge, found.ends) == (
+        pytest.approx(0, abs=1e-9), None, ("highest optimizer.weight_decay",),
+    )  # fmt: skip
+    assert found.runner_up.overrides[1:] == ("optimizer.weight_decay=0.1", "training.clip=1")
+    near = tuned("dadam")  # the rate above its best diverged, so that two are left: no parabola, but a point
+    assert (near.best.overrides[0], near.interval, near.diverged) == ("optimizer.lr=0.04", None, 18)
+    table = load("small")
+    assert table.untuned is None
+    lines = dict(zip(("allreduce", "dadam", "dadam_ring"), table.rows, strict=True))
+    (column,) = [column for column in table.numbers if column.quantity.name == "learning_rate"]
+    assert mark(table, lines["allreduce"], column) == " (highest optimizer.weight_decay)"
+    assert mark(table, lines["dadam_ring"], column).startswith(" (inherited, ")
+    page = (SWEEPS / "small.md").read_text()
+    assert "0.012 to 0.012 |" in page
+    assert " none |" in page
+    assert "- Axes of dadam: optimizer.weight_decay 0, 0.1, 0.01; training.clip null, 1" in page
+    define(sweep=sweeps, rows=[rows[0], CONTENT["rows"][1]])
+    assert "was made by another definition of dadam; " in load("small").untuned
+
+
+def test_a_budget_of_trials_draws_the_same_combinations_for_all_methods(undrawn, launched):
+    axes = {"optimizer.weight_decay": [0, 0.01, 0.1], "optimizer.eps": [1e-8, 1e-6, 1e-4]}
+    define(sweep={"axes": axes, "trials": 25, "extensions": 0})
+    assert sweep(["table=small"]) == 0
+    frame = records()
+    assert frame.groupby("row").size().to_dict() == {"allreduce": 24, "dadam": 24}
+    drawn = frame.groupby("row")[["optimizer.weight_decay", "optimizer.eps"]].apply(lambda f: {*map(tuple, f.values)})
+    assert drawn["allreduce"] == drawn["dadam"]
+    assert len(drawn["dadam"]) == 4
+    assert (0, 1e-8) in drawn["dadam"]
+
+
+def test_rows_with_several_numbers_of_workers_are_tuned_one_by_one():
+    define(workers=[2, 4], overrides=[text for text in SMALL if not text.startswith("workers.count")])
+    table = load("small")
+    assert [table.method(row, None) for row in table.rows] == [
+        "allreduce_2", "allreduce_4", "dadam_2", "dadam_4", "dadam_2", "dadam_4",
+    ]  # fmt: skip
+
+
+def test_a_sweep_over_workers_has_panels_for_each_number_and_tells_rows_apart_by_their_labels(launched, monkeypatch):
+    figures = []
+    monkeypatch.setattr("common.report.sweep_files.save", lambda draw, *_: figures.append(draw()) or [])
+    rows = [CONTENT["rows"][0] | {"name": f"s{s}", "labels": {"s": str(s)}} for s in (1, 4)]
+    overrides = [text for text in SMALL if not text.startswith("workers.count")]
+    define(
+        sweep={"extensions": 0}, workers=[2, 4], overrides=overrides, rows=rows, labels={"s": "steps"}, baseline=None
+    )
+    launched.accuracy = lambda settings: 90
+    assert sweep(["table=small"]) == 0
+    (figure,) = figures
+    assert [ax.get_ylabel().partition(":")[0] for ax in figure.axes] == ["2 workers", "4 workers"]
+    names = ["AllReduce, s = 1, complete", "AllReduce, s = 4, complete"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
+    (header,) = [line for line in (SWEEPS / "small.md").read_text().splitlines() if line.startswith("| method")]
+    assert [name.strip() for name in header.split("|")[1:5]] == ["method", "topology", "s", "workers"]
+
+
+def test_a_row_that_has_all_values_itself_is_not_tuned(undrawn, launched) -> None:
+    define(rows=[*CONTENT["rows"], FIXED])
+    assert sweep(["table=small"]) == 0
+    assert {Path(call["run_dir"]).parts[3] for call in launched.calls} == {"allreduce", "dadam"}
+    launched.calls.clear()
+    launched.accuracy = lambda settings: 90
+    assert reproduce(["table=small", "rows=fixed"]) == 0
+    assert [call["optimizer.lr"] for call in launched.calls] == [0.02] * 2
+
+
+def test_a_wrong_sweep_is_refused(capsys):
+    rows = CONTENT["rows"]
+    for message, changes in {
+        "sweep.seeds: expected none that the table reports, got 2": {"sweep": {"seeds": [2, 9]}},
+        "quantity='accurracy': did you mean 'accuracy'?": {"sweep": {"quantity": "accurracy"}},
+        "expected one of the validation set": {"sweep": {"quantity": "test_bleu"}},
+        "sweep.rates=2: expected greater than or equal to 3": {"sweep": {"rates": 2}},
+        "row 'dadam': expected either centre, tuned_with, or overrides of optimizer.lr": {
+            "rows": [rows[0], rows[1] | {"tuned_with": "allreduce"}]
+        },
+        "tuned_with='dadan': did you mean 'dadam'?": {"rows": [*rows[:2], rows[2] | {"tuned_with": "dadan"}]},
+        "expected each once, got optimizer.lr more than once": {"overrides": [*SMALL, "optimizer.lr=1"]},
+        "optimizer.lr is already on the grid": {"sweep": {"choices": {"optimizer.lr": [1, 2]}}},
+        "optimizer.eps: expected each value once": {"sweep": {"axes": {"optimizer.eps": ["1e-8", "1e-8"]}}},
+        "best=lowest: expected highest": {"sweep": {"best": "lowest"}},
+        "sweep.quantity=top5: expected what the table reports, accuracy, ": {"sweep": {"quantity": "top5"}},
+        "fit=3: expected at least 3 seeds, got 2": {"sweep": {"fit": 3}},
+        "fit=5: expected at least as many rates, got 3": {"sweep": {"fit": 5, "seeds": [7, 8, 9]}},
+        "trials=5: expected at least rates x seeds = 6": {"sweep": {"trials": 5}},
+        "so that all get the same trials, got 2 for allreduce, 1 for dadam": {
+            "rows": [rows[0] | {"axes": {"optimizer.eps": [1e-8, 1e-6]}}, *rows[1:]]
+        },
+        "row 'dadam_ring': axes: expected in rows with a centre only": {
+            "rows": [*rows[:2], rows[2] | {"axes": {"optimizer.eps": [1e-8, 1e-6]}}]
+        },
+    }.items():
+        with case(message):
+            define(**changes)
+            assert sweep(["table=small"]) == 2
+            assert message in capsys.readouterr().err
+    content = {key: value for key, value in CONTENT.items() if key != "sweep"}
+    OmegaConf.save(content, DEFINITIONS / "small.yaml")
+    assert sweep(["table=small"]) == 2
+    assert "centre and tuned_with: expected in a table with a sweep only" in capsys.readouterr().err
+    OmegaConf.save(content | {"rows": [rows[0] | {"centre": None}]}, DEFINITIONS / "small.yaml")
+    assert sweep(["table=small"]) == 2
+    assert "table=small: has no sweep" in capsys.readouterr().err
+
+
+def test_kept_choices_belong_to_their_definitions_and_choosing_again_from_their_trials_changes_nothing(monkeypatch):
+    for file in (Path(__file__).parents[2] / "results" / "sweeps").glob("*.yaml"):
+        with case(file.stem):
+            table, frame = load_table(file.stem), pd.read_csv(file.with_suffix(".csv"))
+            assert table.untuned is None
+            assert len(set(frame.groupby("row").size())) == 1
+            assert sum(method.trials for method in table.tuned.methods.values()) == len(frame)
+            assert tuned_text(table.tuned, re.search(r"`(.*)`", file.read_text())[1]) == file.read_text()
+            places = ["row", *(["variant"] if table.variants else []), "optimizer.lr", "seed"]
+            values = frame.set_index(places)[table.sweep.quantity]
+
+            def read(_, cell, values=values):
+                row, _, rate = cell.row.name.partition("/lr_")
+                value = values[(row, *([cell.variant] if cell.variant else []), float(rate), cell.seed)]
+                return Trial(cell.seed, value if isfinite(value) else None, 0, 0, {})
+
+            monkeypatch.setattr("common.report.choices._read", read)
+            rates = frame.groupby("row")["optimizer.lr"].unique()
+            exponents = {round(log2(r / row.centre)) for row in table.rows if row.centre for r in rates[row.name]}
+            for method in read_methods(table, Grid(min(exponents), max(exponents)), Path("runs")):
+                made, kept = method.tuned, table.tuned.methods[method.name]
+                assert (made.trials, made.diverged) == (kept.trials, kept.diverged)
+                assert made.best.mean == pytest.approx(kept.best.mean, rel=1e-9)
+                if kept.best.mean != pytest.approx(kept.runner_up.mean, rel=1e-9):  # files of trials hold ten digits
+                    assert (made.best.overrides, made.edge) == (kept.best.overrides, kept.edge)
+
+
+@pytest.mark.slow
+def test_a_real_sweep_from_trials_to_rows():
+    """Real runs of three steps; the rates of one row are so high that its loss is not finite."""
+    rows = [CONTENT["rows"][0], CONTENT["rows"][1] | {"centre": 1e20}]
+    define(rows=rows, seeds=[1], sweep={"quantity": "validation_loss", "best": "lowest", "seeds": [7], "extensions": 1})
+    assert sweep(["table=small"]) == 2  # every trial of the second row diverged
+    define(rows=[rows[0]], seeds=[1], sweep={"seeds": [7], "extensions": 0})
+    assert sweep(["table=small"]) == 0
+    assert reproduce(["table=small"]) == 0
+    (rate,) = tuned("allreduce").best.overrides
+    assert rate in json.loads(Path("runs/small/allreduce/seed_1/environment.json").read_text())["overrides"]
