@@ -36,8 +36,8 @@ from common.report.runs import RunError
 from common.report.sweep_files import LEFT, sweep_frame, write_sweep
 from common.report.tables import missing_summary
 from common.report.trials import Grid, Method, Trials, edges, read_methods
-from scripts.making import INTERRUPTED, make, print_plan, settled, state_of
-from scripts.submitting import FollowUp, LauncherArguments, submit_missing
+from scripts.lib.making import INTERRUPTED, make, print_plan, settled, state_of
+from scripts.lib.submitting import FollowUp, LauncherArguments, submit_missing
 
 MODULE = "scripts.sweep"
 

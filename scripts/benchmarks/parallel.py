@@ -28,7 +28,7 @@ from common.runtime.conditions import CONDITIONS
 from common.training.environment import now
 from scripts.benchmarks.parallel_engines import MODELS
 from scripts.benchmarks.parallel_table import COLUMNS, FORMATS, KEY, cases, conclude, table
-from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
+from scripts.emulate.program import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
 
 MODULE = "scripts.benchmarks.parallel"
 NUMBERS = r"^[\d.]+(,[\d.]+)*$"

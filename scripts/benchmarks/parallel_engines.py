@@ -29,8 +29,8 @@ from torch import Tensor, nn
 
 from common.cli import Arguments, Text, main_function, parse
 from common.runtime.conditions import CONDITIONS, Condition
-from scripts.benchmarks.emulated_compute import EmulatedCompute
 from scripts.benchmarks.host_interface import bytes_sent_by_host
+from scripts.emulate.compute import EmulatedCompute
 
 MODULE = "scripts.benchmarks.parallel_engines"
 LR = 1e-4

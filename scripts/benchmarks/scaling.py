@@ -27,10 +27,10 @@ from common.parallel.collectives import gather_objects
 from common.report.benchmark import Benchmark
 from common.runtime.conditions import Condition
 from common.topology import build
-from scripts.benchmarks.emulated_compute import EmulatedCompute
 from scripts.benchmarks.host_interface import bytes_sent_by_host
 from scripts.benchmarks.rounds import median_and_spread
 from scripts.benchmarks.several_hosts import LayoutArguments, Row, finish, mean_over_hosts, names_in, run, say
+from scripts.emulate.compute import EmulatedCompute
 
 MODULE = "scripts.benchmarks.scaling"
 LAYERS = 8  # of the model; their gradients come one after another

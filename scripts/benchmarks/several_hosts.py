@@ -1,6 +1,6 @@
 """Benchmarks on several hosts: emulated ones of several layouts and rates, or those of the launcher that started them.
 
-Without a launcher a benchmark brings up emulated hosts (scripts/emulate.py, as root) for every layout and rate, runs
+Without a launcher a benchmark brings up emulated hosts (scripts/emulate, as root) for every layout and rate, runs
 itself there under torchrun, and collects the rows. Under torchrun or srun it is one of the workers, and rank 0 writes.
 """
 
@@ -22,7 +22,7 @@ from common.parallel.process_groups import process_group
 from common.report.benchmark import Benchmark
 from common.runtime.measure import layout
 from common.spelling import nearest
-from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
+from scripts.emulate.program import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
 
 EMULATED_RATE = "200"  # Mbit/s
 TIMEOUT_S = 300.0  # of a collective

@@ -12,8 +12,8 @@ from torch import nn
 
 from scripts.benchmarks import parallel as bench_parallel
 from scripts.benchmarks import parallel_table
-from scripts.benchmarks.emulated_compute import EmulatedCompute
-from scripts.emulate import EmulateArguments, emulated_hosts, run_on
+from scripts.emulate.compute import EmulatedCompute
+from scripts.emulate.program import EmulateArguments, emulated_hosts, run_on
 from tests.scripts.namespaces import needs_namespaces
 
 ENGINES = {  # (hosts of 2 ranks, engine, topology): payloads that leave a host in a step

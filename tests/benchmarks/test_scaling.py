@@ -18,8 +18,8 @@ from common.report.published import load_published
 from common.runtime.cluster import Cluster
 from common.runtime.conditions import CONDITIONS, Condition
 from scripts.benchmarks import emulated_compute
-from scripts.benchmarks.emulated_compute import EmulatedCompute, Waiter
 from scripts.benchmarks.scaling import SGP, BenchArguments, Layers, conclude, main, workload
+from scripts.emulate.compute import EmulatedCompute, Waiter
 
 
 class Clock:

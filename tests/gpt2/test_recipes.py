@@ -105,8 +105,8 @@ def test_the_largest_model_differs_from_the_recipe_in_size_and_shards_only() -> 
 
 
 def test_the_memory_that_is_asked_for_is_that_of_the_largest_model() -> None:
-    """The command in slurm/gpt2_xl.sbatch has the recipe's numbers, and what it says is what it predicts."""
-    text = (ROOT / "slurm" / "gpt2_xl.sbatch").read_text()
+    """The command in the table's definition has the recipe's numbers, and what it says is what it predicts."""
+    text = (ROOT / "results" / "definitions" / "tables" / "gpt2_xl.yaml").read_text()
     (command,) = re.findall(r"^#   python -m common.runtime plan (.*)$", text, re.MULTILINE)
     given = dict(argument.split("=") for argument in command.split())
     config = compose("experiment=gpt2/xl_aer")

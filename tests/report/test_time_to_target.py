@@ -14,7 +14,7 @@ from common.report.collect import collect
 from common.report.formats import readable
 from common.report.registry import Table, load_table
 from common.report.tables import build_table
-from scripts.making import make
+from scripts.lib.making import make
 from tests.report.conftest import CONTENT, make_table
 from tests.report.synthetic import write_run
 

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt
 
 from common.cli import Arguments, Text, UsageError
 from common.report.registry import Cell, Table
-from scripts.making import settled
+from scripts.lib.making import settled
 
 DRY_RUN_TIMEOUT_S = 5.0  # of Slurm's answer: commands do not wait for it
 

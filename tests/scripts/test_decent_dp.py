@@ -11,7 +11,7 @@ from torch import nn
 from common.parallel import DataParallel, DecentralizedDataParallel
 from common.training.compose import compose_config
 from common.training.config import ConfigError
-from scripts.decent_dp_engine import DecentDP, parallelize
+from scripts.emulate.decent_dp import DecentDP, parallelize
 from tests.distributed import models
 from tests.distributed.processes import run_processes
 

@@ -79,7 +79,7 @@ def packet_bytes(mbit_per_s: float) -> int:
 
 @contextlib.contextmanager
 def delayed(hosts: Sequence[Host], delay_ms: float, rates: Mapping[int, float]) -> Iterator[None]:
-    """Delay every packet between hosts: by the kernel's netem, else by scripts/delay.c."""
+    """Delay every packet between hosts: by the kernel's netem, else by delay.c."""
     first = hosts[0].namespace
     netem = ["tc", "qdisc", "replace", "dev", "eth0", "root", "netem", "delay", f"{delay_ms}ms", "limit", "20000"]
     if call("ip", "netns", "exec", first, *netem, check=False).returncode == 0:

@@ -8,7 +8,7 @@ Every host gets one torchrun with `ranks_per_host` processes, as nodes of a clus
 needs root, iproute2 (ip, tc) and, where the kernel has no sch_netem, iptables and a C compiler for the delay. A host
 sends and receives `mbit_per_s` at the same time.
 
-compute_ms=100 puts waits into the layers of the model that a task trains (scripts/slowed.py), as if each rank had an
+compute_ms=100 puts waits into the layers of the model that a task trains (slowed.py), as if each rank had an
 accelerator; condition=slow_host, jitter_30 or stalls makes them uneven. engine=decent_dp lets decent-dp train it.
 """
 
@@ -31,7 +31,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.runtime.conditions import CONDITIONS
-from scripts.namespaces import (
+from scripts.emulate.namespaces import (
     NAME,
     PREFIX,
     Host,
@@ -104,7 +104,7 @@ def slowed(arguments: EmulateArguments) -> list[str]:
         raise UsageError(f'run="{arguments.run}" with {asked[0]}: expected a task\'s training, as "-m cnn.train ..."')
     if arguments.engine == "decent_dp" and importlib.util.find_spec("decent_dp") is None:
         raise UsageError("engine=decent_dp: decent-dp is not installed: make env")
-    return ["-m", "scripts.slowed", *program[1:]]
+    return ["-m", "scripts.emulate.slowed", *program[1:]]
 
 
 def described(arguments: EmulateArguments) -> dict[str, str]:
@@ -206,7 +206,3 @@ def run_on(
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(35)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

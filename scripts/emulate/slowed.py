@@ -1,10 +1,10 @@
 """Trains with waits in the model's layers, so that a step takes as long as on an accelerator and leaves the cores free.
 
-EMULATED_HOSTS='{"compute_ms": 100}' torchrun ... -m scripts.slowed gpt2.train experiment=quickstart ...
+EMULATED_HOSTS='{"compute_ms": 100}' torchrun ... -m scripts.emulate.slowed gpt2.train experiment=quickstart ...
 
 scripts.emulate starts it with compute_ms=...; what is trained is what gpt2.train alone would train, bit for bit. Waits
 are shared among layers by their parameters; the real computing comes on top. With engine=decent_dp, decent-dp takes the
-place of our gossip (scripts/decent_dp_engine.py).
+place of our gossip (decent_dp.py).
 """
 
 import json
@@ -19,8 +19,8 @@ from common.runtime.conditions import CONDITIONS, Condition
 from common.training import worker
 from common.training.cli import main
 from common.training.task import load_task
-from scripts import decent_dp_engine
-from scripts.benchmarks.emulated_compute import Waiter
+from scripts.emulate import decent_dp
+from scripts.emulate.compute import Waiter
 
 BACKWARD_SHARE = 2 / 3  # of a step's waits
 
@@ -81,7 +81,7 @@ def slow_down(name: str) -> None:
     """Have a task build models that wait, and train them with another engine, as EMULATED_HOSTS says."""
     settings = json.loads(os.environ["EMULATED_HOSTS"])
     if settings.get("engine") == "decent_dp":
-        worker.parallelize = decent_dp_engine.parallelize
+        worker.parallelize = decent_dp.parallelize
     condition = CONDITIONS[settings.get("condition", "even")]
     factor = condition.slow_host if int(os.environ["GROUP_RANK"]) == 0 else 1.0
     task = load_task(name)
