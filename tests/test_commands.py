@@ -101,6 +101,9 @@ def check_tool(module: str, arguments: list[str]) -> None:
         return
     loaded = importlib.import_module(f"{module}.__main__" if package.submodule_search_locations else module)
     loaded = importlib.import_module(loaded.main.__module__)
+    if module == "scripts.benchmarks.hosts":
+        loaded.read(arguments)
+        return
     (kind,) = (
         value
         for value in vars(loaded).values()

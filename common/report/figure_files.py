@@ -84,7 +84,7 @@ class Lines(_RecordFigure):
 
 
 class Predictions(_RecordFigure):
-    """Measured and predicted step times under several conditions, as scripts.benchmarks.runtime_model writes them."""
+    """Measured and predicted step times under several conditions."""
 
     kind: Literal["predictions"]
 

@@ -4,9 +4,9 @@ from functools import cache
 from typing import Any
 
 from common.local_steps import resolve_local_steps
+from common.planner.cluster import Cluster
+from common.planner.steps import simulate_allreduce, simulate_gossip
 from common.report.runs import FinishedRun, RunError
-from common.runtime.cluster import Cluster
-from common.runtime.steps import simulate_allreduce, simulate_gossip
 from common.topology import build
 
 # Like Table 2 and Figure 6 on A40s: 65 M fp32 parameters, 25 Gbit/s Ethernet. Compute and jitter are assumptions.

@@ -6,9 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from common.planner.conditions import CONDITIONS
 from common.report.drawing import COLOURS, STYLES
 from common.report.figure_files import Lines, Predictions
-from common.runtime.conditions import CONDITIONS
 
 WIDTH = 0.8  # of all bars of a method
 CASE = ["model", "hosts", "ranks_per_host", "mbit_per_s", "compute_ms"]  # a panel

@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from common.cli import nearest
+from common.planner.conditions import CONDITIONS
 from common.report.columns import DEFAULT_COLUMNS, EQUIVALENT, Column, Label, parse_column
 from common.report.definitions import Definition
 from common.report.overrides import Override, meaning, parse_override
@@ -22,7 +23,6 @@ from common.report.published import published_names
 from common.report.quantities import QUANTITIES
 from common.report.runs import Target
 from common.report.tuning import RATE, Axes, Sweep
-from common.runtime.conditions import CONDITIONS
 
 Engine = Literal["decent_dp"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case letters, digits and _")]

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
-from common.report.benchmark import Benchmark
+from scripts.benchmarks.record import Benchmark
 from scripts.benchmarks.timed.task import Note, read_notes
 
 MODULE = "scripts.benchmarks.recovery"

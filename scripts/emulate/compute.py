@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.runtime.conditions import Condition
+from common.planner.conditions import Condition
 
 EVEN = Condition("all alike")
 

@@ -30,7 +30,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
-from common.runtime.conditions import CONDITIONS
+from common.planner.conditions import CONDITIONS
 from scripts.emulate.namespaces import (
     NAME,
     PREFIX,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common.runtime.conditions import CONDITIONS, Condition
+from common.planner.conditions import CONDITIONS, Condition
 from common.training import worker
 from common.training.cli import main
 from common.training.task import load_task

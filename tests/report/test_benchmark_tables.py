@@ -67,9 +67,10 @@ def test_files_are_written_and_what_is_missing_has_its_command(records, capsys):
         .read_text()
         .endswith(
             "## Missing\n\n"
-            "- 2 ranks on a host, 200 Mbit/s, 8 workers: no Decent (Exp): python -m scripts.benchmarks.scaling\n"
+            "- 2 ranks on a host, 200 Mbit/s, 8 workers: no Decent (Exp): "
+            "python -m scripts.benchmarks.hosts measure=scaling\n"
             "- 2 ranks on a host, 200 Mbit/s, 16 workers: no AllReduce, SGP (Exp), Decent (Exp): "
-            "python -m scripts.benchmarks.scaling\n"
+            "python -m scripts.benchmarks.hosts measure=scaling\n"
         )
     )
     whole = SCALING.replace("Decent (AER),ours,aer,16,8", "Decent (Exp),ours,one_peer_exponential,8,4")
@@ -79,7 +80,7 @@ def test_files_are_written_and_what_is_missing_has_its_command(records, capsys):
     assert sorted(path.name for path in Path("out").iterdir()) == [
         f"{name}.{suffix}" for name in ("figure6", "table1") for suffix in ("csv", "md", "tex")
     ]
-    missing = "all rows of ours: no communication.csv: python -m scripts.benchmarks.communication"
+    missing = "all rows of ours: no communication.csv: python -m scripts.benchmarks.hosts measure=averaging"
     assert f"missing: {missing}" in capsys.readouterr().out
     text = Path("out/table1.md").read_text()
     assert f"- {missing}" in text
@@ -99,7 +100,7 @@ def test_communication_has_ratios_to_all_reduce():
     with (RECORDS / "communication.csv").open("a") as file:
         file.write("aer,16,8,2,200,gloo,10,3 x 25 MB,10,1.0,500\n")
     assert missing_records(load_benchmark("table1"), RECORDS) == [
-        "8 hosts x 2, 200 Mbit/s, gloo, 16 workers: no allreduce: python -m scripts.benchmarks.communication"
+        "8 hosts x 2, 200 Mbit/s, gloo, 16 workers: no allreduce: python -m scripts.benchmarks.hosts measure=averaging"
     ]
 
 

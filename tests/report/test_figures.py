@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from common.cli import UsageError
 from common.report.benchmark_tables import load_benchmark
 from common.report.collect import collect
+from common.report.definitions import ROOT
 from common.report.drawing import save
 from common.report.figure_files import Bars, Curves, Lines, Panels, Predictions, Rows, figure_names, load_figure
 from common.report.figures import curves, draw, write_figures
@@ -386,3 +387,14 @@ def test_figure_7_by_its_number(capsys):
     assert "en_fr" not in out
     assert "dadam" not in out
     assert Path("out/figure7.svg").exists()
+
+
+def test_a_record_becomes_a_picture_of_lines(tmp_path: Path) -> None:
+    definition = load_figure("extrapolation")
+    with pytest.raises(UsageError, match=r"extrapolation\.csv is missing; make it with: git show f79a43cc:scripts/"):
+        definition.read(tmp_path)
+    figure = draw_record(definition, definition.read(ROOT / "results" / "benchmarks"))
+    assert "not measured" in figure.get_suptitle()
+    labels = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert labels >= {"all-reduce, complete, aligned", "gossip, one peer exponential between hosts, aligned"}
+    assert [ax.get_ylabel() for ax in figure.axes] == list(definition.values.values())

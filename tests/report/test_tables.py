@@ -8,13 +8,13 @@ import pytest
 
 from common.cli import UsageError
 from common.local_steps import LocalSteps
+from common.planner.steps import simulate_gossip
 from common.report.collect import collect
 from common.report.columns import DEFAULT_COLUMNS
 from common.report.formats import readable
 from common.report.quantities import QUANTITIES
 from common.report.runs import RunError, read_run
 from common.report.tables import build_table
-from common.runtime.steps import simulate_gossip
 from scripts.tables import main
 from tests.report.conftest import make_table
 from tests.report.synthetic import write_run

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from common.cli import UsageError, parse
+from common.cli import UsageError
 from common.report.definitions import ROOT
 from common.report.registry import load_table, table_names
 from slurm.allocation import NOT_FOR_SRUN, Allocation
@@ -80,8 +80,7 @@ def test_a_benchmarks_file_runs_it_on_all_ranks(name: str, program, tmp_path: Pa
     assert done.returncode == 3, done.stderr
     arguments = (tmp_path / "calls").read_text().splitlines()
     module, *keys = arguments[arguments.index("slurm.rank") + 1 :]
-    parsed = parse(import_module(module).BenchArguments, keys, module, "")
-    assert parsed.output == "mine"
+    assert import_module(module).read(keys).output == "mine"
 
 
 @pytest.mark.parametrize("file", sorted(CLUSTERS.iterdir()), ids=lambda file: file.name)

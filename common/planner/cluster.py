@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 
 from common.arguments import Bounds, check_arguments
-from common.runtime.variation import Variation
+from common.planner.variation import Variation
 
 # More pieces would change little: of 32, the first and the last make 6 % of a message. Thousands of workers get fewer,
 # so that they are simulated in seconds.

@@ -1,31 +1,26 @@
-"""Plan before you buy: python -m common.runtime plan hosts=4 workers_per_host=8 compute_ms=40 ... (see --help).
+"""Plan before you buy: python -m common.planner plan hosts=4 workers_per_host=8 compute_ms=40 ... (see --help)."""
 
-On a cluster that you have: torchrun --nnodes 4 --nproc-per-node 8 ... -m common.runtime plan --measure compute_ms=40
-"""
-
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 
 from common.cli import ONE_OR_SEVERAL, Arguments, Text, UsageError, main_function, one_line, parse
 from common.local_steps import Outer, resolve_local_steps
-from common.runtime.cluster import Cluster
-from common.runtime.conditions import CONDITIONS
-from common.runtime.memory import STATE
-from common.runtime.plan import CANDIDATES, Plan, plan, sensitivity
+from common.planner.cluster import Cluster
+from common.planner.conditions import CONDITIONS
+from common.planner.memory import STATE
+from common.planner.plan import CANDIDATES, Plan, plan, sensitivity
 from common.topology import NAMES
 
 MOST_STEPS = 200
-TIMEOUT_S = 300.0  # of a collective
 
 
 class PlanArguments(Arguments):
-    """Command line of common.runtime: `plan`, and the fields of Cluster."""
+    """Command line of common.planner: `plan`, and the fields of Cluster."""
 
     positional = "command"
 
@@ -59,14 +54,6 @@ class PlanArguments(Arguments):
     slow_link: dict[int, float] = Field(
         {}, description="slow_link.HOST=FACTOR: HOST (from 0) has a link FACTOR times slower"
     )
-    measure: bool = Field(
-        False,
-        description="under torchrun: take links, latencies and jitter from this cluster (numbers given by hand take "
-        "precedence)",
-    )
-    tflop: PositiveFloat | None = Field(
-        None, description="with --measure, in place of compute_ms: TFLOP of one GPU's forward and backward"
-    )
     topology: Annotated[tuple[Literal[NAMES], ...], ONE_OR_SEVERAL] = Field(
         CANDIDATES, description=f"one or several ([aer,ring]) of {', '.join(NAMES)}"
     )
@@ -89,7 +76,7 @@ class PlanArguments(Arguments):
     def cluster(self) -> dict[str, Any]:
         """Return the given fields of Cluster."""
         renamed = {"slow_host": "slow_hosts", "slow_link": "slow_links"}
-        others = {"command", "measure", "tflop", "topology", "optimizer"}
+        others = {"command", "topology", "optimizer"}
         others |= {"local_steps", "merge_after", "fragments", "outer", "steps", "uneven", "plot"}
         return {renamed.get(name, name): getattr(self, name) for name in self.model_fields_set - others}
 
@@ -97,14 +84,12 @@ class PlanArguments(Arguments):
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Print the table and the recommendation, draw the picture if asked; exit code 2 and one line on bad input."""
-    description = "Predict the time of a step by all-reduce and by gossip, from numbers given by hand or measured."
-    arguments = parse(PlanArguments, argv, "common.runtime", description)
+    description = "Predict the time of a step by all-reduce and by gossip."
+    arguments = parse(PlanArguments, argv, "common.planner", description)
     try:
-        numbers = _measured(arguments) if arguments.measure else arguments.cluster()
-        if numbers is None:  # another rank prints
-            return 0
+        numbers = arguments.cluster()
         if numbers.get("hosts") is None:
-            raise ValueError("hosts=...: missing; expected the number of machines, or --measure")
+            raise ValueError("hosts=...: missing; expected the number of machines")
         cluster = Cluster(**numbers)
         rounds = {"merge_after": arguments.merge_after, "fragments": arguments.fragments}
         local = resolve_local_steps(None, arguments.local_steps, Outer(**arguments.outer), **rounds)
@@ -160,31 +145,6 @@ def draw(planned: Plan, cluster: Cluster, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
     plt.close(figure)
-
-
-def _measured(arguments: PlanArguments) -> dict[str, Any] | None:
-    """Return the numbers of this cluster, with those given by hand in place of measured ones; None but on rank 0."""
-    given = arguments.cluster()
-    if "RANK" not in os.environ:
-        raise ValueError("--measure: expected to be started by torchrun on every host (RANK is not set)")
-    if (arguments.tflop is None) == ("compute_ms" not in given):
-        raise ValueError(
-            "--measure: expected one of compute_ms and tflop: how long your model computes is not measured"
-        )
-    from common.parallel.collectives import rank
-    from common.parallel.process_groups import process_group
-    from common.runtime.measure import measure
-
-    with process_group(TIMEOUT_S) as device:
-        measured = measure(device)
-        if rank() != 0:
-            return None
-    print("\n".join([*measured.lines(), ""]))
-    numbers = measured.numbers(arguments.tflop)
-    if measured.ranks_per_host % arguments.shards:
-        raise ValueError(f"shards={arguments.shards}: expected a divisor of {measured.ranks_per_host} ranks of a host")
-    numbers["workers_per_host"] = measured.ranks_per_host // arguments.shards
-    return numbers | given
 
 
 if __name__ == "__main__":

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from common.runtime.cluster import Cluster
-from common.runtime.variation import Variation
+from common.planner.cluster import Cluster
+from common.planner.variation import Variation
 
 
 @dataclass(frozen=True)

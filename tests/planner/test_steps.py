@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from common.local_steps import LocalSteps
-from common.runtime import complete, simulate_allreduce, simulate_gossip, simulate_rounds
-from common.runtime.links import allreduce_ms, mb_ms
-from common.runtime.steps import DISCARDED, Update, staggering_pays
+from common.planner import complete, simulate_allreduce, simulate_gossip, simulate_rounds
+from common.planner.links import allreduce_ms, mb_ms
+from common.planner.steps import DISCARDED, Update, staggering_pays
 from common.topology import build
 from common.topology.cost import bytes_leaving_hosts
-from tests.runtime.clusters import cluster
+from tests.planner.clusters import cluster
 
 # -- without jitter: closed forms
 

@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from common.report.benchmark import Benchmark
+from scripts.benchmarks.record import Benchmark
 
 
 def test_writes_table_definitions_and_origin(tmp_path: Path, capsys) -> None:

@@ -19,8 +19,8 @@ from functools import cached_property
 
 import numpy as np
 
-from common.runtime.cluster import Cluster
-from common.runtime.links import NONE, Messages, mb_ms, queue, serve
+from common.planner.cluster import Cluster
+from common.planner.links import NONE, Messages, mb_ms, queue, serve
 from common.topology import Round
 from common.topology.cost import Transport, bytes_leaving_hosts, transport_of
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from common.runtime import allreduce_ms
-from common.runtime.links import queue, serve
-from tests.runtime.clusters import cluster
+from common.planner import allreduce_ms
+from common.planner.links import queue, serve
+from tests.planner.clusters import cluster
 
 
 def test_ring_allreduce_is_the_published_formula() -> None:

@@ -13,13 +13,13 @@ from common.dtensors import local
 from common.local_steps import LocalSteps, Outer
 from common.optim import AccumAdamW
 from common.parallel import DecentralizedDataParallel
-from common.runtime import Cluster
-from common.runtime.memory import rank_memory, sent_mb
-from common.runtime.plan import plan
+from common.planner import Cluster
+from common.planner.memory import rank_memory, sent_mb
+from common.planner.plan import plan
 from common.topology import build
 from tests.distributed.processes import run_processes
 from tests.naming import case
-from tests.runtime.clusters import cluster
+from tests.planner.clusters import cluster
 
 WIDTH, STEPS = 128, 8
 OPTIMIZERS = {

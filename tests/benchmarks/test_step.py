@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -10,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from scripts.benchmarks import parallel as bench_parallel
-from scripts.benchmarks import parallel_table
+from scripts.benchmarks import hosts as bench
+from scripts.benchmarks import tables
+from scripts.benchmarks.arguments import StepArguments
 from scripts.emulate.compute import EmulatedCompute
 from scripts.emulate.program import EmulateArguments, emulated_hosts, run_on
 from tests.scripts.namespaces import needs_namespaces
@@ -29,8 +29,9 @@ ENGINES = {  # (hosts of 2 ranks, engine, topology): payloads that leave a host 
 @pytest.mark.parametrize(("hosts", "engine", "topology"), ENGINES)
 def test_bytes_that_leave_a_host_by_its_interface(tmp_path: Path, hosts: int, engine: str, topology: str) -> None:
     result = tmp_path / "result.json"
-    settings = [f"engine={engine}", f"topology={topology}", "model=digits_resnet", "compute_ms=1", "bucket_mb=0.25"]
-    program = ["-m", "scripts.benchmarks.parallel_engines", *settings, "steps=12", "rounds=3", f"result={result}"]
+    settings = [f"engines={engine}", f"topologies={topology}", "models=digits_resnet", "compute_ms=1", "steps=12"]
+    settings += ["bucket_mb=0.25", "peers_bucket_mb=0.25", "rounds=3", f"rows={result}"]
+    program = ["-m", "scripts.benchmarks.measures", "measure=step", *settings]
     with emulated_hosts(EmulateArguments(hosts=hosts, ranks_per_host=2, mbit_per_s=0)) as cluster:
         assert run_on(cluster, 2, program, limit_s=240) == 0
     (measured,) = json.loads(result.read_text())
@@ -62,7 +63,8 @@ def test_emulated_compute_takes_its_time_and_gives_gradients() -> None:
 
 def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
     def record(engine: str, topology: str, step_ms: float, compute_ms: float = 400, rate: float = 200) -> dict:
-        job = bench_parallel.Measurement(4, 2, rate, "gpt_5m", "even", engine, topology, 2)
+        job = {"hosts": 4, "ranks_per_host": 2, "mbit_per_s": rate, "model": "gpt_5m", "condition": "even"}
+        job |= {"engine": engine, "topology": topology, "bucket_mb": 2}
         more = {
             "bytes_per_host": 12.5e6,
             "waited_ms": None,
@@ -70,9 +72,9 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
             "startup_s": 5.0 + rate,
             "ready_s": None,
         }
-        return vars(job) | more | {"step_ms": step_ms, "compute_ms": compute_ms}
+        return job | more | {"step_ms": step_ms, "compute_ms": compute_ms}
 
-    frame = parallel_table.table(
+    frame = tables.table(
         [
             record("ours", "aer/staggered", 600),
             record("ours", "aer/staggered", 1300, 1200),
@@ -97,21 +99,21 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
     assert ours.exposed_ms[200, 400] == pytest.approx(160)
     assert ours.ratio_to_decent_dp.isna().sum() == 2
     assert frame[frame.engine == "ddp"].ratio_to_decent_dp.isna().all()
-    assert list(parallel_table.fastest(frame)) == [
+    assert list(tables.fastest(frame)) == [
         "gpt_5m, 4x2, 100 Mbit/s, 400 ms: ours is fastest on aer/staggered, 1100 ms a step, 0.250 of DDP's",
         "gpt_5m, 4x2, 200 Mbit/s, 400 ms: ours is fastest on aer/staggered, 600 ms a step, 0.273 of DDP's, "
         "0.600 of decent-dp's on the same topology",
         "gpt_5m, 4x2, 200 Mbit/s, 1200 ms: ours is fastest on aer/staggered, 1300 ms a step, 0.500 of DDP's",
     ]
     # Peak memory: 1,400 and 1,200 MB beside 1,200; the median of 900 and 1,600 beside 1,300. No row knows ready_s.
-    assert list(parallel_table.beside_decent_dp(frame)) == [
+    assert list(tables.beside_decent_dp(frame)) == [
         "gpt_5m, 4x2, 100 Mbit/s, ours: peak memory 1.167, start 1.000 of decent-dp's (medians over topologies)",
         "gpt_5m, 4x2, 100 Mbit/s, ours_torch: peak memory 1.000, start 1.000 of decent-dp's (medians over topologies)",
         "gpt_5m, 4x2, 200 Mbit/s, ours: peak memory 0.962, start 1.000 of decent-dp's (medians over topologies)",
     ]
 
 
-SMALL = ["layouts=2x1", "topologies=torch,complete", "engines=alone,ddp"]
+SMALL = ["measure=step", "layouts=2x1", "topologies=torch,complete", "engines=alone,ddp"]
 
 
 @pytest.fixture
@@ -119,24 +121,25 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[float]]]:
     """(engine, compute_ms) of what was measured, by something that takes no time."""
     calls: list[tuple[str, list[float]]] = []
 
-    def measure(job: bench_parallel.Measurement, compute_ms: Sequence[float], arguments: object) -> list[dict] | None:
-        calls.append((job.engine, list(compute_ms)))
-        if job.model == "gpt_30m":
+    def measure(job: StepArguments) -> list[dict] | None:
+        compute_ms = list(map(float, job.compute_ms.split(",")))
+        calls.append((job.engines, compute_ms))
+        if job.models == "gpt_30m":
             raise KeyboardInterrupt
-        if job.model == "digits_resnet" and job.engine == "ddp":
+        if job.models == "digits_resnet" and job.engines == "ddp":
             return None
         once = {"payload_mb": 25.0, "peak_mb": 300.0, "startup_s": 5.0, "first_step_s": 1.0, "ready_s": 6.0}
         each = {"step_ms_spread": 1.0, "bytes_per_host": 5e6, "waited_ms": None}
         return [{"compute_ms": ms, "step_ms": ms + len(calls), **each, **once} for ms in compute_ms]
 
-    monkeypatch.setattr(bench_parallel, "measure", measure)
-    monkeypatch.setattr(bench_parallel, "end_like_an_interruption", lambda: None)
+    monkeypatch.setattr(bench, "on_emulated_hosts", measure)
+    monkeypatch.setattr(bench, "end_like_an_interruption", lambda: None)
     return calls
 
 
 def test_the_table_keeps_what_was_measured(tmp_path: Path, measured: list, capsys: pytest.CaptureFixture) -> None:
     def run(*settings: str) -> pd.DataFrame:
-        assert bench_parallel.main([*SMALL, *settings, f"output={tmp_path}"]) == 0
+        assert bench.main([*SMALL, *settings, f"output={tmp_path}"]) == 0
         return pd.read_csv(tmp_path / "parallel.csv")
 
     first = run("compute_ms=400")
@@ -148,18 +151,20 @@ def test_the_table_keeps_what_was_measured(tmp_path: Path, measured: list, capsy
     kept = second[second.compute_ms == 400].reset_index(drop=True)
     pd.testing.assert_frame_equal(kept, first)
     page = (tmp_path / "parallel.md").read_text()
-    assert "Made by `python -m scripts.benchmarks.parallel layouts=2x1" in page
+    assert "Made by `python -m scripts.benchmarks.hosts measure=step layouts=2x1" in page
     third = run("compute_ms=1200", "--again")
     assert measured[4:] == [("alone", [1200]), ("ddp", [1200])]
     assert list(third.step_ms) == [401, 402, 1205, 1206]
     # Another command adds to it, and keeps what it measured when it is interrupted or an engine fails.
     with pytest.raises(KeyboardInterrupt):
-        bench_parallel.main([*SMALL, "models=digits_resnet,gpt_30m", "compute_ms=0", f"output={tmp_path}"])
+        bench.main([*SMALL, "models=digits_resnet,gpt_30m", "compute_ms=0", f"output={tmp_path}"])
     after = pd.read_csv(tmp_path / "parallel.csv")
     assert list(after.model) == ["digits_resnet", *["gpt_5m"] * 4]
     pd.testing.assert_frame_equal(after[1:].reset_index(drop=True), third)
-    assert bench_parallel.main([*SMALL, "models=digits_resnet", "compute_ms=0", f"output={tmp_path}"]) == 1
-    assert "failed, left out: Measurement(hosts=2, ranks_per_host=1" in capsys.readouterr().err
+    assert bench.main([*SMALL, "models=digits_resnet", "compute_ms=0", f"output={tmp_path}"]) == 1
+    assert (
+        "failed, left out: hosts=2, ranks_per_host=1, mbit_per_s=200.0, model=digits_resnet" in capsys.readouterr().err
+    )
     assert len(pd.read_csv(tmp_path / "parallel.csv")) == 5
 
 
@@ -176,7 +181,7 @@ def test_the_table_keeps_what_was_measured(tmp_path: Path, measured: list, capsy
 def test_a_table_is_of_one_machine_one_commit_and_one_setting(
     tmp_path: Path, measured: list, capsys: pytest.CaptureFixture, given: str, message: str
 ) -> None:
-    assert bench_parallel.main([*SMALL, f"output={tmp_path}"]) == 0
+    assert bench.main([*SMALL, f"output={tmp_path}"]) == 0
     frame = pd.read_csv(tmp_path / "parallel.csv")
     if given == "machine":
         frame.assign(machine="Abacus, 1 cores").to_csv(tmp_path / "parallel.csv", index=False)
@@ -186,7 +191,7 @@ def test_a_table_is_of_one_machine_one_commit_and_one_setting(
         frame.drop(columns="commit").to_csv(tmp_path / "parallel.csv", index=False)
     before = (tmp_path / "parallel.csv").read_bytes()
     settings = [given] if "=" in given else []
-    assert bench_parallel.main([*SMALL, "compute_ms=800", *settings, f"output={tmp_path}"]) == 2
+    assert bench.main([*SMALL, "compute_ms=800", *settings, f"output={tmp_path}"]) == 2
     assert message in capsys.readouterr().err
     assert (tmp_path / "parallel.csv").read_bytes() == before
     assert len(measured) == 2
@@ -203,6 +208,6 @@ def test_a_table_is_of_one_machine_one_commit_and_one_setting(
 def test_names_are_checked_before_anything_is_measured(
     tmp_path: Path, measured: list, capsys: pytest.CaptureFixture, setting: str, message: str
 ) -> None:
-    assert bench_parallel.main(["layouts=2x1", setting, f"output={tmp_path}"]) == 2
+    assert bench.main(["measure=step", "layouts=2x1", setting, f"output={tmp_path}"]) == 2
     assert message in capsys.readouterr().err
     assert not measured

@@ -1,6 +1,6 @@
 """A cluster whose numbers make arithmetic by hand easy."""
 
-from common.runtime import Cluster
+from common.planner import Cluster
 
 
 def cluster(**changes) -> Cluster:

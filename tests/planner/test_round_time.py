@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from common.runtime import Busy, complete, round_time
-from common.runtime.links import mb_ms
+from common.planner import Busy, complete, round_time
+from common.planner.links import mb_ms
 from common.topology import Round, build
 from common.topology.cost import Transport, bytes_leaving_hosts
-from tests.runtime.clusters import cluster
+from tests.planner.clusters import cluster
 
 
 def arrivals(c, round_, flat=False, launched=None) -> np.ndarray:

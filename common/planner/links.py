@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from common.runtime.cluster import Cluster
+from common.planner.cluster import Cluster
 
 
 def mb_ms(megabytes: float, gbps: float) -> float:

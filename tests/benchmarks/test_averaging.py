@@ -7,12 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from common.parallel import Outer
 from common.report.definitions import ROOT
-from scripts.benchmarks.communication import BenchArguments, conclude, main, topology_of
+from scripts.benchmarks import engines
+from scripts.benchmarks.arguments import AveragingArguments
+from scripts.benchmarks.hosts import main
+from scripts.benchmarks.tables import conclude
 from tests.scripts.namespaces import needs_namespaces
 
-SMALL = ["iterations=2", "tensor_mb=0.5", "tensors=2"]
+SMALL = ["measure=averaging", "iterations=2", "tensor_mb=0.5", "tensors=2"]
 
 
 def rows_of(file: Path) -> dict[str, dict[str, str]]:
@@ -24,7 +29,7 @@ def rows_of(file: Path) -> dict[str, dict[str, str]]:
 def test_under_torchrun(tmp_path: Path) -> None:
     program = [
         "-m",
-        "scripts.benchmarks.communication",
+        "scripts.benchmarks.hosts",
         *SMALL,
         "topologies=allreduce,complete,aer",
         f"output={tmp_path}",
@@ -50,7 +55,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
 def test_on_emulated_hosts_bytes_are_those_of_the_topology(tmp_path: Path) -> None:
     # In another process with its own limit: it removes the hosts even if this test's time is over.
     chosen = ["layouts=2x1", "mbit_per_s=400", "delay_ms=0", "limit_s=150", "topologies=allreduce,one_peer_ring"]
-    command = [sys.executable, "-m", "scripts.benchmarks.communication", *SMALL, *chosen, f"output={tmp_path}"]
+    command = [sys.executable, "-m", "scripts.benchmarks.hosts", *SMALL, *chosen, f"output={tmp_path}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     rows = rows_of(tmp_path / "communication.csv")
@@ -69,18 +74,31 @@ def test_on_emulated_hosts_bytes_are_those_of_the_topology(tmp_path: Path) -> No
     ],
 )
 def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
+    assert main(["measure=averaging", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_topologies_of_rows() -> None:
-    assert topology_of("aer_staggered", 8, 2).name == "aer"
-    assert topology_of("one_peer_ring_between_hosts", 8, 2).round(0).groups[0] == (0, 1, 2, 3)
+def test_topologies_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 8)
+    made: list[tuple] = []
+    monkeypatch.setattr(
+        "common.parallel.DecentralizedDataParallel", lambda *args, **options: made.append((args, options))
+    )
+    engines.gossip(nn.Linear(1, 1), "one_peer_ring/between_hosts/staggered", 2.0, L=2)
+    (((_, topology), options),) = made
+    assert topology.round(0).groups[0] == (0, 1, 2, 3)
+    assert options == {"bucket_mb": 2.0, "timeout_s": engines.TIMEOUT_S, "phases": "staggered"}
+    engines.gossip(nn.Linear(1, 1), "aer/atc/push_sum/10/4", 2.0, L=2)
+    local = {"local_steps": 10, "merge_after": 4, "outer": Outer(lr=0.4, momentum=0.9)}
+    assert made[1][1] == {"bucket_mb": 2.0, "timeout_s": engines.TIMEOUT_S, "order": "atc", "push_sum": True} | local
     with pytest.raises(ValueError, match="one rank each"):
-        topology_of("one_peer_ring_between_hosts", 8, 1)
+        engines.gossip(nn.Linear(1, 1), "one_peer_ring/between_hosts", 2.0, L=1)
 
 
 def test_the_conclusion_names_the_fastest() -> None:
-    place = {"hosts": 4, "ranks_per_host": 2, "mbit_per_s": 200.0}
+    place = {"workers": 8, "hosts": 4, "ranks_per_host": 2, "mbit_per_s": 200.0}
     rows = [place | {"topology": name, "seconds": s} for name, s in (("allreduce", 4.0), ("aer", 1.0), ("ring", 5.0))]
-    assert "4 hosts x 2 at 200 Mbit/s: aer takes 0.25 of all-reduce's time." in conclude(rows, BenchArguments())[0]
+    assert (
+        "4 hosts x 2 at 200 Mbit/s: aer takes 0.25 of all-reduce's time."
+        in conclude(AveragingArguments(measure="averaging"), rows)[0]
+    )

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from common.local_steps import LocalSteps
-from common.runtime.cluster import Cluster
-from common.runtime.conditions import CONDITIONS
-from common.runtime.memory import rank_memory, sent_mb
-from common.runtime.round_time import complete
-from common.runtime.steps import (
+from common.planner.cluster import Cluster
+from common.planner.conditions import CONDITIONS
+from common.planner.memory import rank_memory, sent_mb
+from common.planner.round_time import complete
+from common.planner.steps import (
     Phases,
     Times,
     simulate_allreduce,

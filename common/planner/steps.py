@@ -12,9 +12,9 @@ from typing import Literal
 import numpy as np
 
 from common.local_steps import LocalSteps
-from common.runtime.cluster import Cluster
-from common.runtime.links import allreduce_ms
-from common.runtime.round_time import Busy, RoundTime, round_time
+from common.planner.cluster import Cluster
+from common.planner.links import allreduce_ms
+from common.planner.round_time import Busy, RoundTime, round_time
 from common.topology import Round, Topology
 from common.topology.cost import bytes_leaving_hosts
 from common.topology.phases import staggered

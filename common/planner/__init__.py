@@ -1,9 +1,9 @@
 """Prediction of the time of a step on a cluster, by all-reduce and by gossip, before anything runs there."""
 
-from common.runtime.cluster import Cluster
-from common.runtime.links import allreduce_ms
-from common.runtime.round_time import Busy, complete, round_time
-from common.runtime.steps import Times, simulate_allreduce, simulate_gossip, simulate_rounds
+from common.planner.cluster import Cluster
+from common.planner.links import allreduce_ms
+from common.planner.round_time import Busy, complete, round_time
+from common.planner.steps import Times, simulate_allreduce, simulate_gossip, simulate_rounds
 
 __all__ = [
     "Busy",
