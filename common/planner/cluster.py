@@ -1,13 +1,13 @@
 """The runtime model's description of a cluster and of what is trained on it."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
 
 from common.arguments import Bounds, check_arguments
-from common.planner.variation import Variation
 
 # More pieces would change little: of 32, the first and the last make 6 % of a message. Thousands of workers get fewer,
 # so that they are simulated in seconds.
@@ -21,6 +21,39 @@ Size = Annotated[float, Bounds(1e-9, 1e9)]  # MB
 Rate = Annotated[float, Bounds(1e-6, 1e9)]  # Gbit/s
 Duration = Annotated[float, Bounds(0, 1e9)]  # ms or us
 Factor = Annotated[float, Bounds(1e-6, 1e6)]
+
+
+class Variation:
+    """Compute times of a worker, as multiples of the usual one; what is emulated and what is predicted draw alike.
+
+    Equal seeds give equal times.
+
+    jitter:       standard deviation of their logarithm (lognormal, the mean is 1)
+    stall_share:  share of the steps that stall, each on its own
+    stall_factor: how many times longer these take
+    factor:       of all steps
+    seed:         such as (seed, worker)
+    """
+
+    def __init__(
+        self,
+        jitter: float = 0.0,
+        stall_share: float = 0.0,
+        stall_factor: float = 1.0,
+        factor: float = 1.0,
+        *,
+        seed: Sequence[int],
+    ) -> None:
+        self._jitter, self._factor = jitter, factor
+        self._stall_share, self._stall_factor = stall_share, stall_factor
+        # Of their own, so that many steps at once draw what as many single steps draw.
+        self._normal, self._uniform = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(2))
+
+    def draw(self, steps: int = 1) -> np.ndarray:
+        """Return the multiples of the next steps, [steps]."""
+        times = self._factor * np.exp(self._jitter * self._normal.standard_normal(steps) - self._jitter**2 / 2)
+        times[self._uniform.random(steps) < self._stall_share] *= self._stall_factor
+        return times
 
 
 @dataclass(frozen=True)

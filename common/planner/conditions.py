@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from common.planner.cluster import Cluster
-from common.planner.variation import Variation
+from common.planner.cluster import Cluster, Variation
 
 
 @dataclass(frozen=True)

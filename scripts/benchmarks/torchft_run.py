@@ -20,6 +20,7 @@ from common.training.stream import Stream
 from common.training.task import load_task
 from scripts.benchmarks.timed.task import Note, Notes
 
+MODULE = "scripts.benchmarks.torchft_run"
 TIMEOUT = timedelta(seconds=30)
 
 
@@ -30,7 +31,7 @@ def main(workers: int, lighthouse_ms: int, overrides: list[str]) -> None:
     patience = dict.fromkeys(("heartbeat_timeout_ms", "join_timeout_ms"), lighthouse_ms) if lighthouse_ms else {}
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=2, **patience)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torchft", "cnn.task", "sklearn.datasets", "sklearn.model_selection", __name__])
+    context.set_forkserver_preload(["torchft", "cnn.task", "sklearn.datasets", "sklearn.model_selection", MODULE])
     running: dict[int, multiprocessing.process.BaseProcess] = {}
     while True:
         for rank in range(workers):
