@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 ffcv_packages="build-essential pkg-config libopencv-dev libturbojpeg0-dev"
-hosts_packages="iproute2 iptables"  # for scripts/emulate.py, which only root can use
+hosts_packages="iproute2 iptables"  # for scripts/emulate, which only root can use
 stamp=.venv/.installed
 
 can_compile_ffcv() {

@@ -23,8 +23,8 @@ from pydantic import BeforeValidator, Field
 from common.cli import Text, UsageError, command_of, main_function, nearest, parse
 from common.experiments.tables import Cell, Table, load_table
 from common.training.records import LARGEST_SEED
-from scripts.making import INTERRUPTED, make, print_plan, state_of
-from scripts.submitting import FollowUp, LauncherArguments, submit_missing
+from scripts.lib.making import INTERRUPTED, make, print_plan, state_of
+from scripts.lib.submitting import FollowUp, LauncherArguments, submit_missing
 
 MODULE = "scripts.reproduce"
 # One name or several: rows=a, rows=a,b, rows=[a,b].

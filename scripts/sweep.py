@@ -36,8 +36,8 @@ from common.report.choices import Method, edges, read_methods
 from common.report.power import DEFINITIONS, power_frame
 from common.report.sweep_files import LEFT, sweep_frame, write_sweep
 from common.report.tables import format_texts, missing_summary
-from scripts.making import INTERRUPTED, make, print_plan, settled, state_of
-from scripts.submitting import FollowUp, LauncherArguments, submit_missing
+from scripts.lib.making import INTERRUPTED, make, print_plan, settled, state_of
+from scripts.lib.submitting import FollowUp, LauncherArguments, submit_missing
 
 MODULE = "scripts.sweep"
 

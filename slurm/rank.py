@@ -1,6 +1,6 @@
 """One rank of a job: python -m MODULE, but a run that was saved and stopped ends with exit code 0.
 
-    torchrun ... -m slurm.rank MODULE [arguments ...]        MODULE: cnn.train, scripts.benchmarks.scaling, ...
+    torchrun ... -m slurm.rank MODULE [arguments ...]        MODULE: cnn.train, scripts.benchmarks.hosts, ...
 
 Of a run that goes on when workers die, it is a node's agent, which starts the workers.
 

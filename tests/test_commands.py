@@ -100,6 +100,10 @@ def check_tool(module: str, arguments: list[str]) -> None:
     if not arguments or arguments == ["--help"]:
         return
     loaded = importlib.import_module(f"{module}.__main__" if package.submodule_search_locations else module)
+    loaded = importlib.import_module(loaded.main.__module__)
+    if module == "scripts.benchmarks.hosts":
+        loaded.read(arguments)
+        return
     (kind,) = (
         value
         for value in vars(loaded).values()
@@ -134,6 +138,9 @@ def check_job(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return check_run(arguments[0], arguments[1:])
     started = re.search(r"exec python -m ([\w.]+) (.*?)\"\$@\"(.*)", text, re.DOTALL)
     assert started is not None, f"{file.name}: starts no command with its arguments"
+    if file.name == "table.sbatch":
+        table, *arguments = arguments
+        return check_tool(started[1], [*shlex.split(started[2].replace("$table", table)), *arguments])
     if started[1].startswith("scripts."):
         return check_tool(started[1], [*shlex.split(started[2]), *arguments, *shlex.split(started[3])])
     return None
@@ -145,7 +152,7 @@ def test_a_command_that_would_be_refused_is_found(monkeypatch: pytest.MonkeyPatc
         "torchrun --nproc-per-node 4 -m cnn.train workers.count=3",
         "python -m cnn.train -m seed=1,2 training.steps=-1",
         "python -m scripts.reproduce table=table3 row=x",
-        "sbatch slurm/table3.sbatch rows=nothing",
+        "sbatch slurm/table.sbatch table3 rows=nothing",
         "sbatch --nodes=2 slurm/train.sbatch cnn experimnt=quickstart",
         "python -m common.topology ring world_size=four",
     ]

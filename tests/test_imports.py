@@ -74,11 +74,13 @@ def test_common_imports_no_task_and_tasks_no_other() -> None:
 
 def test_what_makes_runs_needs_nothing_that_shows_them() -> None:
     needs = {
-        name for name in graph() if name.startswith(("common.experiments", "scripts.making", "scripts.submitting"))
+        name
+        for name in graph()
+        if name.startswith(("common.experiments", "scripts.lib.making", "scripts.lib.submitting"))
     }
     assert not [f"{name} -> {other}" for name in needs for other in graph()[name] if other.startswith("common.report")]
     code = """
-import sys, common.experiments.load, scripts.making, slurm.submit
+import sys, common.experiments.load, scripts.lib.making, slurm.submit
 sys.exit(", ".join({"matplotlib", "scipy", "torch"} & {*sys.modules}) or 0)
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)

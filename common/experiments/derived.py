@@ -9,8 +9,8 @@ import pandas as pd
 
 from common.experiments.runs import FinishedRun, RunError
 from common.local_steps import resolve_local_steps
-from common.runtime.cluster import Cluster
-from common.runtime.steps import simulate_allreduce, simulate_gossip
+from common.planner.cluster import Cluster
+from common.planner.steps import simulate_allreduce, simulate_gossip
 from common.topology import Transport, build, bytes_sent, transport_of
 from common.topology.cost import bytes_leaving_hosts
 

@@ -306,7 +306,7 @@ _ALL = (
     ),
     Quantity(
         "predicted_step_ms",
-        f"predicted, not measured: time of a step in ms by the runtime model (common.runtime) on the run's hosts and "
+        f"predicted, not measured: time of a step in ms by the runtime model (common.planner) on the run's hosts and "
         f"workers, with {ASSUMED}",
         ".1f",
         predicted_step_ms,

@@ -21,7 +21,7 @@ from common.experiments.overrides import Override, meaning, parse_override
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import Target
 from common.experiments.sweeps import RATE, Axes, Sweep
-from common.runtime.conditions import CONDITIONS
+from common.planner.conditions import CONDITIONS
 
 PAPER = ROOT / "results" / "paper"
 

@@ -29,8 +29,8 @@ from common.flat import Bucket, FlatVector, cut
 from common.optim import AccumAdamW, Hyper, decay_groups
 from common.optim.compiled import Vectors, fused_kernel, update_compiled
 from common.optim.flat_state import Incoming
-from common.report.benchmark import Benchmark
 from gpt2.model import GPT2, Shape
+from scripts.benchmarks.record import Benchmark
 
 MODULE = "scripts.benchmarks.optimizer"
 WINDOW = 4  # steps of a window of accumulated Adam; a round is one window

@@ -20,14 +20,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
-from common.report.benchmark import Benchmark
-from scripts.benchmarks.timed.notes import Note, read_notes
+from scripts.benchmarks.record import Benchmark
+from scripts.benchmarks.timed.task import Note, read_notes
 
 MODULE = "scripts.benchmarks.recovery"
 COLUMNS = {
@@ -76,14 +77,14 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("--torchft: it is not installed; `make env` does that on Linux on x86-64")
     n = arguments.workers
     training = [*TRAIN, f"workers.count={n}", f"training.batch_size={32 * n}", f"topology={arguments.topology}"]
-    peer = [*TORCHFT, f"workers={n}", f"overrides=[{','.join([*MODEL, f'training.batch_size={32 * n}'])}]"]
     ways: dict[str, Callable[[], dict[str, float]]] = {
         "elastic": lambda: outlive(arguments, [*training, *ELASTIC, f"elastic.restarts={arguments.kills}"]),
         "restart": lambda: restart(arguments, training),
     }
     if arguments.torchft:
-        ways["torchft"] = lambda: outlive(arguments, peer)
-        ways[f"torchft, {PATIENCE_MS} ms"] = lambda: outlive(arguments, [*peer, f"patience_ms={PATIENCE_MS}"])
+        for name, milliseconds in ("torchft", 0), (f"torchft, {PATIENCE_MS} ms", PATIENCE_MS):
+            peer = [*TORCHFT, str(n), str(milliseconds), *MODEL, f"training.batch_size={32 * n}"]
+            ways[name] = partial(outlive, arguments, peer)
     benchmark = Benchmark("recovery", "Recovery from the death of a worker", COLUMNS, FORMATS)
     rows = []
     for how, measure in ways.items():

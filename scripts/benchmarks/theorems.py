@@ -31,8 +31,8 @@ from tqdm import tqdm
 
 from common.cli import Arguments, Text, command_of, main_function, parse
 from common.optim.functional import Hyper, update_one
-from common.report.benchmark import Benchmark
 from common.topology import build
+from scripts.benchmarks.record import Benchmark
 
 MODULE = "scripts.benchmarks.theorems"
 Array = NDArray[np.float64]

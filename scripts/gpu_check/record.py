@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from common.report.benchmark import Benchmark
 from common.training.environment import now
+from scripts.benchmarks.record import Benchmark
 
 NAME = "gpu_check"
 COLUMNS = {

@@ -3,11 +3,16 @@
 import traceback
 from pathlib import Path
 
-from scripts.benchmarks.loop import STEPS_ONLY, write_random_tokens
+import numpy as np
+
+from gpt2.token_files import DTYPE, FORMAT, HEADER, SPLITS, Header
 from scripts.gpu_check.outcome import Machine
 
 ROOT = str(Path(__file__).resolve().parents[2])
 VOCABULARY = 50304
+TOKENS = 1_000_000
+# Nothing but steps: no evaluation, no checkpoint, no progress bar.
+STEPS_ONLY = ["evaluation.every=1000000", "training.checkpoint_every=null", "logging.progress=false"]
 GPT2_SIZES = {
     "cuda": ["model=gpt2_small", "training.batch_size=16"],
     "cpu": ["model.layers=2", "model.width=32", "model.heads=2", "model.context=32", "training.batch_size=4"],
@@ -27,6 +32,30 @@ def steps_only(task: str, machine: Machine, folder: str, steps: int) -> list[str
         write_random_tokens(data, VOCABULARY)
         arguments += [f"data.folder={data}", f"model.vocabulary={VOCABULARY}", *GPT2_SIZES[machine.device]]
     return arguments
+
+
+def write_random_tokens(folder: Path, vocabulary: int) -> None:
+    """Write a folder as gpt2.prepare leaves it, unless it exists."""
+    if folder.exists():
+        return
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for split in SPLITS:
+        (folder / f"{split}.bin").write_bytes(random.integers(vocabulary, size=TOKENS).astype(DTYPE).tobytes())
+    header = Header(
+        format=FORMAT,
+        encoding="bytes",
+        vocabulary_size=vocabulary,
+        end_of_text=vocabulary - 1,
+        largest_token=vocabulary - 1,
+        tokens=dict.fromkeys(SPLITS, TOKENS),
+        documents=dict.fromkeys(SPLITS, 1),
+        unigram_entropy=float(np.log(vocabulary)),
+        source="random",
+        split={"fraction": 0.5, "seed": 0},
+        inputs={"files": 0, "bytes": 0, "sha256": ""},
+    )
+    (folder / HEADER).write_text(header.to_json())
 
 
 def own_line(error: BaseException) -> str:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from scripts.benchmarks import recovery
-from scripts.benchmarks.timed.notes import read_notes
+from scripts.benchmarks.timed.task import read_notes
 
 
 def note(folder: Path, pid: int, *steps: tuple[float, int, int]) -> None:
@@ -54,7 +54,7 @@ def test_a_kill_is_outlived_and_restarted_from(
     outlive = recovery.outlive
 
     def once(arguments: recovery.BenchArguments, program: list[str]) -> dict[str, float]:
-        patient = "scripts.benchmarks.torchft_run" in program and not program[-1].startswith("patience_ms=")
+        patient = program[:4] == [*recovery.TORCHFT, "3", "0"]
         return recovery.summary([1.0], [2.0], 0.1, 0.5) if patient else outlive(arguments, program)
 
     monkeypatch.setattr(recovery, "outlive", once)

@@ -14,12 +14,16 @@ from torch import nn
 
 from common.cli import UsageError
 from common.experiments.definitions import ROOT
+from common.planner.cluster import Cluster
+from common.planner.conditions import CONDITIONS, Condition
 from common.report.published import load_published
-from common.runtime.cluster import Cluster
-from common.runtime.conditions import CONDITIONS, Condition
-from scripts.benchmarks import emulated_compute
-from scripts.benchmarks.emulated_compute import EmulatedCompute, Waiter
-from scripts.benchmarks.scaling import SGP, BenchArguments, Layers, conclude, main, workload
+from scripts.benchmarks.arguments import ScalingArguments
+from scripts.benchmarks.engines import Layers
+from scripts.benchmarks.hosts import main
+from scripts.benchmarks.measures import share_of_batch
+from scripts.benchmarks.tables import SGP, conclude
+from scripts.emulate import compute as emulated_compute
+from scripts.emulate.compute import EmulatedCompute, Waiter
 
 
 class Clock:
@@ -106,17 +110,19 @@ def test_what_is_emulated_is_what_is_predicted(
 @pytest.mark.parametrize(("rank", "compute_s"), [(1, 0.1), (2, 0.15), (3, 0.15)])
 def test_a_slow_host_waits_longer(rank: int, compute_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, rank)
-    arguments = BenchArguments(compute_ms=400, slow_host="2@1.5")
-    module, compute = workload(arguments, torch.device("cpu"), ranks_per_host=2)
+    arguments = ScalingArguments(measure="scaling", compute_ms=400, slow_host="2@1.5")
+    module, compute = share_of_batch(arguments, torch.device("cpu"), L=2)
     assert compute == "wait of 100 ms, host 2 1.5 times slower"
     assert waits(module, 2, monkeypatch) == pytest.approx(compute_s)
     with pytest.raises(UsageError, match="slow_host=3@2: expected a host from 1 to 2"):
-        workload(BenchArguments(slow_host="3@2"), torch.device("cpu"), ranks_per_host=2)
+        share_of_batch(ScalingArguments(measure="scaling", slow_host="3@2"), torch.device("cpu"), L=2)
 
 
 def test_real_computing_divides_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, rank=0)
-    module, compute = workload(BenchArguments(compute_ms=0, samples=10, payload_mb=0.32), torch.device("cpu"), 2)
+    module, compute = share_of_batch(
+        ScalingArguments(measure="scaling", compute_ms=0, samples=10, payload_mb=0.32), torch.device("cpu"), 2
+    )
     assert compute == "8 linear layers, 3 samples"
     assert module.inputs.shape == (3, 100)
     module().backward()
@@ -137,7 +143,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     chosen = ["methods=allreduce,sgp_exp,decent_exp,decent_aer,decent_exp_between_hosts"]
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         "-m", "scripts.benchmarks.scaling", *small, *chosen],
+         "-m", "scripts.benchmarks.hosts", "measure=scaling", *small, *chosen],
         cwd=ROOT, capture_output=True, text=True, timeout=600, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -158,7 +164,8 @@ def test_speed_ups_are_of_equal_layouts() -> None:
         place | {"workers": workers, "method": method, "step_ms": ms}
         for workers, method, ms in ((4, "AllReduce", 90.0), (4, "Decent (AER)", 60.0), (8, "AllReduce", 50.0))
     ]
-    paragraphs = conclude(rows, BenchArguments(methods="allreduce,decent_aer,sgp_exp"))
+    arguments = ScalingArguments(measure="scaling", methods="allreduce,decent_aer,sgp_exp")
+    paragraphs = conclude(arguments, rows)
     assert paragraphs[1] == "Times as fast as all-reduce: 4 workers: Decent (AER) 1.50."
     assert paragraphs[2].endswith("SGP (Exp).")
 
@@ -181,5 +188,5 @@ def test_what_is_said_of_the_published_sgp() -> None:
     ],
 )
 def test_bad_arguments(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
+    assert main(["measure=scaling", *arguments]) == 2
     assert message in capsys.readouterr().err

@@ -12,7 +12,7 @@ from common.experiments.collect import collect
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import RunError, read_run
 from common.local_steps import LocalSteps
-from common.runtime.steps import simulate_gossip
+from common.planner.steps import simulate_gossip
 from tests.experiments.conftest import make_table
 from tests.experiments.synthetic import write_run
 

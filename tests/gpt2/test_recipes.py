@@ -13,8 +13,8 @@ from common.experiments.definitions import ROOT
 from common.experiments.table_file import Row
 from common.experiments.tables import Table, load_table
 from common.optim import decay_groups
-from common.runtime import Cluster
-from common.runtime.memory import rank_memory
+from common.planner import Cluster
+from common.planner.memory import rank_memory
 from common.training.compose import CONFIGS, compose_config
 from common.training.optimization import build_optimizer, build_schedule
 from gpt2.config import Gpt2Config
@@ -105,9 +105,9 @@ def test_the_largest_model_differs_from_the_recipe_in_size_and_shards_only() -> 
 
 
 def test_the_memory_that_is_asked_for_is_that_of_the_largest_model() -> None:
-    """The command in slurm/gpt2_xl.sbatch has the recipe's numbers, and what it says is what it predicts."""
-    text = (ROOT / "slurm" / "gpt2_xl.sbatch").read_text()
-    (command,) = re.findall(r"^#   python -m common.runtime plan (.*)$", text, re.MULTILINE)
+    """The command in the table's definition has the recipe's numbers, and what it says is what it predicts."""
+    text = (ROOT / "results" / "definitions" / "tables" / "gpt2_xl.yaml").read_text()
+    (command,) = re.findall(r"^#   python -m common.planner plan (.*)$", text, re.MULTILINE)
     given = dict(argument.split("=") for argument in command.split())
     config = compose("experiment=gpt2/xl_aer")
     payload_mb = 4 * parameter_count(config.model.shape) / 1e6

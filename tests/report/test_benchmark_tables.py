@@ -67,7 +67,7 @@ def test_files_are_written_and_a_missing_record_has_its_command(records, capsys)
     assert {path.name for path in Path("out").iterdir()} == {
         "figure6.csv", "figure6.md", "table1.csv", "table1.md", "table1.tex",
     }  # fmt: skip
-    missing = "all rows of ours: no communication.csv: python -m scripts.benchmarks.communication"
+    missing = "all rows of ours: no communication.csv: python -m scripts.benchmarks.hosts measure=averaging"
     assert f"missing: {missing}" in capsys.readouterr().out
     text = Path("out/table1.md").read_text()
     assert text.endswith(f"\n## Missing\n\n- {missing}\n")

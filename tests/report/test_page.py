@@ -7,9 +7,9 @@ from urllib.parse import unquote
 import pytest
 
 from common.experiments.definitions import ROOT
-from common.report.benchmark import Benchmark
 from common.report.figures import Curves, figure_names, load_figure
 from common.report.page import _told, sections_of
+from scripts.benchmarks.record import Benchmark
 from scripts.report import main
 from tests.experiments.synthetic import write_run
 
@@ -83,7 +83,7 @@ def test_a_timed_table_before_its_runs_and_a_figure_before_its_record(monkeypatc
     assert main(["output=report.html", "runs=none"]) == 0
     page = Page(Path("report.html").read_text())
     assert "allreduce mbit_25 seed 9: not run yet: python -m scripts.emulate hosts=4 ranks_per_host=2" in page.text
-    assert "python -m scripts.benchmarks.extrapolation" in page.text
+    assert "git show f79a43cc:scripts/benchmarks/extrapolation.py" in page.text
     assert page.images == []
 
 

@@ -13,7 +13,7 @@ from common.cli import UsageError
 from common.experiments.collect import collect
 from common.experiments.tables import Table, load_table
 from common.report.tables import build_table, readable
-from scripts.making import make
+from scripts.lib.making import make
 from tests.experiments.conftest import CONTENT, make_table
 from tests.experiments.synthetic import write_run
 

@@ -13,7 +13,8 @@ import pytest
 
 from common.cli import UsageError
 from common.experiments.definitions import ROOT
-from scripts import emulate, namespaces
+from scripts.emulate import namespaces
+from scripts.emulate import program as emulate
 from tests.scripts.namespaces import needs_namespaces
 
 # Rank 0 sends 4 bytes, then 2 MB to rank 1 and gets 4 bytes back, REPEATS times; prints the seconds of the fastest.

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from common.cli import UsageError
-from common.runtime.conditions import CONDITIONS
+from common.planner.conditions import CONDITIONS
 from common.training.compose import compose_config
 from common.training.task import load_task
-from scripts import emulate
-from scripts.benchmarks.emulated_compute import Waiter
-from scripts.emulate import EmulateArguments, slowed
-from scripts.slowed import Waits
+from scripts.emulate import program as emulate
+from scripts.emulate.compute import Waiter
+from scripts.emulate.program import EmulateArguments, slowed
+from scripts.emulate.slowed import Waits
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_gradients_are_ready_after_their_waits(wanted: list[float]) -> None:
 
 def test_only_a_task_can_be_slowed() -> None:
     arguments = EmulateArguments(compute_ms=10, run="-m cnn.train seed=1")
-    assert slowed(arguments) == ["-m", "scripts.slowed", "cnn.train", "seed=1"]
+    assert slowed(arguments) == ["-m", "scripts.emulate.slowed", "cnn.train", "seed=1"]
     assert json.loads(emulate.described(arguments)["EMULATED_HOSTS"])["compute_ms"] == 10
     assert slowed(EmulateArguments(run="a.py b")) == ["a.py", "b"]
     with pytest.raises(UsageError, match=r'run="a\.py b" with compute_ms: expected a task'):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from common.cli import UsageError, parse
+from common.cli import UsageError
 from common.experiments.definitions import ROOT
 from common.experiments.tables import load_table, table_names
 from slurm.allocation import NOT_FOR_SRUN, Allocation
@@ -22,7 +22,6 @@ from slurm.options import CLUSTERS, SbatchOptions
 from slurm.starts import read
 from tests.slurm.fakes import VARIABLES, attempt
 
-TABLE_FILES = {file.stem: file for file in sorted((ROOT / "slurm").glob("*.sbatch")) if "reproduce" in file.read_text()}
 BENCHMARK_FILES = ("table1", "figure6")
 
 
@@ -31,35 +30,31 @@ def options(file: Path) -> list[str]:
     return re.findall(r"^#SBATCH (--\S+)$", file.read_text(), re.MULTILINE)
 
 
-def test_every_table_for_a_cluster_has_a_file() -> None:
-    tables = {name for name in table_names() if load_table(name).cluster is not None}
-    assert set(TABLE_FILES) == tables == {
-        "table2", "table3", "gpt2", "gpt2_xl", "exponential", "exponential_methods", "exponential_cifar10",
-        "figure6_runs", "imagenet", "transformer_4_gpus",
-    }  # fmt: skip
+def test_the_readme_has_every_table_for_a_cluster() -> None:
+    text = (ROOT / "slurm" / "README.md").read_text()
+    parts = re.findall(r"^\| `sbatch slurm/table.sbatch (\w+)` .* `rows=(\S+) seeds=(\S+)` \|$", text, re.MULTILINE)
+    assert {name for name, _, _ in parts} == {name for name in table_names() if load_table(name).cluster is not None}
+    for name, rows, seeds in parts:
+        known = {cell.row.name for cell in load_table(name).cells(Path("runs"))}
+        assert {row.split("/")[0] for row in rows.split(",")} <= known
+        assert set(map(int, seeds.split(","))) <= set(load_table(name).seeds)
 
 
-@pytest.mark.parametrize("name", TABLE_FILES)
-def test_a_tables_file_asks_for_one_task_and_submits_the_table(name: str) -> None:
-    asked = dict(option.split("=") for option in options(TABLE_FILES[name]))
-    assert asked.pop("--output") == "slurm-%x-%j.log"
-    assert asked == {"--job-name": f"{name}-submit", "--nodes": "1", "--ntasks": "1", "--time": "15"}
-    text = TABLE_FILES[name].read_text()
-    assert text.endswith(f'\nexec python -m scripts.reproduce table={name} launcher=slurm "$@"\n')
-    table = load_table(name)
-    (part,) = re.findall(rf"^#   sbatch slurm/{name}.sbatch rows=(\S+) seeds=(\S+) ", text, re.MULTILINE)
-    known = {cell.row.name for cell in table.cells(Path("runs"))}
-    assert {row.split("/")[0] for row in part[0].split(",")} <= known
-    assert set(map(int, part[1].split(","))) <= set(table.seeds)
+def test_the_job_that_submits_a_table_is_small() -> None:
+    asked = {"--job-name=table-submit", "--nodes=1", "--ntasks=1", "--time=15", "--output=slurm-%x-%j.log"}
+    assert set(options(ROOT / "slurm" / "table.sbatch")) == asked
+    environment = {"PATH": os.environ["PATH"], "SLURM_SUBMIT_DIR": str(ROOT)}
+    done = subprocess.run(["bash", ROOT / "slurm" / "table.sbatch"], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: which table? for instance: sbatch slurm/table.sbatch table3\n")
 
 
-def test_a_tables_file_runs_scripts_reproduce(tmp_path: Path, program) -> None:
-    """Nodes follow from the row: 4 GPUs on each, 8 where there are 64."""
+def test_nodes_follow_from_the_row_of_a_table(tmp_path: Path, program) -> None:
+    """4 GPUs on each, 8 where there are 64."""
     program("squeue", "")
     path = f"{tmp_path}/bin:{Path(sys.executable).parent}:/usr/bin:/bin"
     environment = {"PATH": path, "VENV": "", "SLURM_SUBMIT_DIR": str(ROOT)}
     rows = "rows=allreduce_8,sgp_32,decent_aer_64"
-    command = ["bash", "slurm/figure6_runs.sbatch", rows, "seeds=2", f"runs={tmp_path}", "--dry-run"]
+    command = ["bash", "slurm/table.sbatch", "figure6_runs", rows, "seeds=2", f"runs={tmp_path}", "--dry-run"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     lines = [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith("#")]
@@ -85,8 +80,7 @@ def test_a_benchmarks_file_runs_it_on_all_ranks(name: str, program, tmp_path: Pa
     assert done.returncode == 3, done.stderr
     arguments = (tmp_path / "calls").read_text().splitlines()
     module, *keys = arguments[arguments.index("slurm.rank") + 1 :]
-    parsed = parse(import_module(module).BenchArguments, keys, module, "")
-    assert parsed.output == "mine"
+    assert import_module(module).read(keys).output == "mine"
 
 
 @pytest.mark.parametrize("file", sorted(CLUSTERS.iterdir()), ids=lambda file: file.name)

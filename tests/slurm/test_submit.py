@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from common.experiments.tables import Cell, Table, load_table
+from scripts.lib.submitting import missing_data
 from scripts.reproduce import main
-from scripts.submitting import missing_data
 from slurm.queue import ended, folder, not_begun, submitted
 from slurm.submit import sized
 from tests.slurm.fakes import VARIABLES, started
@@ -180,7 +180,7 @@ def test_rows_and_seeds_are_submitted_by_their_number_of_nodes(tmp_path: Path, c
 def test_a_job_that_submits_hands_on_its_account_but_not_its_own_size(
     table: Table, calls: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As slurm/<table>.sbatch does."""
+    """As slurm/table.sbatch does."""
     own = VARIABLES | {"SLURM_MEM_PER_NODE": "1000", "SLURM_JOB_ACCOUNT": "physics", "SLURM_JOB_PARTITION": "gpu"}
     for name, value in (own | {"SLURM_CONF": "/etc/mine.conf"}).items():
         monkeypatch.setenv(name, value)
@@ -246,7 +246,7 @@ def test_commands_are_shown_where_no_slurm_answers(
     for name in ("squeue", "sacct", "scontrol"):
         program(name, squeue, raw=True)
     started(next(table.cells(Path("runs"))).run_dir, "7")
-    monkeypatch.setattr("scripts.submitting.DRY_RUN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("scripts.lib.submitting.DRY_RUN_TIMEOUT_S", 0.5)
     monkeypatch.setattr("slurm.queue.TIMEOUT_S", 0.5)
     begin = time.monotonic()
     commands, comment = commands_of(table, capsys)

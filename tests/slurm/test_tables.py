@@ -71,15 +71,13 @@ def test_a_sweep_goes_on_by_itself_until_the_values_are_chosen(slurm: Slurm, tmp
 def test_a_part_of_a_table_is_trained_and_the_table_is_built_from_what_did_not_fail(
     slurm: Slurm, tmp_path: Path
 ) -> None:
-    """sbatch slurm/<table>.sbatch rows=... seeds=..., then the same from outside of a job."""
+    """sbatch slurm/table.sbatch TABLE rows=... seeds=..., then the same from outside of a job."""
     copy = with_table(tmp_path, TABLE)
-    text = (copy / "slurm" / "table3.sbatch").read_text()
-    (copy / "slurm" / "jobs.sbatch").write_text(text.replace("table=table3", "table=jobs"))
     part = ["seeds=2", "sbatch=--ntasks-per-node=2", f"runs={tmp_path}/runs"]
 
     def submit(*arguments: str) -> str:
         """Submit from the copy's root; return the job's id."""
-        return slurm.sbatch("--partition=spot", "slurm/jobs.sbatch", *arguments, folder=copy)
+        return slurm.sbatch("--partition=spot", "slurm/table.sbatch", "jobs", *arguments, folder=copy)
 
     def call(*more: str) -> str:
         command = [sys.executable, "-m", "scripts.reproduce", "table=jobs", "launcher=slurm", "rows=good,bad", *part]

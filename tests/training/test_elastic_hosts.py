@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from common.experiments.definitions import ROOT
-from scripts.emulate import EmulateArguments, emulated_hosts
-from scripts.namespaces import Host, ip
+from scripts.emulate.namespaces import Host, ip
+from scripts.emulate.program import EmulateArguments, emulated_hosts
 from tests.ports import free_port
 from tests.scripts.namespaces import needs_namespaces
 from tests.training.replay import membership_rows

@@ -1,4 +1,4 @@
-"""fairseq's model and beam search with the weights of ours, to compare with: for tests and benchmarks only."""
+"""fairseq's model and beam search with the weights of ours, to compare with."""
 
 from types import SimpleNamespace
 from typing import Any

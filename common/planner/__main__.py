@@ -1,0 +1,151 @@
+"""Plan before you buy: python -m common.planner plan hosts=4 workers_per_host=8 compute_ms=40 ... (see --help)."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pandas as pd
+from pydantic import Field
+
+from common.cli import ONE_OR_SEVERAL, Arguments, Text, UsageError, main_function, one_line, parse
+from common.local_steps import Outer, resolve_local_steps
+from common.planner.cluster import Cluster
+from common.planner.conditions import CONDITIONS
+from common.planner.memory import STATE
+from common.planner.plan import CANDIDATES, Plan, plan, sensitivity
+from common.topology import NAMES
+
+MOST_STEPS = 200
+
+
+class PlanArguments(Arguments):
+    """Command line of common.planner: `plan`, and the fields of Cluster."""
+
+    positional = "command"
+
+    command: Literal["plan"] = Field(description="plan: predict step times and recommend a topology")
+    hosts: int | None = Field(None, description="machines")
+    workers_per_host: int = Field(
+        Cluster.workers_per_host, description="workers of each: GPUs, or groups of GPUs, see shards"
+    )
+    shards: int = Field(
+        Cluster.shards, ge=1, description="GPUs that share a worker's parameters out among them (parallel.shard=true)"
+    )
+    optimizer: Literal[tuple(STATE)] = Field("adamw", description="what updates, for the memory of a GPU")
+    payload_mb: float = Field(Cluster.payload_mb, description="a worker's parameters in MB: 4 bytes for each in fp32")
+    compute_ms: float = Field(Cluster.compute_ms, description="forward and backward of one step")
+    backward_share: float = Field(Cluster.backward_share, description="share of compute_ms")
+    update_ms: float = Field(Cluster.update_ms, description="the optimizer's step")
+    jitter: float = Field(
+        Cluster.jitter,
+        description="spread of the compute time from step to step: standard deviation of its logarithm, 0.05 is about "
+        "5 %",
+    )
+    inter_gbps: float = Field(Cluster.inter_gbps, description="link of a host to the others, Gbit/s")
+    intra_gbps: float = Field(Cluster.intra_gbps, description="between two GPUs of a host, Gbit/s")
+    latency_us: float = Field(Cluster.latency_us, description="between hosts")
+    intra_latency_us: float = Field(Cluster.intra_latency_us, description="between two workers of a host")
+    bucket_mb: float = Field(Cluster.bucket_mb, description="bucket of all-reduce (DDP's default is 25)")
+    gossip_bucket_mb: float = Field(Cluster.gossip_bucket_mb, description="bucket of gossip")
+    slow_host: dict[int, float] = Field(
+        {}, description="slow_host.HOST=FACTOR: HOST (from 0) computes FACTOR times slower"
+    )
+    slow_link: dict[int, float] = Field(
+        {}, description="slow_link.HOST=FACTOR: HOST (from 0) has a link FACTOR times slower"
+    )
+    topology: Annotated[tuple[Literal[NAMES], ...], ONE_OR_SEVERAL] = Field(
+        CANDIDATES, description=f"one or several ([aer,ring]) of {', '.join(NAMES)}"
+    )
+    local_steps: int = Field(1, ge=1, le=1000, description="updates in a round of gossip; 1: it is in every step")
+    merge_after: int | None = Field(
+        None, ge=0, description="a round is merged before this update of it; null: a third of the round; 0: at its end"
+    )
+    fragments: int = Field(1, ge=1, description="parts of the parameters that take turns within a round")
+    outer: dict[Literal["lr", "momentum"], float] = Field(
+        {}, description="outer.lr=LR outer.momentum=MOMENTUM: the outer optimizer, for the memory of a GPU"
+    )
+    steps: int | None = Field(
+        None, ge=50, le=10000, description=f"steps to simulate; null: {MOST_STEPS}, fewer for many workers"
+    )
+    uneven: bool = Field(
+        False, description="add, for uneven computing of several kinds, how much longer a step takes than with even"
+    )
+    plot: Text | None = Field(None, description="file for a picture (.png, .svg, .pdf)")
+
+    def cluster(self) -> dict[str, Any]:
+        """Return the given fields of Cluster."""
+        renamed = {"slow_host": "slow_hosts", "slow_link": "slow_links"}
+        others = {"command", "topology", "optimizer"}
+        others |= {"local_steps", "merge_after", "fragments", "outer", "steps", "uneven", "plot"}
+        return {renamed.get(name, name): getattr(self, name) for name in self.model_fields_set - others}
+
+
+@main_function
+def main(argv: Sequence[str]) -> int:
+    """Print the table and the recommendation, draw the picture if asked; exit code 2 and one line on bad input."""
+    description = "Predict the time of a step by all-reduce and by gossip."
+    arguments = parse(PlanArguments, argv, "common.planner", description)
+    try:
+        numbers = arguments.cluster()
+        if numbers.get("hosts") is None:
+            raise ValueError("hosts=...: missing; expected the number of machines")
+        cluster = Cluster(**numbers)
+        rounds = {"merge_after": arguments.merge_after, "fragments": arguments.fragments}
+        local = resolve_local_steps(None, arguments.local_steps, Outer(**arguments.outer), **rounds)
+        steps = arguments.steps or max(60, min(MOST_STEPS, 2**15 // cluster.workers))
+        local_steps = None if local.every_update and local.merge_after > 0 else local  # None: bucket by bucket
+        planned = plan(cluster, arguments.topology, local_steps, optimizer=arguments.optimizer, steps=steps)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    print(render(cluster, planned))
+    if arguments.uneven:
+        print(render_uneven(sensitivity(cluster, arguments.topology, local_steps, steps=steps)))
+    if arguments.plot:
+        try:
+            draw(planned, cluster, Path(arguments.plot))
+        except (ValueError, OSError) as error:
+            raise UsageError(f"plot={arguments.plot}: {one_line(error)}") from error
+    return 0
+
+
+def render(cluster: Cluster, planned: Plan) -> str:
+    """Return the table as Markdown, the topologies that do not exist here and the recommendation."""
+    table = planned.frame.to_markdown(index=False, floatfmt=["", "", "", ".2f", ".2f", ".2f", ".3g", ".4g", ".3g"])
+    each = f" of {cluster.shards} GPUs" if cluster.shards > 1 else ""
+    workers = "1 worker" if cluster.workers_per_host == 1 else f"{cluster.workers_per_host} workers"
+    lines = [f"Predicted for {cluster.hosts} hosts of {workers}{each}:", "", table, ""]
+    lines += ["sent_mb: of a GPU in a round; memory_gb: of a GPU, without activations and what FSDP gathers", ""]
+    lines += [f"{name}: not possible here: {reason}" for name, reason in planned.skipped.items()]
+    return "\n".join([*lines, planned.recommendation])
+
+
+def render_uneven(frame: pd.DataFrame) -> str:
+    """Return what uneven computing costs as Markdown."""
+    legend = [f"- {name}: {condition.label}" for name, condition in CONDITIONS.items() if name in frame]
+    table = frame.to_markdown(index=False, floatfmt=".3f")
+    return "\n".join(["", "Time of a step, in terms of that with even computing:", "", *legend, "", table])
+
+
+def draw(planned: Plan, cluster: Cluster, file: Path) -> None:
+    """Draw the step times as bars of computing and waiting."""
+    import seaborn as sns
+    from matplotlib import pyplot as plt
+
+    frame = planned.frame
+    labels = [f"{row.method}\n{row.topology}\n{row.phases}".replace("_", " ") for row in frame.itertuples()]
+    sns.set_theme(style="whitegrid", palette="colorblind")
+    figure, axes = plt.subplots(figsize=(1.6 * len(frame), 3.5), layout="constrained")
+    axes.bar(labels, frame.step_ms - frame.exposed_ms, label="computing")
+    axes.bar(labels, frame.exposed_ms, bottom=frame.step_ms - frame.exposed_ms, label="waiting", hatch="//")
+    axes.set_ylabel("ms per step (predicted)")
+    axes.set_title(f"{cluster.hosts} hosts x {cluster.workers_per_host}, {cluster.inter_gbps:.3g} Gbit/s between hosts")
+    axes.tick_params(axis="x", labelsize=8)
+    axes.legend()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

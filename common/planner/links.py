@@ -1,0 +1,113 @@
+"""Links as queues: the times at which messages that share them arrive."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from common.planner.cluster import Cluster
+
+
+def mb_ms(megabytes: float, gbps: float) -> float:
+    """Return the milliseconds that `megabytes` take at `gbps` Gbit/s."""
+    return 8 * megabytes / gbps
+
+
+def allreduce_ms(cluster: Cluster, megabytes: float) -> float:
+    """Return the time of a ring all-reduce over all workers: 2 (n-1)/n M/B + 2 (n-1) L.
+
+    M is `megabytes`, B the rate of the slowest link on the ring, which enters and leaves each host once, L the latency.
+    The published model (arXiv 2110.13363) rounds this to 2 M/B + 2 n L.
+    """
+    n = cluster.workers
+    if n == 1:
+        return 0.0
+    inside, across = cluster.inside_gbps, cluster.link_gbps.min()
+    rate = inside if cluster.hosts == 1 else min(across, inside) if cluster.workers_per_host > 1 else across
+    latency_us = cluster.intra_latency_us if cluster.hosts == 1 else cluster.latency_us
+    return mb_ms(2 * (n - 1) / n * megabytes, rate) + 2 * (n - 1) * latency_us / 1000
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Messages in queues, an entry of each array for one message.
+
+    turn:     messages of a queue are served in this order
+    ready:    earliest time at which it may begin
+    duration: for how long it occupies its queue
+    queue:    number of its queue
+    end:      time at which it leaves the queue, as far as is known
+    """
+
+    turn: np.ndarray
+    ready: np.ndarray
+    duration: np.ndarray
+    queue: np.ndarray
+    end: np.ndarray
+
+    def after(self, time: float) -> "Messages":
+        """Return the messages that end later than `time`."""
+        late = self.end > time
+        return self if late.all() else Messages(*(values[late] for values in self._values()))
+
+    def _values(self) -> tuple[np.ndarray, ...]:
+        return self.turn, self.ready, self.duration, self.queue, self.end
+
+    def and_also(self, others: "Messages") -> "Messages":
+        """Return these messages and `others`."""
+        pairs = zip(self._values(), others._values(), strict=True)
+        return Messages(*(np.concatenate(pair) for pair in pairs)) if len(others.queue) else self
+
+
+NONE = Messages(*(np.zeros(0),) * 3, np.zeros(0, dtype=int), np.zeros(0))
+
+
+def serve(
+    ready: np.ndarray, duration: np.ndarray, node: np.ndarray, before: Messages = NONE, shared: bool = True
+) -> tuple[np.ndarray, np.ndarray, Messages]:
+    """Send messages through queues, each of which works on one message at a time.
+
+    ready:    [buckets, edges], earliest time at which bucket b of edge e may begin
+    duration: [edges], for how long a bucket of edge e occupies its queue
+    node:     [edges], the queue of edge e
+    before:   messages of earlier steps that may still be in the queues (workers of a host need not be in step)
+    shared:   whether other edges may use a queue in other steps; if not, `before` is empty, and so is what is returned
+
+    Returns begin and end of each message, [buckets, edges], and all messages, to be passed as `before` next time.
+
+    Messages are served in the order in which each edge, alone, would send them: edges that begin at the same time take
+    turns, as connections share a link.
+    """
+    end = queue(ready, duration)
+    alone = len(np.unique(node)) == len(node) and not len(before.queue)  # a queue for each edge
+    if alone and not shared:
+        return end - duration, end, NONE
+    shape = ready.shape
+    durations, nodes = (np.broadcast_to(values, shape).ravel() for values in (duration, node))
+    start = (end - duration).ravel()
+    every = Messages(start, start if alone else ready.ravel(), durations, nodes, end.ravel()).and_also(before)
+    if alone:
+        return end - duration, end, every
+    order = np.argsort(every.queue * (np.ptp(every.turn) + 1.0) + every.turn, kind="stable")
+    durations = every.duration[order]
+    # Within a queue: end_k = max_{j <= k} (ready_j + d_j + ... + d_k), as a running maximum.
+    heads = np.flatnonzero(np.diff(every.queue[order], prepend=-1))
+    lengths = np.diff(heads, append=len(order))
+    done_before = np.cumsum(durations) - durations
+    done_before -= np.repeat(done_before[heads], lengths)
+    slack = every.ready[order] - done_before
+    # One running maximum for all queues: each is lifted above the one before.
+    lift = np.repeat(np.arange(len(heads)) * (np.ptp(slack) + 1.0), lengths)
+    start = np.empty(len(order))
+    start[order] = np.maximum.accumulate(slack + lift) - lift + done_before
+    every = replace(every, ready=start, end=start + every.duration)
+    start = start[: ready.size].reshape(shape)
+    return start, start + duration, every
+
+
+def queue(ready: np.ndarray, duration: np.ndarray) -> np.ndarray:
+    """Return the times at which buckets leave a queue that serves one after another, [buckets, queues].
+
+    ready: [buckets, queues], earliest time at which each may begin; duration: [queues], of one bucket
+    """
+    number = np.arange(len(ready))[:, None]
+    return np.maximum.accumulate(ready - number * duration, axis=0) + (number + 1) * duration

@@ -1,0 +1,82 @@
+"""What a rank sends in a round and what its tensors take, before anything runs.
+
+Counted is what follows from the size of the parameters. Not counted are activations, the layers that FSDP gathers for a
+moment, and what libraries allocate.
+"""
+
+from dataclasses import astuple, dataclass
+
+from common.local_steps import LocalSteps
+from common.planner.cluster import Cluster
+from common.topology import Round, Topology
+from common.topology.cost import Transport, bytes_sent, transport_of
+
+STATE = {"sgd": 1, "adamw": 2, "accumadamw": 3}  # vectors as large as the parameters; of sgd with momentum
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """MB (1e6 bytes) of the tensors of one rank.
+
+    outer:    anchors and outer momenta of local steps
+    messages: what has room for messages that arrive
+    """
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    outer: float
+    messages: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(astuple(self))
+
+
+def rank_memory(
+    cluster: Cluster, optimizer: str, topology: Topology | None = None, local: LocalSteps | None = None
+) -> RankMemory:
+    """Predict the memory of a rank under gossip; parameters, gradients and state are of one dtype.
+
+    optimizer: a key of STATE
+    topology:  None: all workers average in every round
+    """
+    part = cluster.payload_mb / cluster.shards
+    outer = local.keeps_anchors + bool(local.outer.momentum) if local is not None else 0
+    return RankMemory(part, part, STATE[optimizer] * part, outer * part, received(cluster, topology) * part)
+
+
+def received(cluster: Cluster, topology: Topology | None) -> float:
+    """Return the most that a rank has room for of messages of a round, in terms of what it holds of the parameters."""
+    if topology is None:
+        return float(cluster.workers > 1)
+    return max(_received(round_, cluster.workers_per_host) for round_ in _rounds(topology))
+
+
+def sent_mb(cluster: Cluster, topology: Topology | None) -> float:
+    """Return the MB that a rank sends in a round, on average over ranks and rounds; None: all workers average."""
+    part, n = cluster.payload_mb / cluster.shards, cluster.workers
+    if topology is None:
+        return 2 * (n - 1) / n * part
+    rounds = _rounds(topology)
+    total = sum(bytes_sent(r, i, part, None, cluster.workers_per_host) for r in rounds for i in range(n))
+    return total / n / len(rounds)
+
+
+def _rounds(topology: Topology) -> list[Round]:
+    return [topology.round(t) for t in range(topology.period or 1)]
+
+
+def _received(round_: Round, workers_per_host: int) -> float:
+    match transport_of(round_, workers_per_host):
+        case Transport.IDLE:
+            return 0.0
+        case Transport.SUBGROUP:
+            return 1.0  # the sum
+        case Transport.HIERARCHICAL:  # the average, and what comes of one shard of it from other hosts
+            between = round_.between_hosts(workers_per_host)
+            by_messages = transport_of(between) is Transport.SEND_RECV
+            return 1.0 + (_received(between, 1) / workers_per_host if by_messages else 0.0)
+        case _:
+            return float(max(len(round_.in_peers(i)) for i in range(round_.world_size)))

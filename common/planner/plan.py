@@ -1,0 +1,163 @@
+"""Comparison of topologies on a cluster: predicted step times, speed-up over all-reduce, mixing per second."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from common.local_steps import LocalSteps
+from common.planner.cluster import Cluster
+from common.planner.conditions import CONDITIONS
+from common.planner.memory import rank_memory, sent_mb
+from common.planner.round_time import complete
+from common.planner.steps import (
+    Phases,
+    Times,
+    simulate_allreduce,
+    simulate_gossip,
+    simulate_local_steps,
+    simulate_rounds,
+    staggering_pays,
+)
+from common.topology import Topology, build
+
+CANDIDATES = ("complete", "one_peer_exponential", "aer", "one_peer_ring", "ring", "static_exponential")
+WORTH_IT = 1.05  # a smaller speed-up is within the model's error
+MOST_EIGENVALUES = 512  # workers up to which a spectral gap takes less than a second
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One row for each method that exists on this cluster; `skipped` gives the reason why others do not.
+
+    Of the columns, sent_mb is what a rank sends in a round, memory_gb what `rank_memory` predicts.
+    """
+
+    frame: pd.DataFrame
+    skipped: dict[str, str]
+
+    @property
+    def recommendation(self) -> str:
+        """A sentence that names the method to take."""
+        gossip = self.frame[self.frame.method == "gossip"]
+        fast = gossip[gossip.speedup >= WORTH_IT]
+        if fast.empty:
+            return (
+                f"Stay with all-reduce: no topology is predicted to be more than {100 * (WORTH_IT - 1):.0f} % faster."
+            )
+        # The one that mixes best among those within 5 % of the fastest; the faster of two that mix alike.
+        near = fast[fast.step_ms <= 1.05 * fast.step_ms.min()].sort_values("step_ms")
+        best = near.loc[near.contraction_per_s.fillna(0).idxmax()]
+        how = "" if best.phases == "aligned" else f" with {best.phases} phases"
+        times = f"{best.step_ms:.1f} ms per step, {best.speedup:.2f} times as fast as all-reduce"
+        return f"Take {best.topology}{how}: {times}."
+
+
+def plan(
+    cluster: Cluster,
+    topologies: Sequence[str] = CANDIDATES,
+    local: LocalSteps | None = None,
+    *,
+    optimizer: str = "adamw",
+    steps: int = 200,
+    seed: int = 0,
+) -> Plan:
+    """Simulate all-reduce and gossip on these topologies, with the same random compute times.
+
+    local:     local steps of gossip, None for a round in every step; all-reduce is in every step
+    optimizer: a key of `memory.STATE`
+    Where hosts have several workers, one-peer topologies are also tried between hosts, complete inside. Topologies that
+    send more evenly with staggered phases are tried with both.
+    """
+    baseline = simulate_allreduce(cluster, steps=steps, seed=seed)
+    memory = replace(rank_memory(cluster, optimizer), messages=0.0)  # gradients are averaged where they lie
+    size = {"sent_mb": sent_mb(cluster, None), "memory_gb": memory.total / 1000}
+    rows = [_row("all-reduce", "complete", "aligned", baseline, baseline, math.inf, size)]
+    skipped = {}
+    for name in topologies:
+        try:
+            rows += _gossip(cluster, name, local, optimizer, baseline, steps, seed)
+        except ValueError as error:
+            skipped[name] = str(error)
+    return Plan(pd.DataFrame(rows), skipped)
+
+
+def sensitivity(
+    cluster: Cluster,
+    topologies: Sequence[str] = CANDIDATES,
+    local: LocalSteps | None = None,
+    *,
+    steps: int = 200,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Return the rows of `plan`, and for each condition the time of a step in terms of that with even computing.
+
+    A gossip step waits for few workers, all-reduce for all; but over many steps slowness reaches everybody.
+    """
+    frames = {
+        name: plan(condition.on(cluster), topologies, local, steps=steps, seed=seed).frame
+        for name, condition in CONDITIONS.items()
+    }
+    even = frames.pop("even")
+    ratios = {name: frame.step_ms / even.step_ms for name, frame in frames.items()}
+    return even[["method", "topology", "phases"]].assign(**ratios)
+
+
+def _gossip(
+    cluster: Cluster, name: str, local: LocalSteps | None, optimizer: str, baseline: Times, steps: int, seed: int
+) -> list[dict]:
+    n, L = cluster.workers, cluster.workers_per_host
+
+    def size(topology: Topology | None) -> dict[str, float]:
+        memory = rank_memory(cluster, optimizer, topology, local)
+        return {"sent_mb": sent_mb(cluster, topology), "memory_gb": memory.total / 1000}
+
+    if name == "complete":  # its round has n^2 weights
+        everybody = complete(cluster)
+        if local is None:
+            times = simulate_rounds(cluster, lambda t: everybody, steps=steps, seed=seed)
+        else:
+            times = simulate_local_steps(cluster, local, lambda r: everybody, steps=steps, seed=seed)
+        return [_row("gossip", name, "aligned", times, baseline, math.inf, size(None))]
+    topology = build(name, n, L)
+    gap = _spectral_gap(topology)
+    found: list[tuple[str, Topology, Phases, float]] = [(name, topology, "aligned", gap)]
+    if staggering_pays(topology, L):
+        found.append((name, topology, "staggered", gap))  # the same rounds in another order
+    if name.startswith("one_peer") and L > 1 and cluster.hosts > 1:
+        between = build(name, n, L, between_hosts=True)
+        gap = _spectral_gap(build(name, cluster.hosts))  # averaging inside adds eigenvalues 0
+        found.append((f"{name} between hosts", between, "aligned", gap))
+    rows = []
+    for label, candidate, phases, candidate_gap in found:
+        times = simulate_gossip(cluster, candidate, phases=phases, local=local, steps=steps, seed=seed)
+        round_s = (1 if local is None else local.steps) * times.step / 1000
+        contraction = math.inf if candidate_gap >= 1 else -math.log1p(-candidate_gap) / round_s
+        rows.append(_row("gossip", label, phases, times, baseline, contraction, size(candidate)))
+    return rows
+
+
+def _spectral_gap(topology: Topology) -> float:
+    return topology.spectral_gap() if topology.world_size <= MOST_EIGENVALUES else math.nan
+
+
+def _row(
+    method: str,
+    topology: str,
+    phases: str,
+    times: Times,
+    baseline: Times,
+    contraction: float,
+    size: dict[str, float],
+) -> dict:
+    return {
+        "method": method,
+        "topology": topology,
+        "phases": phases,
+        "step_ms": times.step,
+        "exposed_ms": times.exposed,
+        "speedup": baseline.step / times.step,
+        "contraction_per_s": contraction,  # e-folds of the disagreement between workers; nan: not computed
+        **size,
+    }

@@ -1,0 +1,186 @@
+"""Models, and the engines of data parallelism around them, that scripts.benchmarks.measures times."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from scripts.benchmarks.arguments import Method
+
+LR = 1e-4
+TIMEOUT_S = 300.0  # of a message
+LAYERS = 8  # of the model of measure=scaling; their gradients come one after another
+OPTIONS = {"staggered": {"phases": "staggered"}, "push_sum": {"push_sum": True}, "atc": {"order": "atc"}}
+
+
+class Workload(NamedTuple):
+    """A model to train: loss(model) runs the forward pass."""
+
+    module: nn.Module
+    loss: Callable[[nn.Module], Tensor]
+
+
+def gpt(layers: int, heads: int, width: int, vocabulary: int) -> Workload:
+    """Return a GPT that sees 2 windows of 128 tokens."""
+    from gpt2.model import GPT2, Shape
+
+    module = GPT2(Shape(layers, heads, width, vocabulary, context=128, bias=False, dropout=0.0))
+    tokens = torch.randint(vocabulary, (2, 129), generator=torch.Generator().manual_seed(dist.get_rank()))
+    return Workload(module, lambda model: model(tokens[:, :-1], tokens[:, 1:]))
+
+
+def digits_resnet() -> Workload:
+    """Return the small ResNet of the digits recipes, with 32 images."""
+    from cnn.model import SmallResNet
+
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    images = torch.randn(32, 1, 8, 8, generator=generator)
+    labels = torch.randint(10, (32,), generator=generator)
+    return Workload(SmallResNet(1, 10, 32), lambda model: nn.functional.cross_entropy(model(images), labels))
+
+
+MODELS: dict[str, Callable[[], Workload]] = {
+    "gpt_5m": partial(gpt, layers=4, heads=4, width=256, vocabulary=12_288),
+    "gpt_30m": partial(gpt, layers=8, heads=8, width=512, vocabulary=8_192),
+    "digits_resnet": digits_resnet,
+}
+
+
+class Layers(nn.Module):
+    """LAYERS equal square linear layers of about payload_mb MB (1e6 bytes, fp32) in all, and their random inputs."""
+
+    def __init__(self, payload_mb: float, samples: int, device: torch.device) -> None:
+        super().__init__()
+        width = round(math.sqrt(payload_mb * 1e6 / 4 / LAYERS))
+        self.stack = nn.Sequential(*(nn.Linear(width, width, bias=False, device=device) for _ in range(LAYERS)))
+        self.inputs = torch.randn(samples, width, device=device)
+
+    def forward(self) -> Tensor:
+        """Return the mean square of the output."""
+        return self.stack(self.inputs).square().mean()
+
+
+# -- engines
+
+
+class Engine(NamedTuple):
+    """An engine around a model.
+
+    model:    what the loss is taken of
+    update:   what follows backward
+    close:    what ends it
+    waited_s: seconds that this rank waited for messages so far, where the engine counts them
+    """
+
+    model: nn.Module
+    update: Callable[[], None]
+    close: Callable[[], None] = lambda: None
+    waited_s: Callable[[], float | None] = lambda: None
+
+
+def stepping(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    """Return the optimizer's step; it clears the gradients."""
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return update
+
+
+def adamw(module: nn.Module) -> torch.optim.Optimizer:
+    """Return torch's AdamW."""
+    return torch.optim.AdamW(module.parameters(), lr=LR)
+
+
+def fused_adamw(module: nn.Module, accumulation_steps: int = 1) -> torch.optim.Optimizer:
+    """Return this project's AdamW: accumulated AdamW, with windows of one step if not said otherwise."""
+    from common.optim import AccumAdamW
+
+    return AccumAdamW(module.parameters(), lr=LR, accumulation_steps=accumulation_steps, fused=True)
+
+
+def alone(module: nn.Module, topology: str, bucket_mb: float, L: int) -> Engine:
+    """Return an engine without communication. topology: which AdamW, "torch" or "fused"."""
+    return Engine(module, stepping({"torch": adamw, "fused": fused_adamw}[topology](module)))
+
+
+def ddp(module: nn.Module, topology: str, bucket_mb: float, L: int) -> Engine:
+    """Return PyTorch's all-reduce of gradients."""
+    model = nn.parallel.DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
+    return Engine(model, stepping(adamw(module)))
+
+
+def decent_dp(module: nn.Module, topology: str, bucket_mb: float, L: int) -> Engine:
+    """Return decent-dp, which steps its optimizers in the hooks of backward."""
+    from decent_dp.ddp import DecentralizedDataParallel
+    from loguru import logger
+
+    logger.remove()
+    model = DecentralizedDataParallel(
+        module,
+        optim_fn=lambda named: torch.optim.AdamW([parameter for _, parameter in named], lr=LR),
+        topology=topology,
+        bucket_size_in_mb=bucket_mb,
+    )
+    return Engine(model, lambda: None)
+
+
+def gossip(module: nn.Module, topology: str, bucket_mb: float, L: int) -> nn.Module:
+    """Wrap a model for gossip. Raises ValueError where the topology does not exist for these workers. Collective.
+
+    topology: a name with /between_hosts, /H/TAU for local steps, and keys of OPTIONS
+    """
+    from common.parallel import DecentralizedDataParallel, Outer
+    from common.topology import build
+
+    name, *options = topology.split("/")
+    between = "between_hosts" in options
+    if between and L == 1:
+        raise ValueError("hosts have one rank each: it is the topology itself")
+    numbers = [int(option) for option in options if option.isdecimal()]
+    local = dict(zip(("local_steps", "merge_after"), numbers, strict=False))
+    if local:
+        local["outer"] = Outer(lr=0.4, momentum=0.9)
+    for option in options:
+        local |= OPTIONS.get(option, {})
+    built = build(name, dist.get_world_size(), L, between_hosts=between)
+    return DecentralizedDataParallel(module, built, bucket_mb=bucket_mb, timeout_s=TIMEOUT_S, **local)
+
+
+def ours(
+    module: nn.Module,
+    topology: str,
+    bucket_mb: float,
+    L: int,
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = fused_adamw,
+) -> Engine:
+    """Return this project's gossip, see `gossip`."""
+    model = gossip(module, topology, bucket_mb, L)
+    return Engine(model, stepping(model.attach(optimizer_of(module))), model.close, lambda: model.counters.exposed_s)
+
+
+ENGINES: dict[str, Callable[[nn.Module, str, float, int], Engine]] = {
+    "alone": alone,
+    "ddp": ddp,
+    "decent_dp": decent_dp,
+    "ours": ours,
+    "ours_local": ours,
+    "ours_torch": partial(ours, optimizer_of=adamw),
+}
+
+
+def of_method(module: nn.Module, method: Method, bucket_mb: float, L: int) -> Engine:
+    """Return the engine of a curve. Raises ValueError where its topology does not exist for these workers."""
+    from common.parallel import AllReduceDataParallel
+
+    optimizer_of = partial(fused_adamw, accumulation_steps=method.accumulation_steps)
+    bucket_mb = method.bucket_mb or bucket_mb
+    if not method.all_reduces:
+        return ours(module, method.topology, bucket_mb, L, optimizer_of)
+    model = AllReduceDataParallel(module, bucket_mb=bucket_mb)
+    return Engine(model, stepping(model.attach(optimizer_of(module))), model.close)

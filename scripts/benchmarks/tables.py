@@ -1,0 +1,255 @@
+"""The tables of scripts.benchmarks.hosts: their columns, and what is said above them."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import pandas as pd
+
+from common.cli import UsageError
+from common.planner.conditions import CONDITIONS
+from scripts.benchmarks.arguments import (
+    BETWEEN,
+    METHODS,
+    MODULE,
+    AveragingArguments,
+    HostsArguments,
+    Row,
+    ScalingArguments,
+    StepArguments,
+)
+from scripts.benchmarks.engines import LAYERS
+
+PLACE = {
+    "workers": "processes",
+    "hosts": "machines, or emulated ones",
+    "ranks_per_host": "processes of each",
+    "mbit_per_s": "of a host's link in both directions, as set (emulated) or as given",
+}
+AVERAGING = {
+    "topology": f"allreduce: torch.distributed.all_reduce; others: rounds of gossip by this engine (*{BETWEEN}: that "
+    "topology over hosts, complete inside)",
+    **PLACE,
+    "backend": "of torch.distributed",
+    "iterations": "timed ones",
+    "tensors": "what is averaged in each",
+    "seconds": "of all iterations, on the slowest rank",
+    "seconds_per_iteration": "seconds / iterations",
+    "bytes_per_host": "that a host's interface sent in an iteration, headers included: mean over hosts; empty where no "
+    "interface is named (GLOO_SOCKET_IFNAME)",
+}
+SCALING = {
+    "method": "as the figure names it, if it does; SGP (Exp) runs what Decent (Exp) "
+    "runs, as push-sum's weights stay 1 on this graph",
+    "engine": "ddp: torch's DistributedDataParallel; ours: this engine",
+    "topology": "of the messages; between hosts: that topology over hosts, complete inside",
+    **PLACE,
+    "payload_mb": "parameters of a worker, fp32",
+    "compute": "forward and backward: a wait, or real layers",
+    "step_ms": "a step: mean over the steps of a block and over ranks, median over blocks",
+    "step_ms_spread": "interquartile range over blocks",
+    "bytes_per_host": "that a host's interface sent in a step, headers included: mean over hosts; empty where no "
+    "interface is named (GLOO_SOCKET_IFNAME)",
+}
+STEP = {
+    "engine": "alone: no communication, with torch's AdamW or ours; ours: this project's engine with its AdamW; "
+    "ours_torch: the same engine with torch's AdamW, as DDP and decent-dp have it; ours_local: the same with local "
+    "steps and an outer optimizer",
+    "model": "gpt_5m, gpt_30m or digits_resnet",
+    "hosts": "emulated",
+    "ranks_per_host": "processes on each",
+    "mbit_per_s": "rate of each host's link, both ways",
+    "compute_ms": "forward and backward, emulated by a wait; 0: really computed, ranks taking turns on the cores",
+    "condition": "how unevenly ranks compute: "
+    + "; ".join(f"{name}: {condition.label}" for name, condition in CONDITIONS.items()),
+    "topology": "under its engine's name; of ours_local with H, the updates in a round, and tau, after how many of the "
+    "next one it is merged; with H = 1000 no message travels while it is measured",
+    "step_ms": "mean over ranks and the steps of a round, median over the rounds",
+    "step_ms_spread": "largest minus smallest round",
+    "exposed_ms": "step_ms minus that of `alone` with the same optimizer",
+    "waited_ms": "of this, what ranks wait for messages in a step, their mean, where the engine counts it; the rest is "
+    "work on the cores, which the emulated hosts share",
+    "bytes_per_host": "that left the busiest host in a step, as its interface counts them: one header for each packet "
+    "of up to 64 KB, which is cut later",
+    "wire_ms": "what these bytes take at the rate of the link; with the headers of all frames 4 % more",
+    "payload_mb": "parameters of a rank, in 1e6 bytes",
+    "bucket_mb": "of messages, in MiB",
+    "peak_mb": "resident memory of the largest rank; of the first compute_ms of a process only, as it never falls",
+    "startup_s": "from the start of the slowest process until its first step begins; once for each process",
+    "first_step_s": "of the slowest rank; ours compiles its optimizer in it",
+    "ready_s": "from the start of the slowest process until the steps are as long as later ones, less what as many of "
+    "those take: with all that is put off to the first steps",
+    "ratio_to_ddp": "of step_ms to DDP's",
+    "ratio_to_decent_dp": "of our step_ms to that of decent-dp on the same topology; below 1 is faster",
+    "delay_ms": "one-way, from host to host",
+    "steps": "of a round",
+    "rounds": "that were timed",
+    "machine": "on which the hosts are emulated",
+    "date": "of the measurement, UTC",
+    "commit": "of the measurement",
+}
+WHOLE = ("step_ms", "step_ms_spread", "exposed_ms", "bytes_per_host", "wire_ms", "peak_mb", "steps", "rounds")
+FORMATS = {
+    "averaging": {"seconds_per_iteration": ".4f", "bytes_per_host": ",.0f", "mbit_per_s": ",.0f"},
+    "scaling": {"bytes_per_host": ",.0f", "mbit_per_s": ",.0f"},
+    "step": dict.fromkeys(WHOLE, ".0f")
+    | dict.fromkeys(("ratio_to_ddp", "ratio_to_decent_dp"), ".3f")
+    | dict.fromkeys(("mbit_per_s", "compute_ms", "delay_ms", "bucket_mb"), "g")
+    | {"waited_ms": ".1f"},
+}
+COLUMNS = {"averaging": AVERAGING, "scaling": SCALING, "step": STEP}
+TITLES = {
+    "averaging": "Averaging without training",
+    "scaling": "Strong scaling at a fixed global batch",
+    "step": "Engines of data parallelism",
+}
+PUBLISHED = (
+    "Beside it, published: Table 1 of arXiv 2410.11998 measures 8,196 iterations on 16 A100 of 4 nodes with 100 Gbit/s "
+    "InfiniBand, and on 16 A40 of 4 nodes with 25 Gbit/s Ethernet. Its times are not among the published numbers that "
+    "this project has: not published, as far as is known here."
+)
+SGP = (
+    "SGP (Exp) does not measure SGP's overhead: the rounds of the exponential graph are doubly stochastic, push-sum's "
+    "weights stay 1, and this engine then runs the code of Decent (Exp). The published SGP takes up to 91 % "
+    "longer than Decent (Exp): on T4 and A100 by a fixed cost per step, cause unknown."
+)
+# What decent-dp calls the topology that each of ours is compared with.
+PEERS = {
+    "complete": "complete",
+    "one_peer_ring": "ring",
+    "one_peer_exponential": "one-peer-exp",
+    "hypercube": "one-peer-exp",
+    "aer": "alternating-exp-ring",
+}
+CASE = ["model", "hosts", "ranks_per_host", "mbit_per_s", "compute_ms", "condition"]  # ratios are taken within it
+KEY = [*CASE, "engine", "topology"]  # one row of the table
+
+
+def conclude(arguments: HostsArguments, rows: Sequence[Row]) -> list[str]:
+    """Return what stands above the table. Raises UsageError where there is no row."""
+    if not rows:
+        key = "topologies" if isinstance(arguments, AveragingArguments) else "methods"
+        raise UsageError(f"{key}={getattr(arguments, key)}: none exists for these workers")
+    if isinstance(arguments, AveragingArguments):
+        return of_averaging(rows)
+    return of_scaling(rows, arguments) if isinstance(arguments, ScalingArguments) else of_step(arguments, rows)
+
+
+def places(rows: Sequence[Row], key: str) -> Iterator[tuple[tuple, dict[str, Row]]]:
+    """Yield each (workers, hosts, ranks per host, rate) and its rows by `key`."""
+    for place in dict.fromkeys(tuple(row[name] for name in PLACE) for row in rows):
+        yield place, {row[key]: row for row in rows if tuple(row[name] for name in PLACE) == place}
+
+
+def of_averaging(rows: Sequence[Row]) -> list[str]:
+    """Return what was measured, how the fastest compares with all-reduce, and what is published."""
+    said = [
+        "Measured: whole iterations, nothing overlaps with them; averaging once by gossip is not averaging over all."
+    ]
+    for (_, hosts, L, rate), here in places(rows, "topology"):
+        if "allreduce" in here and len(here) > 1:
+            name, best = min(here.items(), key=lambda item: item[1]["seconds"])
+            ratio = best["seconds"] / here["allreduce"]["seconds"]
+            at = "" if rate is None else f" at {rate:g} Mbit/s"
+            said.append(f"{hosts} hosts x {L}{at}: {name} takes {ratio:.2f} of all-reduce's time.")
+    return [" ".join(said), PUBLISHED]
+
+
+def of_scaling(rows: Sequence[Row], arguments: ScalingArguments) -> list[str]:
+    """Return what was measured, the speed-ups over all-reduce, and what is missing."""
+    speed_ups = []
+    for (workers, *_), here in places(rows, "method"):
+        if "AllReduce" in here and len(here) > 1:
+            baseline = here.pop("AllReduce")["step_ms"]
+            faster = ", ".join(f"{name} {baseline / row['step_ms']:.2f}" for name, row in here.items())
+            speed_ups.append(f"{workers} workers: {faster}.")
+    present = {row["method"] for row in rows}
+    missing = [METHODS[name].label for name in arguments.methods.split(",") if METHODS[name].label not in present]
+    computing = (
+        f"Computing was emulated: forward and backward are waits of {arguments.compute_ms:g} ms / workers."
+        if arguments.compute_ms
+        else f"Computing was real: {LAYERS} linear layers, {arguments.samples} samples / workers."
+    )
+    return [
+        f"{computing} The optimizer's step (AccumAdamW, fused; s = 1, or 8 where accumulated) and messages are real. "
+        "The published milliseconds, of other machines and another model, are in results/paper/figure6.yaml.",
+        *([f"Times as fast as all-reduce: {' '.join(speed_ups)}"] if speed_ups else []),
+        *([SGP] if METHODS["sgp_exp"].label in present else []),
+        *([f"Skipped, as these workers have no such topology: {', '.join(missing)}."] if missing else []),
+    ]
+
+
+def cases(ranks_per_host: int) -> Iterator[tuple[str, str]]:
+    """Yield the pairs (engine, topology) that are compared on such hosts."""
+    yield from [("alone", "torch"), ("alone", "fused"), ("ddp", "complete")]
+    yield from [("decent_dp", "complete"), ("decent_dp", "ring"), ("decent_dp", "one-peer-exp")]
+    yield from [
+        ("ours", "complete"),
+        ("ours", "one_peer_ring"),
+        ("ours", "hypercube"),
+        ("ours", "one_peer_exponential"),
+    ]
+    if ranks_per_host > 1:
+        yield from [("decent_dp", "alternating-exp-ring"), ("ours", "one_peer_exponential/between_hosts")]
+        yield from [("ours", "one_peer_ring/staggered"), ("ours", "hypercube/staggered")]
+    yield from [("ours", "aer"), ("ours", "aer/staggered")]
+    yield from [("ours_local", f"aer/{plan}") for plan in ("1000/1", "staggered/4/4", "staggered/10/4")]
+    yield from [("ours_torch", "complete"), ("ours_torch", "aer/staggered")]
+
+
+def table(rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
+    """Return the rows with their ratios; engines in the order of `cases`."""
+    order = [(engine, topology) for engine, topology in cases(ranks_per_host=2)]
+    frame = pd.DataFrame(sorted(rows, key=lambda row: order.index((row["engine"], row["topology"]))))
+    frame["wire_ms"] = frame.bytes_per_host * 8 / frame.mbit_per_s / 1e3
+
+    def compared(row: pd.Series, engine: str, topology: str | None) -> float:
+        same = (frame[CASE] == row[CASE]).all(axis=1) & (frame.engine == engine) & (frame.topology == topology)
+        return frame[same].step_ms.item() if same.any() else float("nan")
+
+    for index, row in frame.iterrows():
+        optimizer = "fused" if row.engine in ("ours", "ours_local") or row.topology == "fused" else "torch"
+        frame.loc[index, "exposed_ms"] = row.step_ms - compared(row, "alone", optimizer)
+        frame.loc[index, "ratio_to_ddp"] = row.step_ms / compared(row, "ddp", "complete")
+        peer = PEERS.get(row.topology.split("/")[0]) if row.engine.startswith("ours") else None
+        frame.loc[index, "ratio_to_decent_dp"] = row.step_ms / compared(row, "decent_dp", peer)
+    return frame.sort_values(CASE, kind="stable")
+
+
+def of_step(arguments: StepArguments, rows: Sequence[Row]) -> list[str]:
+    """Return what was measured, the fastest topology of every cluster, and memory and start beside decent-dp's."""
+    frame = pd.DataFrame(rows)
+    findings = [*fastest(frame), *beside_decent_dp(frame)]
+    return [
+        "Emulated hosts on one machine (network namespaces, rate-limited links, "
+        f"{arguments.delay_ms:g} ms from host to host), gloo, AdamW: torch's for the others, ours fused for "
+        "`ours`, which merges and updates in one pass.",
+        f"Each row is what `python -m {MODULE} measure=step layouts=HOSTSxRANKS mbit_per_s=RATE models=MODEL "
+        "compute_ms=MS conditions=CONDITION engines=ENGINE topologies=TOPOLOGY output=FOLDER` measures with the row's "
+        "values, at its commit.",
+        *(["\n".join(f"- {finding}" for finding in findings)] if findings else []),
+    ]
+
+
+def fastest(frame: pd.DataFrame) -> Iterator[str]:
+    """Yield the fastest row of `ours` on each cluster with its ratios."""
+    ours = frame[frame.engine == "ours"]
+    for (model, hosts, ranks, rate, compute_ms, condition), rows in ours.groupby(CASE, sort=False):
+        best = rows.loc[rows.step_ms.idxmin()]
+        times = {"DDP's": best.ratio_to_ddp, "decent-dp's on the same topology": best.ratio_to_decent_dp}
+        ratios = [f"{ratio:.3f} of {name}" for name, ratio in times.items() if pd.notna(ratio)]
+        case = f"{model}, {hosts}x{ranks}, {rate:g} Mbit/s, {compute_ms:g} ms"
+        case += "" if condition == "even" else f", {CONDITIONS[condition].label}"
+        yield ", ".join([f"{case}: ours is fastest on {best.topology}, {best.step_ms:.0f} ms a step", *ratios])
+
+
+def beside_decent_dp(frame: pd.DataFrame) -> Iterator[str]:
+    """Yield memory and start of ours in terms of decent-dp's at each rate: medians over topologies."""
+    names = {"peak_mb": "peak memory", "startup_s": "start", "ready_s": "ready"}
+    started = frame[frame.startup_s.notna()].astype(dict.fromkeys(names, float))
+    for (model, hosts, ranks, rate), rows in started.groupby(["model", "hosts", "ranks_per_host", "mbit_per_s"]):
+        cluster = f"{model}, {hosts}x{ranks}, {rate:g} Mbit/s"
+        medians = rows.groupby("engine")[[*names]].median()
+        for engine in ("ours", "ours_torch"):
+            if {engine, "decent_dp"} <= set(medians.index):
+                known = (medians.loc[engine] / medians.loc["decent_dp"]).dropna()
+                ratios = ", ".join(f"{names[column]} {ratio:.3f}" for column, ratio in known.items())
+                yield f"{cluster}, {engine}: {ratios} of decent-dp's (medians over topologies)"

@@ -1,0 +1,1 @@
+"""Programs on emulated hosts: python -m scripts.emulate, see program.py."""

@@ -1,0 +1,151 @@
+"""Submits the missing runs of a table to Slurm, and a job that follows them; other commands decide which."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, PositiveInt
+
+from common.cli import Arguments, Text, UsageError
+from common.experiments.tables import Cell, Table
+from scripts.lib.making import settled
+
+DRY_RUN_TIMEOUT_S = 5.0  # of Slurm's answer: commands do not wait for it
+
+
+class LauncherArguments(Arguments):
+    """Where and how a command makes the runs of a table."""
+
+    table: Text = Field(description="a file in results/definitions/tables")
+    runs: Text = Field("runs", description="the folder that holds the runs")
+    jobs: PositiveInt = Field(1, description="runs at a time, which share the machine's cores")
+    launcher: Literal["local", "slurm"] = Field("local", description="where runs are made: local | slurm")
+    cluster: Text | None = Field(
+        None, description="launcher=slurm: options of sbatch, a file of slurm/clusters or yours (default: the table's)"
+    )
+    sbatch: Text | None = Field(None, description="launcher=slurm: further options of sbatch, in quotes")
+    report_sbatch: Text | None = Field(
+        None, description="launcher=slurm: options of the job that follows the runs, besides sbatch's account and such"
+    )
+    dry_run: bool = Field(False, description="print the commands and what is missing, run nothing")
+
+    @classmethod
+    def hint(cls, argv: Sequence[str]) -> str:
+        """Return where a table's values are set: not by arguments of this command."""
+        table = next((word.partition("=")[2] for word in argv if word.startswith("table=")), "TABLE")
+        return f"; a table's values are in its definition: copy results/definitions/tables/{table}.yaml"
+
+    def check_launcher(self) -> None:
+        """Raise UsageError for options of Slurm without launcher=slurm."""
+        if self.launcher != "slurm" and (self.cluster or self.sbatch or self.report_sbatch):
+            raise UsageError("cluster=..., sbatch=..., report_sbatch=...: only with launcher=slurm")
+
+
+@dataclass(frozen=True)
+class FollowUp:
+    """The job that follows a table's runs.
+
+    command:  a file of slurm/ and its arguments
+    purpose:  what it does, as in "then: JOB, which ..."
+    """
+
+    command: tuple[str, ...]
+    purpose: str
+
+
+def submit_missing(
+    arguments: LauncherArguments,
+    table: Table,
+    cells: Sequence[Cell],
+    states: Sequence[str],
+    follow_up: FollowUp,
+    known: int = 0,
+) -> int:
+    """Show the state of every run and submit those that are neither settled nor in Slurm's hands; the exit code.
+
+    known: how many must be settled or in Slurm's hands; if they are fewer, some failed, and nothing is submitted
+
+    A dry run also goes without Slurm: then it says that the queue could not be asked, and why.
+    """
+    from slurm.options import DEFAULT_CLUSTER, SbatchOptions
+    from slurm.queue import TIMEOUT_S, ended, folder, not_begun, submitted
+    from slurm.submit import sized, submit
+
+    default = SbatchOptions.load(arguments.cluster or table.cluster or DEFAULT_CLUSTER, arguments.sbatch)
+    runs, asked = Path(arguments.runs), True
+    try:
+        queue = submitted(table, runs, DRY_RUN_TIMEOUT_S if arguments.dry_run else TIMEOUT_S)
+    except UsageError as error:
+        if not arguments.dry_run:
+            raise
+        queue, asked = {}, False
+        print(f"# the queue could not be asked: {error}")
+    todo = [
+        cell
+        for cell, state in zip(cells, states, strict=True)
+        if state not in table.settled and cell.run_dir not in queue
+    ]
+    groups = sized(table, todo, arguments.cluster, arguments.sbatch)
+    options_of = {cell.run_dir: options for options, alike in groups.items() for cell in alike}
+    waited = not_begun(table, runs) if asked else {}
+    for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):
+        last = waited.get(cell.run_dir) or ended(cell.run_dir) if asked and cell.run_dir in options_of else None
+        state += f"; its last job: {last}" * bool(last)
+        print(f"# [{number}/{len(cells)}] {cell.label}: {queue.get(cell.run_dir, state)}")
+        if arguments.dry_run and cell.run_dir in options_of:  # what is submitted are arrays of these
+            print(shlex.join(["sbatch", *options_of[cell.run_dir], "slurm/train.sbatch", cell.task, *cell.overrides]))
+    for problem in missing_data([cell for cell in todo if cell.run_dir in options_of]):
+        print(f"# warning: not on this machine; the jobs need it where they run: {problem}")
+    if todo and arguments.dry_run:
+        sizes = ", ".join(str(len(alike)) for alike in groups.values())
+        print(f"# each command trains one run; without --dry-run they are elements of arrays, of {sizes} runs")
+    waiting = sum(cell.run_dir in queue for cell in cells)
+    print(f"# {settled(table, states)} of {len(cells)} finished, {waiting} with Slurm, {len(todo)} to submit")
+    if len(cells) - len(todo) < known:
+        print(f"error: {known - len(cells) + len(todo)} of these runs failed; see above", file=sys.stderr)
+        return 1
+    if todo and not arguments.dry_run:
+        arrays = submit(table, groups, runs)
+        print(f"submitted: {', '.join(arrays)}", flush=True)
+        code = _submit_follow_up(table, arrays, runs, default.for_report(arguments.report_sbatch), follow_up)
+        print(f"logs: {folder(table, runs)}/ARRAY_ELEMENT.log, numbered as squeue shows them, and RUN_DIR/slurm/")
+        return code
+    return 0
+
+
+def missing_data(cells: Sequence[Cell]) -> list[str]:
+    """Return what these runs would not find, were they started here: computing nodes may see other folders."""
+    from common.training.compose import compose_config
+    from common.training.config import ConfigError
+    from common.training.task import load_task
+
+    found = {}
+    for cell in {(cell.task, cell.row.name, cell.variant): cell for cell in cells}.values():
+        try:
+            load_task(cell.task).check_files(compose_config(cell.task, list(cell.overrides)))
+        except ConfigError as error:
+            found[str(error)] = None
+    return list(found)
+
+
+def _submit_follow_up(
+    table: Table, arrays: Sequence[str], runs: Path, options: Sequence[str], follow_up: FollowUp
+) -> int:
+    """Submit the job that follows; if Slurm refuses it the arrays stay, and its command is shown."""
+    from slurm.submit import after, sbatch
+
+    command = after(table, arrays, runs, options, follow_up.command)
+    try:
+        job = sbatch(*command)
+    except UsageError as error:
+        by_hand = shlex.join(["sbatch", *command])
+        print(
+            f"error: {error}\nthe runs stay submitted; what follows them, with the options it needs:\n{by_hand}",
+            file=sys.stderr,
+        )
+        return 1
+    print(f"then: {job}, which {follow_up.purpose}")
+    return 0

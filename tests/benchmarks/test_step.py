@@ -1,0 +1,213 @@
+"""What the comparison of engines rests on: bytes that really leave a host, emulated compute, the ratios."""
+
+import json
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from scripts.benchmarks import hosts as bench
+from scripts.benchmarks import tables
+from scripts.benchmarks.arguments import StepArguments
+from scripts.emulate.compute import EmulatedCompute
+from scripts.emulate.program import EmulateArguments, emulated_hosts, run_on
+from tests.scripts.namespaces import needs_namespaces
+
+ENGINES = {  # (hosts of 2 ranks, engine, topology): payloads that leave a host in a step
+    (2, "ours", "hypercube/between_hosts"): 1.0,
+    (2, "ours", "complete"): 1.0,
+    (4, "ours", "aer/staggered"): 0.5,
+    (2, "ddp", "complete"): 2 * 3 / 4,  # a ring over all ranks
+}
+
+
+@pytest.mark.slow
+@needs_namespaces
+@pytest.mark.parametrize(("hosts", "engine", "topology"), ENGINES)
+def test_bytes_that_leave_a_host_by_its_interface(tmp_path: Path, hosts: int, engine: str, topology: str) -> None:
+    result = tmp_path / "result.json"
+    settings = [f"engines={engine}", f"topologies={topology}", "models=digits_resnet", "compute_ms=1", "steps=12"]
+    settings += ["bucket_mb=0.25", "peers_bucket_mb=0.25", "rounds=3", f"rows={result}"]
+    program = ["-m", "scripts.benchmarks.measures", "measure=step", *settings]
+    with emulated_hosts(EmulateArguments(hosts=hosts, ranks_per_host=2, mbit_per_s=0)) as cluster:
+        assert run_on(cluster, 2, program, limit_s=240) == 0
+    (measured,) = json.loads(result.read_text())
+    expected = ENGINES[hosts, engine, topology] * measured["payload_mb"] * 1e6
+    # Headers add 4 %; of 36 rounds one may be under way at the beginning or at the end.
+    assert 0.96 * expected < measured["bytes_per_host"] < 1.09 * expected
+    assert measured["step_ms"] > 0
+    assert measured["startup_s"] > 0
+    assert (measured["waited_ms"] is None) == (engine == "ddp")
+
+
+def test_emulated_compute_takes_its_time_and_gives_gradients() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
+    module[1].weight.requires_grad_(False)
+    model = EmulatedCompute(module, compute_ms=60)
+    assert list(model.parameters()) == list(module.parameters())
+    begin = time.perf_counter()
+    for _ in range(2):
+        model().backward()
+        assert {name: p.grad is not None for name, p in module.named_parameters()} == {
+            "0.weight": True, "0.bias": True, "1.weight": False
+        }  # fmt: skip
+        first = module[0].weight.grad.clone()
+        module.zero_grad()
+    assert time.perf_counter() - begin > 2 * 0.059  # one step may be shorter, if the one before was too long
+    model().backward()
+    torch.testing.assert_close(module[0].weight.grad, first)
+
+
+def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
+    def record(engine: str, topology: str, step_ms: float, compute_ms: float = 400, rate: float = 200) -> dict:
+        job = {"hosts": 4, "ranks_per_host": 2, "mbit_per_s": rate, "model": "gpt_5m", "condition": "even"}
+        job |= {"engine": engine, "topology": topology, "bucket_mb": 2}
+        more = {
+            "bytes_per_host": 12.5e6,
+            "waited_ms": None,
+            "peak_mb": 300 + step_ms,
+            "startup_s": 5.0 + rate,
+            "ready_s": None,
+        }
+        return job | more | {"step_ms": step_ms, "compute_ms": compute_ms}
+
+    frame = tables.table(
+        [
+            record("ours", "aer/staggered", 600),
+            record("ours", "aer/staggered", 1300, 1200),
+            record("ours", "aer/staggered", 1100, rate=100),
+            record("decent_dp", "complete", 900, rate=100),
+            record("ours_torch", "complete", 900, rate=100),
+            record("alone", "torch", 480),
+            record("alone", "fused", 440),
+            record("ddp", "complete", 2200),
+            record("ddp", "complete", 2600, 1200),
+            record("ddp", "complete", 4400, rate=100),
+            record("decent_dp", "alternating-exp-ring", 1000),
+        ]
+    )
+    assert frame.mbit_per_s.is_monotonic_increasing
+    assert list(frame.engine[frame.mbit_per_s == 100]) == ["ddp", "decent_dp", "ours", "ours_torch"]
+    ours = frame[frame.engine == "ours"].set_index(["mbit_per_s", "compute_ms"])
+    assert ours.ratio_to_decent_dp[200, 400] == pytest.approx(0.6)
+    assert ours.ratio_to_ddp[200, 400] == pytest.approx(600 / 2200)
+    assert ours.ratio_to_ddp[200, 1200] == pytest.approx(0.5)
+    assert ours.ratio_to_ddp[100, 400] == pytest.approx(0.25)
+    assert ours.exposed_ms[200, 400] == pytest.approx(160)
+    assert ours.ratio_to_decent_dp.isna().sum() == 2
+    assert frame[frame.engine == "ddp"].ratio_to_decent_dp.isna().all()
+    assert list(tables.fastest(frame)) == [
+        "gpt_5m, 4x2, 100 Mbit/s, 400 ms: ours is fastest on aer/staggered, 1100 ms a step, 0.250 of DDP's",
+        "gpt_5m, 4x2, 200 Mbit/s, 400 ms: ours is fastest on aer/staggered, 600 ms a step, 0.273 of DDP's, "
+        "0.600 of decent-dp's on the same topology",
+        "gpt_5m, 4x2, 200 Mbit/s, 1200 ms: ours is fastest on aer/staggered, 1300 ms a step, 0.500 of DDP's",
+    ]
+    # Peak memory: 1,400 and 1,200 MB beside 1,200; the median of 900 and 1,600 beside 1,300. No row knows ready_s.
+    assert list(tables.beside_decent_dp(frame)) == [
+        "gpt_5m, 4x2, 100 Mbit/s, ours: peak memory 1.167, start 1.000 of decent-dp's (medians over topologies)",
+        "gpt_5m, 4x2, 100 Mbit/s, ours_torch: peak memory 1.000, start 1.000 of decent-dp's (medians over topologies)",
+        "gpt_5m, 4x2, 200 Mbit/s, ours: peak memory 0.962, start 1.000 of decent-dp's (medians over topologies)",
+    ]
+
+
+SMALL = ["measure=step", "layouts=2x1", "topologies=torch,complete", "engines=alone,ddp"]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[float]]]:
+    """(engine, compute_ms) of what was measured, by something that takes no time."""
+    calls: list[tuple[str, list[float]]] = []
+
+    def measure(job: StepArguments) -> list[dict] | None:
+        compute_ms = list(map(float, job.compute_ms.split(",")))
+        calls.append((job.engines, compute_ms))
+        if job.models == "gpt_30m":
+            raise KeyboardInterrupt
+        if job.models == "digits_resnet" and job.engines == "ddp":
+            return None
+        once = {"payload_mb": 25.0, "peak_mb": 300.0, "startup_s": 5.0, "first_step_s": 1.0, "ready_s": 6.0}
+        each = {"step_ms_spread": 1.0, "bytes_per_host": 5e6, "waited_ms": None}
+        return [{"compute_ms": ms, "step_ms": ms + len(calls), **each, **once} for ms in compute_ms]
+
+    monkeypatch.setattr(bench, "on_emulated_hosts", measure)
+    monkeypatch.setattr(bench, "end_like_an_interruption", lambda: None)
+    return calls
+
+
+def test_the_table_keeps_what_was_measured(tmp_path: Path, measured: list, capsys: pytest.CaptureFixture) -> None:
+    def run(*settings: str) -> pd.DataFrame:
+        assert bench.main([*SMALL, *settings, f"output={tmp_path}"]) == 0
+        return pd.read_csv(tmp_path / "parallel.csv")
+
+    first = run("compute_ms=400")
+    assert measured == [("alone", [400]), ("ddp", [400])]
+    assert list(first.engine) == ["alone", "ddp"]
+    assert list(first.exposed_ms) == [0, 1]
+    second = run("compute_ms=400,1200")
+    assert measured[2:] == [("alone", [1200]), ("ddp", [1200])]
+    kept = second[second.compute_ms == 400].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, first)
+    page = (tmp_path / "parallel.md").read_text()
+    assert "Made by `python -m scripts.benchmarks.hosts measure=step layouts=2x1" in page
+    third = run("compute_ms=1200", "--again")
+    assert measured[4:] == [("alone", [1200]), ("ddp", [1200])]
+    assert list(third.step_ms) == [401, 402, 1205, 1206]
+    # Another command adds to it, and keeps what it measured when it is interrupted or an engine fails.
+    with pytest.raises(KeyboardInterrupt):
+        bench.main([*SMALL, "models=digits_resnet,gpt_30m", "compute_ms=0", f"output={tmp_path}"])
+    after = pd.read_csv(tmp_path / "parallel.csv")
+    assert list(after.model) == ["digits_resnet", *["gpt_5m"] * 4]
+    pd.testing.assert_frame_equal(after[1:].reset_index(drop=True), third)
+    assert bench.main([*SMALL, "models=digits_resnet", "compute_ms=0", f"output={tmp_path}"]) == 1
+    assert (
+        "failed, left out: hosts=2, ranks_per_host=1, mbit_per_s=200.0, model=digits_resnet" in capsys.readouterr().err
+    )
+    assert len(pd.read_csv(tmp_path / "parallel.csv")) == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("rounds=3", "rows of alone with rounds=2, this is rounds=3"),
+        ("peers_bucket_mb=4", "rows of alone with bucket_mb=5, this is bucket_mb=4.0"),
+        ("machine", "rows of alone with machine=Abacus, 1 cores, this is machine="),
+        ("commit", "rows of alone with commit=0123456789ab, this is commit="),
+        ("columns", "parallel.csv has no commit; give another output"),
+    ],
+)
+def test_a_table_is_of_one_machine_one_commit_and_one_setting(
+    tmp_path: Path, measured: list, capsys: pytest.CaptureFixture, given: str, message: str
+) -> None:
+    assert bench.main([*SMALL, f"output={tmp_path}"]) == 0
+    frame = pd.read_csv(tmp_path / "parallel.csv")
+    if given == "machine":
+        frame.assign(machine="Abacus, 1 cores").to_csv(tmp_path / "parallel.csv", index=False)
+    if given == "commit":
+        frame.assign(commit="0123456789ab").to_csv(tmp_path / "parallel.csv", index=False)
+    if given == "columns":
+        frame.drop(columns="commit").to_csv(tmp_path / "parallel.csv", index=False)
+    before = (tmp_path / "parallel.csv").read_bytes()
+    settings = [given] if "=" in given else []
+    assert bench.main([*SMALL, "compute_ms=800", *settings, f"output={tmp_path}"]) == 2
+    assert message in capsys.readouterr().err
+    assert (tmp_path / "parallel.csv").read_bytes() == before
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("engines=our", "engines=our: 'our': did you mean 'ours'?"),
+        ("models=gpt_5", "models=gpt_5: 'gpt_5': did you mean 'gpt_5m'?"),
+        ("topologies=aer,rign", "topologies=aer,rign: 'rign': did you mean 'ring'?"),
+    ],
+)
+def test_names_are_checked_before_anything_is_measured(
+    tmp_path: Path, measured: list, capsys: pytest.CaptureFixture, setting: str, message: str
+) -> None:
+    assert bench.main(["measure=step", "layouts=2x1", setting, f"output={tmp_path}"]) == 2
+    assert message in capsys.readouterr().err
+    assert not measured
