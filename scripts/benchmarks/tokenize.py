@@ -4,12 +4,11 @@ python -m scripts.benchmarks.tokenize [tokenizer=gpt2] [copies=16] [processes=2]
 
 The corpus is the Python standard library's sources, several times over, in parquet files like OpenWebText's. Preparing
 it means all that the command does, from reading the files to the header; tiktoken gets the texts in memory, in batches,
-with as many threads as the preparation has processes, and its tokens are thrown away. The two take turns, and ratios
+with as many threads as the preparation, and its tokens are thrown away. The two take turns, and ratios
 are taken within a turn. GPT-2's vocabulary is a download: where it is missing, tokenizer=bpe_N takes a BPE of N tokens
 that is trained from the corpus first, which is not timed.
 """
 
-import hashlib
 import shutil
 import statistics
 import sys
@@ -26,6 +25,7 @@ from pydantic import Field, PositiveInt
 from tiktoken.load import load_tiktoken_bpe
 
 from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
+from common.report.benchmark import Benchmark
 from gpt2.prepare import PrepareArguments, prepare
 from gpt2.sources import STDLIB, find_inputs
 from gpt2.token_files import SPLITS, DataError
@@ -51,7 +51,7 @@ class BenchArguments(Arguments):
     tokenizer: Text = Field("gpt2", description="gpt2, or bpe_N (N tokens, trained from the corpus)")
     documents: PositiveInt | None = Field(None, ge=2, description="files of the standard library to take; null: all")
     copies: PositiveInt = Field(16, description="of the standard library in the corpus, a parquet file each")
-    processes: PositiveInt = Field(2, description="of the preparation, and threads of tiktoken")
+    processes: PositiveInt = Field(2, description="threads of the preparation, and of tiktoken")
     rounds: PositiveInt = Field(5, ge=2, description="turns of each")
     output: Text = Field("results/benchmarks", description="where tokenize.csv and tokenize.md are written")
 
@@ -59,9 +59,6 @@ class BenchArguments(Arguments):
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Make a corpus, time both, write the table."""
-    # Here, because the preparation's processes import this module, and this brings torch.
-    from common.report.benchmark import Benchmark
-
     arguments = parse(BenchArguments, argv, MODULE, "Time the preparation of tokens.")
     benchmark = Benchmark("tokenize", "Preparing tokens", COLUMNS, FORMATS)
     with tempfile.TemporaryDirectory() as name:
@@ -111,14 +108,12 @@ def time_prepare(folder: Path, tokenizer: Tokenizer, arguments: BenchArguments) 
     output, vocabulary = folder / "prepared", folder / VOCABULARY
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()
-    digest = ""
     if vocabulary.exists():
         shutil.copyfile(vocabulary, output / VOCABULARY)
-        digest = hashlib.sha256(vocabulary.read_bytes()).hexdigest()
     settings = PrepareArguments(
         output=str(output), source=str(folder / "corpus"), tokenizer=tokenizer.name, processes=arguments.processes
     )
-    with mock.patch("gpt2.prepare.choose_tokenizer", return_value=(tokenizer, digest)):  # trained once, not every round
+    with mock.patch("gpt2.prepare.train_bpe", return_value=tokenizer):  # trained once, not every round
         since = time.perf_counter()
         header = prepare(settings, quiet=True)
         taken = time.perf_counter() - since
