@@ -115,6 +115,9 @@ def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
     if not (folder / HEADER).exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(f"output={folder}: cannot be made ({error.strerror})") from error
+        try:
             with exclusive(folder / ".lock"):
                 if not (folder / HEADER).exists():  # another process may have made it meanwhile
                     return write(arguments, files, inputs, listed, threads, quiet)
