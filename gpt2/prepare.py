@@ -12,19 +12,15 @@ debian_prose are split by the names of their files, so that another version of t
 It can be interrupted at any time: the same command continues where it was.
 """
 
-import bisect
-import contextlib
 import hashlib
 import math
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
@@ -33,14 +29,14 @@ from tqdm import tqdm
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.interruptible import interruptible
 from common.locks import exclusive
+from common.training.atomic import describe as described
 from common.training.atomic import write_atomically
 from gpt2.debian_prose import write_prose
-from gpt2.documents import Scanned, Unit, read, scan
-from gpt2.encode import Job, encode, parallel_map
+from gpt2.documents import checksum, count
+from gpt2.encode import PROGRESS, encode_all, pieces, summarise, unigram_entropy
 from gpt2.sources import InputFile, find_inputs
 from gpt2.token_files import FORMAT, HEADER, SPLITS, DataError, Header, open_tokens, read_header
-from gpt2.token_writer import TokenWriter, unigram_entropy
-from gpt2.tokenizer import VOCABULARY, Tokenizer, load_tokenizer, train_bpe, trained_size
+from gpt2.tokenizer import VOCABULARY, load_tokenizer, train_bpe, trained_size
 
 INPUTS = "inputs.sha256"  # in sha256sum's format
 BPE_CHARACTERS = 32_000_000  # at most, of the training documents from which a BPE is trained
@@ -51,6 +47,8 @@ NOT_SHAPING = {"output", "source", "revision", "archives", "processes", "streami
 PROSE = "debian_prose"
 PROSE_DEFAULTS = {"output": "data/debian_prose", "tokenizer": "bpe_1024", "validation_fraction": 0.05}
 FEW_DOCUMENTS = 10  # for validation
+
+Result = TypeVar("Result")
 
 
 class PrepareArguments(Arguments):
@@ -69,7 +67,7 @@ class PrepareArguments(Arguments):
     seed: Annotated[int, Field(ge=0)] = Field(2357, description="seed of the split")
     text_key: Text = Field("text", description="column or JSON key that holds the text")
     revision: Text = Field("main", description="branch, tag or commit on the hub")
-    processes: PositiveInt | None = Field(None, description="null: one for each core")
+    processes: PositiveInt | None = Field(None, description="threads; null: one for each core")
     archives: Text = Field("data/archives", description="where packages are downloaded to, or already are")
     streaming: bool = Field(False, description="read the hub's files over the network, keep no copy")
 
@@ -77,35 +75,6 @@ class PrepareArguments(Arguments):
     @classmethod
     def _defaults_of_prose(cls, values: dict[str, Any]) -> dict[str, Any]:
         return PROSE_DEFAULTS | values if values.get("source") == PROSE else values
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """All units of a source.
-
-    inputs:   checksums of all files, in sha256sum's format
-    packages: those that the documents come from, for the header
-    """
-
-    units: tuple[Unit, ...]
-    bytes: int
-    inputs: str
-    packages: list[dict[str, str]] = field(default_factory=list)
-
-    @property
-    def digest(self) -> str:
-        """The sha256 of `inputs`, which identifies the documents."""
-        return hashlib.sha256(self.inputs.encode()).hexdigest()
-
-    @property
-    def first_documents(self) -> list[int]:
-        """The number of the first document of each unit, followed by the number of all documents."""
-        return list(accumulate((unit.documents for unit in self.units), initial=0))
-
-    @property
-    def documents(self) -> int:
-        """The number of all documents."""
-        return sum(unit.documents for unit in self.units)
 
 
 @main_function
@@ -128,221 +97,153 @@ def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
     the documents cannot be read or the folder holds other data.
     """
     trained_size(arguments.tokenizer)
-    processes = arguments.processes or len(os.sched_getaffinity(0))
+    threads = arguments.processes or len(os.sched_getaffinity(0))
     folder = Path(arguments.output)
     source, packages = arguments.source, []
     if source == PROSE:
         documents, packages = write_prose(Path(arguments.archives))
         source = str(documents)
-    corpus = scan_all(find_inputs(source, arguments.revision, arguments.streaming), processes, quiet)
-    corpus = replace(corpus, packages=[package.record() for package in packages])
+    files = find_inputs(source, arguments.revision, arguments.streaming)
+    digests = of_each(checksum, files, threads, quiet, "reading")
+    listed = "".join(f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True)).encode()
+    inputs = {
+        "files": len(files),
+        "bytes": sum(file.bytes for file in files),
+        "sha256": hashlib.sha256(listed).hexdigest(),
+    }
+    inputs |= {"packages": [package.record() for package in packages]} if packages else {}
     if not (folder / HEADER).exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise DataError(f"output={folder}: cannot be made ({error.strerror})") from error
-        with exclusive(folder / ".lock"):
-            if not (folder / HEADER).exists():  # another process may have made it meanwhile
-                return write(arguments, corpus, processes, quiet)
-    return check_same(read_header(folder), corpus, arguments)
+        try:
+            with exclusive(folder / ".lock"):
+                if not (folder / HEADER).exists():  # another process may have made it meanwhile
+                    return write(arguments, files, inputs, listed, threads, quiet)
+        except OSError as error:
+            raise DataError(f"output={folder}: cannot be written ({error}); the same command continues") from error
+    return check_same(read_header(folder), inputs, arguments)
 
 
-def write(arguments: PrepareArguments, corpus: Corpus, processes: int, quiet: bool) -> Header:
-    """Encode the corpus into the output folder, going on where an earlier call was interrupted; return the header."""
-    folder = Path(arguments.output)
-    validation = choose_validation(arguments, corpus)
-    parts = folder / "parts"
-    shutil.rmtree(parts, ignore_errors=True)
-    parts.mkdir()
-    tokenizer, vocabulary = choose_tokenizer(arguments, corpus, validation, folder)
-    writer = TokenWriter(folder, fingerprint(arguments, corpus, vocabulary))
-    try:
-        jobs = make_jobs(arguments, corpus, validation, vocabulary, writer.progress.units)
-        with (
-            tqdm(
-                total=corpus.documents,
-                initial=sum(writer.progress.documents.values()),
-                unit=" documents",
-                unit_scale=True,
-                disable=True if quiet else None,
-                desc="encoding",
-            ) as bar,
-            contextlib.closing(parallel_map(encode, jobs, processes)) as encoded,
-        ):
-            for job, documents in zip(jobs, encoded, strict=True):
-                writer.append(job.part, documents)
-                bar.update(sum(documents.values()))
-                bar.set_postfix_str(f"{sum(writer.progress.bytes.values()) / 2e6:,.1f}M tokens")
-        header = make_header(arguments, corpus, tokenizer, vocabulary, writer)
-        write_atomically(folder / INPUTS, corpus.inputs.encode())
-    except BaseException as error:  # interrupted: the next start continues from here
-        for step in (writer.save, writer.close):
-            with contextlib.suppress(OSError):  # a full disk: the next start continues from what was saved before
-                step()
-        if isinstance(error, OSError):
-            message = f"output={folder}: cannot be written ({error}); the same command continues"
-            raise DataError(message) from error
-        raise
-    finally:
-        shutil.rmtree(parts, ignore_errors=True)
-    writer.finish(header)
+def write(
+    arguments: PrepareArguments,
+    files: list[InputFile],
+    inputs: dict[str, Any],
+    listed: bytes,
+    threads: int,
+    quiet: bool,
+) -> Header:
+    """Encode the documents into the output folder, going on where an earlier call was interrupted; return the header.
+
+    inputs, listed: what the header says of the files, and their checksums as in sha256sum's format
+    """
+    folder, name, text_key = Path(arguments.output), arguments.tokenizer, arguments.text_key
+    documents = sum(of_each(partial(count, text_key=text_key), files, threads, quiet, "counting"))
+    validation = choose_validation(arguments, files, documents)
+    vocabulary = ""
+    if trained_size(name) is None:
+        tokenizer = load_tokenizer(name, folder)
+    else:
+        tokenizer = train_bpe(name, training_texts(files, inputs["bytes"], text_key, validation), folder)
+        vocabulary = described(folder / VOCABULARY)["sha256"]
+    settings = arguments.model_dump(exclude=NOT_SHAPING)
+    fingerprint = hashlib.sha256(repr((FORMAT, inputs["sha256"], vocabulary, settings)).encode()).hexdigest()
+    bar = tqdm(total=documents, unit=" documents", unit_scale=True, disable=True if quiet else None, desc="encoding")
+    with bar:
+        encode_all(pieces(files, text_key, validation), tokenizer, folder, fingerprint, threads, bar)
+    made = {split: summarise(folder / f"{split}.bin") for split in SPLITS}
+    counts = sum(occurrences for occurrences, _ in made.values())
+    header = Header(
+        format=FORMAT,
+        encoding=name,
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_of_text=tokenizer.end_of_text,
+        largest_token=int(counts.nonzero()[0].max()),
+        tokens={split: int(occurrences.sum()) for split, (occurrences, _) in made.items()},
+        documents={"train": documents - len(validation), "val": len(validation)},
+        unigram_entropy=unigram_entropy(counts),
+        source=arguments.source,
+        split={"fraction": arguments.validation_fraction, "seed": arguments.seed},
+        inputs=inputs,
+        settings=settings,
+        vocabulary=vocabulary,
+        sha256={split: digest for split, (_, digest) in made.items()},
+    )
+    write_atomically(folder / INPUTS, listed)
+    write_atomically(folder / HEADER, header.to_json().encode())
+    (folder / PROGRESS).unlink()
     return header
 
 
-def scan_all(files: list[InputFile], processes: int, quiet: bool) -> Corpus:
-    """Checksum all files and cut them into units, in parallel."""
-    # Starting a process takes longer than reading a few files.
-    few = sum(file.bytes for file in files) < 64e6
-    with contextlib.closing(parallel_map(scan, files, 1 if few else processes)) as results:
-        bar = tqdm(results, total=len(files), unit=" files", disable=True if quiet else None, desc="reading")
-        scanned: list[Scanned] = list(bar)
-    inputs = "".join(f"{result.sha256}  {file.name}\n" for result, file in zip(scanned, files, strict=True))
-    units = tuple(unit for result in scanned for unit in result.units)
-    return Corpus(units, sum(file.bytes for file in files), inputs)
+def of_each(
+    function: Callable[[InputFile], Result], files: list[InputFile], threads: int, quiet: bool, title: str
+) -> list[Result]:
+    """Return function(file) for each file."""
+    with ThreadPoolExecutor(threads) as pool:
+        results = pool.map(function, files)
+        return list(tqdm(results, total=len(files), unit=" files", disable=True if quiet else None, desc=title))
 
 
-def choose_validation(arguments: PrepareArguments, corpus: Corpus) -> list[int]:
-    """Return the numbers of the validation documents, sorted."""
-    if arguments.source != PROSE:
-        return validation_documents(corpus.documents, arguments.validation_fraction, arguments.seed)
-    hashes = (hashlib.sha256(f"{arguments.seed} {unit.file.name}".encode()).hexdigest() for unit in corpus.units)
-    return [
-        document
-        for document, name in zip(corpus.first_documents, hashes, strict=False)
-        if int(name[:8], 16) < arguments.validation_fraction * 2**32
-    ]
+def choose_validation(arguments: PrepareArguments, files: list[InputFile], documents: int) -> set[int]:
+    """Return the numbers of the validation documents. Raises DataError if a split would be empty."""
+    if arguments.source == PROSE:  # a document in each file
+        hashes = (hashlib.sha256(f"{arguments.seed} {file.name}".encode()).hexdigest() for file in files)
+        chosen = {i for i, name in enumerate(hashes) if int(name[:8], 16) < arguments.validation_fraction * 2**32}
+    else:
+        chosen = validation_documents(documents, arguments.validation_fraction, arguments.seed)
+    if not 0 < len(chosen) < documents:
+        raise DataError(
+            f"the source has {documents} documents: expected at least 2, one of them for validation, but "
+            f"validation_fraction={arguments.validation_fraction} takes {len(chosen)}"
+        )
+    return chosen
 
 
-def validation_documents(documents: int, fraction: float, seed: int) -> list[int]:
-    """Return the numbers of the validation documents, sorted: those that train_test_split of `datasets` draws.
-
-    Raises DataError if nothing would be left for training.
-    """
-    count = math.ceil(fraction * documents)
-    if documents - count < 1:
-        raise DataError(f"the source has {documents} documents: expected at least 2, one of them for validation")
+def validation_documents(documents: int, fraction: float, seed: int) -> set[int]:
+    """Return the numbers of the validation documents: those that train_test_split of `datasets` draws."""
     order = np.arange(documents, dtype=np.uint32)
     np.random.default_rng(seed).shuffle(order)
-    return sorted(order[:count].tolist())
+    return set(order[: math.ceil(fraction * documents)].tolist())
 
 
-def choose_tokenizer(
-    arguments: PrepareArguments, corpus: Corpus, validation: list[int], folder: Path
-) -> tuple[Tokenizer, str]:
-    """Return the tokenizer, trained from the training documents if it is a BPE, and its vocabulary's checksum."""
-    if trained_size(arguments.tokenizer) is None:
-        return load_tokenizer(arguments.tokenizer, folder), ""
-    tokenizer = train_bpe(arguments.tokenizer, training_texts(arguments, corpus, validation), folder)
-    return tokenizer, hashlib.sha256((folder / VOCABULARY).read_bytes()).hexdigest()
-
-
-def training_texts(arguments: PrepareArguments, corpus: Corpus, validation: list[int]) -> Iterator[str]:
-    """Yield texts of training documents, from units spread over the whole source, up to BPE_CHARACTERS."""
-    share = BPE_CHARACTERS / max(corpus.bytes, 1)
-    stride = max(1, math.floor(1 / share))
-    forbidden, characters = set(validation), 0
-    for unit, first in list(zip(corpus.units, corpus.first_documents, strict=False))[::stride]:
-        document = first
-        for text, ends in read(unit, arguments.text_key):
-            if document not in forbidden:
-                yield text
-                characters += len(text)
-            document += ends
+def training_texts(files: list[InputFile], size: int, text_key: str, validation: set[int]) -> Iterator[str]:
+    """Yield texts of training documents, spread over the whole source of `size` bytes, up to BPE_CHARACTERS."""
+    stride, characters = max(1, size // BPE_CHARACTERS), 0
+    for number, (text, _, held_out) in enumerate(pieces(files, text_key, validation)):
+        if not held_out and number % stride == 0:
+            yield text
+            characters += len(text)
             if characters > BPE_CHARACTERS:
                 return
 
 
-def make_jobs(
-    arguments: PrepareArguments, corpus: Corpus, validation: list[int], vocabulary: str, done: int
-) -> list[Job]:
-    """Return the jobs for all units that are not yet encoded."""
-    folder = Path(arguments.output)
-    jobs = []
-    for index, (unit, first) in enumerate(zip(corpus.units, corpus.first_documents, strict=False)):
-        if index >= done:
-            # A text that continues in the next unit is a document of this one too.
-            low, high = (bisect.bisect_left(validation, n) for n in (first, first + unit.documents + 1))
-            chosen = tuple(number - first for number in validation[low:high])
-            part = folder / "parts" / f"{index:08d}"
-            jobs.append(Job(unit, chosen, arguments.tokenizer, vocabulary, folder, arguments.text_key, part))
-    return jobs
-
-
-def shaping(arguments: PrepareArguments) -> dict[str, Any]:
-    """Return the settings that, with documents and vocabulary, determine the content of the files."""
-    return arguments.model_dump(exclude=NOT_SHAPING)
-
-
-def fingerprint(arguments: PrepareArguments, corpus: Corpus, vocabulary: str) -> str:
-    """Identify the output: an interrupted preparation continues only with the same fingerprint."""
-    content = (FORMAT, corpus.digest, vocabulary, sorted(shaping(arguments).items()))
-    return hashlib.sha256(repr(content).encode()).hexdigest()
-
-
-def make_header(
-    arguments: PrepareArguments, corpus: Corpus, tokenizer: Tokenizer, vocabulary: str, writer: TokenWriter
-) -> Header:
-    """Make the header of the files just written."""
-    progress = writer.progress
-    return Header(
-        format=FORMAT,
-        encoding=tokenizer.name,
-        vocabulary_size=tokenizer.vocabulary_size,
-        end_of_text=tokenizer.end_of_text,
-        largest_token=int(writer.counts.nonzero()[0].max()),
-        tokens={split: progress.bytes[split] // 2 for split in SPLITS},
-        documents=dict(progress.documents),
-        unigram_entropy=unigram_entropy(writer.counts),
-        source=arguments.source,
-        split={"fraction": arguments.validation_fraction, "seed": arguments.seed},
-        inputs={"files": len(corpus.inputs.splitlines()), "bytes": corpus.bytes, "sha256": corpus.digest}
-        | ({"packages": corpus.packages} if corpus.packages else {}),
-        settings=shaping(arguments),
-        vocabulary=vocabulary,
-    )
-
-
-def check_same(header: Header, corpus: Corpus, arguments: PrepareArguments) -> Header:
+def check_same(header: Header, inputs: dict[str, Any], arguments: PrepareArguments) -> Header:
     """Return the header of a finished folder.
 
-    Raises DataError if it was made from other documents or settings, or if its files are not whole.
+    Raises DataError if it was made from other documents or settings, or if its files are not those that were made.
     """
-    recorded = {"tokenizer": header.encoding, "validation_fraction": header.split["fraction"]}
-    there = header.settings or recorded | {"seed": header.split["seed"]}
-    wanted = {
-        key: (there.get(key), value) for key, value in shaping(arguments).items() if key in there or header.settings
-    }
-    wanted |= {"sha256 of the inputs": (header.inputs["sha256"], corpus.digest)}
-    differences = [f"{key}: {before} there, {now} now" for key, (before, now) in wanted.items() if before != now]
-    if not differences and not header.settings and not begins_alike(corpus, arguments):
-        differences = ["its first tokens: other ones would be made now"]
+    folder = Path(arguments.output)
+    there = {"tokenizer": header.encoding, "text_key": "text", **header.split, **header.settings}  # settings: none in
+    there["validation_fraction"] = header.split["fraction"]  # folders that were made before they were recorded
+    wanted = arguments.model_dump(exclude=NOT_SHAPING) | {"sha256 of the inputs": inputs["sha256"]}
+    there["sha256 of the inputs"] = header.inputs["sha256"]
+    differences = [f"{key}: {there.get(key)} there, {now} now" for key, now in wanted.items() if there.get(key) != now]
     if differences:
         raise DataError(
-            f"output={arguments.output}: holds other data ({'; '.join(differences)}); expected a new folder, or this "
-            "one removed, to prepare it anew"
+            f"output={folder}: holds other data ({'; '.join(differences)}); expected a new folder, or this one "
+            "removed, to prepare it anew"
         )
     for split in SPLITS:
-        open_tokens(Path(arguments.output), header, split)
+        open_tokens(folder, header, split)
+        file = folder / f"{split}.bin"
+        if (expected := header.sha256.get(split)) and (found := described(file)["sha256"]) != expected:
+            raise DataError(
+                f"{file}: sha256 {found}, but {HEADER} says {expected}; remove the folder and prepare it again"
+            )
     if header.vocabulary:
-        load_tokenizer(header.encoding, Path(arguments.output), header.vocabulary)
+        load_tokenizer(header.encoding, folder, header.vocabulary)
     return header
-
-
-def begins_alike(corpus: Corpus, arguments: PrepareArguments) -> bool:
-    """Encode the first documents anew and compare: folders made before their settings were recorded may hide others."""
-    validation = choose_validation(arguments, corpus)
-    file = Path(arguments.output) / VOCABULARY
-    vocabulary = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
-    first, *_ = make_jobs(arguments, corpus, validation, vocabulary, 0)
-    with tempfile.TemporaryDirectory() as folder:
-        part = Path(folder) / "first"
-        encode(replace(first, part=part))
-        for split in SPLITS:
-            expected = part.with_suffix(f".{split}").read_bytes()
-            with (Path(arguments.output) / f"{split}.bin").open("rb") as stream:
-                if stream.read(len(expected)) != expected:
-                    return False
-    return True
 
 
 def describe(header: Header, folder: Path) -> str:

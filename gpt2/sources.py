@@ -89,7 +89,7 @@ def local_files(source: str) -> list[InputFile]:
     if left_out:
         more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
         logging.warning("source=%s: left out are %s%s", source, ", ".join(left_out[:SHOWN]), more)
-    common = path if path.is_dir() else Path(*_common_parts(files))
+    common = path if path.is_dir() else os.path.commonpath([file.parent for file in files])
     return [_local(file, file.relative_to(common).as_posix()) for file in files]
 
 
@@ -161,12 +161,3 @@ def _kind(path: Path) -> Literal["parquet", "jsonl", "text"] | None:
 
 def _local(path: Path, name: str) -> InputFile:
     return InputFile(name, str(path), KINDS[path.suffix.lower()], path.stat().st_size)
-
-
-def _common_parts(files: list[Path]) -> list[str]:
-    parts = []
-    for names in zip(*(file.parent.parts for file in files), strict=False):
-        if len(set(names)) > 1:
-            break
-        parts.append(names[0])
-    return parts

@@ -41,6 +41,7 @@ class Header:
                       "packages": name, version, sha256 and licence of each package that they come from, if any}
     settings:         everything in gpt2.prepare's command that shapes the files; empty: made before this was recorded
     vocabulary:       sha256 of vocabulary.tiktoken, "" if the tokenizer has none
+    sha256:           {split: checksum of its file}; empty: made before this was recorded
     """
 
     format: int
@@ -56,6 +57,7 @@ class Header:
     inputs: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
     vocabulary: str = ""
+    sha256: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         """Return the header as text for header.json."""

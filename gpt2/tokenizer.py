@@ -11,9 +11,8 @@ import itertools
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import tiktoken
@@ -32,36 +31,26 @@ GPT2_FILES = (  # as in tiktoken_ext.openai_public.gpt2
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 SPACES = re.compile(r"[^\S\x1c-\x1f]+")  # what \s+ means in WORDS
 LONG_RUN = 1000  # spaces
+# The characters as which byte-level BPEs write bytes: printable ones of Latin-1 as such, the others from 256 on.
+PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+BYTE_OF = dict(zip(map(chr, PRINTABLE), PRINTABLE, strict=True))
+BYTE_OF |= {chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))}
 LONGEST_WORD = 1000  # characters; the time to train a BPE grows with the square of longer ones, which are cut for it
 
 
-class Tokenizer(Protocol):
-    """Conversion between text and token ids. `end_of_text` is the largest id; `encode` never returns it."""
-
-    name: str
-    vocabulary_size: int
-    end_of_text: int
-
-    def encode(self, text: str) -> NDArray[np.uint16]:
-        """Return the ids of the text, [tokens]; "<|endoftext|>" in the text is ordinary text."""
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of ids; bytes that are not UTF-8 become U+FFFD."""
-
-
 class Bytes:
-    """A tokenizer with UTF-8 bytes as tokens."""
+    """A tokenizer with UTF-8 bytes as tokens. `end_of_text` is the largest id; `encode` never returns it."""
 
     name = "bytes"
     vocabulary_size = 257
     end_of_text = 256
 
     def encode(self, text: str) -> NDArray[np.uint16]:
-        """Return the ids of the text, [bytes]."""
+        """Return the ids of the text, [bytes]; "<|endoftext|>" in it is ordinary text."""
         return np.frombuffer(repaired(text).encode(), np.uint8).astype(np.uint16)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of ids."""
+        """Return the text of ids; bytes that are not UTF-8 become U+FFFD."""
         pieces = (END_OF_TEXT.encode() if token == self.end_of_text else bytes([token]) for token in tokens)
         return b"".join(pieces).decode(errors="replace")
 
@@ -74,7 +63,7 @@ class Tiktoken:
         self.vocabulary_size, self.end_of_text = encoding.n_vocab, encoding.eot_token
 
     def encode(self, text: str) -> NDArray[np.uint16]:
-        """Return the ids of the text, [tokens]."""
+        """Return the ids of the text, [tokens]; "<|endoftext|>" in it is ordinary text."""
         try:
             # Into an array: the lists of `encode_ordinary` would cost more than a tenth of the time.
             tokens = self._encoding.encode_to_numpy(text, disallowed_special=())
@@ -90,6 +79,9 @@ class Tiktoken:
     def decode(self, tokens: Iterable[int]) -> str:
         """Return the text of ids."""
         return self._encoding.decode(list(tokens))
+
+
+Tokenizer = Bytes | Tiktoken
 
 
 def cut_at_spaces(text: str) -> list[str]:
@@ -195,29 +187,13 @@ def train_bpe(name: str, texts: Iterable[str], folder: Path) -> Tokenizer:
     learned = sorted(bpe.get_vocab().items(), key=lambda item: item[1])
     if len(learned) < size:
         raise DataError(f"tokenizer={name}: the corpus gives only {len(learned) + 1} tokens; expected at most that")
-    ranks = {as_bytes(token): rank for token, rank in learned}
+    ranks = {bytes(map(BYTE_OF.__getitem__, token)): rank for token, rank in learned}
     lines = [b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks.items()]
     write_atomically(folder / VOCABULARY, b"".join(lines))
     return from_ranks(name, ranks)
 
 
-def from_ranks(name: str, ranks: Mapping[bytes, int]) -> Tokenizer:
+def from_ranks(name: str, ranks: dict[bytes, int]) -> Tokenizer:
     """Make a tokenizer with these tokens, followed by end-of-text."""
-    return Tiktoken(
-        tiktoken.Encoding(name, pat_str=WORDS, mergeable_ranks=dict(ranks), special_tokens={END_OF_TEXT: len(ranks)})
-    )
-
-
-def as_bytes(token: str) -> bytes:
-    """Return the bytes of a token of a byte-level BPE, in which each byte is written as a printable character."""
-    return bytes(BYTE_OF[character] for character in token)
-
-
-def byte_of_character() -> dict[str, int]:
-    """Make GPT-2's table: printable Latin-1 characters are bytes as such, characters 256, 257, ... the other bytes."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-BYTE_OF = byte_of_character()
+    special = {END_OF_TEXT: len(ranks)}
+    return Tiktoken(tiktoken.Encoding(name, pat_str=WORDS, mergeable_ranks=ranks, special_tokens=special))

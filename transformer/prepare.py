@@ -25,7 +25,6 @@ from common.training.compose import compose_config
 from common.training.config import ConfigError
 from transformer.config import Cleaning, NumberNames, Validation
 from transformer.preparation import folder
-from transformer.preparation.download import fetch
 from transformer.preparation.files import digest, read_text
 from transformer.preparation.libreoffice_help import help_packages, help_pairs
 from transformer.preparation.manifest import read_manifest
@@ -168,7 +167,7 @@ def make_wmt14(arguments: PrepareArguments, output: Path) -> None:
             return
         corpora = [*pair.train, pair.test, *([pair.valid] if arguments.validation == "newstest2013" else [])]
         names = dict.fromkeys(corpus.archive for corpus in corpora)
-        seen = [fetch(manifest.archives[name], archives) for name in names]
+        seen = [manifest.archives[name].fetch(archives) for name in names]
         for archive in seen:
             print(f"{archive['file']}: sha256 {archive['sha256']}, {archive['checked']}")
         pairs = wmt14_pairs(manifest, pair, archives, arguments.validation)

@@ -1,5 +1,6 @@
 """English prose out of small packages: unique paragraphs, a split by the names of pages, what the header says."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,10 @@ def text_of(package: str, number: int) -> str:
 def texts(folder: Path, split: str) -> list[str]:
     tokens = np.fromfile(folder / f"{split}.bin", DTYPE)
     return ["".join(map(chr, piece[piece < 256])) for piece in np.split(tokens, np.flatnonzero(tokens == 256) + 1)][:-1]
+
+
+def digests(folder: Path) -> list[str]:
+    return [hashlib.sha256((folder / f"{split}.bin").read_bytes()).hexdigest()[:16] for split in ("train", "val")]
 
 
 @pytest.fixture
@@ -44,6 +49,7 @@ def test_paragraphs_are_unique_and_pages_are_split_by_name(
         return {split: texts(tmp_path / name, split) for split in ("train", "val")}
 
     first = prepared("first")
+    assert digests(tmp_path / "first") == ["e2c1340b6fb33cc7", "e0bdbd2396c3cef6"]  # the same bytes as ever
     pages = {text_of(package, n) for package in ("anarchism", "linux-doc-6.12", "libreoffice-help-en-us")
              for n in range(20)}  # fmt: skip
     everything = [line for part in first.values() for page in part for line in page.splitlines()]
@@ -62,3 +68,14 @@ def test_paragraphs_are_unique_and_pages_are_split_by_name(
     for split in ("train", "val"):
         before, after = ({page.splitlines()[0] for page in each[split]} for each in (first, second))
         assert after - {new} == before
+    command = ["source=debian_prose", f"archives={tmp_path}/archives", f"output={tmp_path / 'third'}"]
+    assert main([*command, "validation_fraction=1e-9", "tokenizer=bytes"]) == 2
+    assert (
+        "the source has 61 documents: expected at least 2, one of them for validation, but" in capsys.readouterr().err
+    )
+
+
+def test_a_trained_encoding_is_the_same_as_ever(registry: Registry, tmp_path: Path) -> None:
+    command = ["source=debian_prose", f"archives={tmp_path}/archives", f"output={tmp_path / 'out'}"]
+    assert main([*command, "tokenizer=bpe_270", "validation_fraction=0.2"]) == 0
+    assert digests(tmp_path / "out") == ["e15b7a4d879d81a7", "a339a310a2835e07"]

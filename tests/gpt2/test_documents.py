@@ -1,4 +1,4 @@
-"""Documents out of parquet, JSON lines and text, however they are cut into units."""
+"""Documents out of parquet, JSON lines and text, from this machine and from the hub."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from gpt2 import documents
-from gpt2.documents import read, scan
+from gpt2.documents import checksum, count, read
 from gpt2.sources import InputFile, find_inputs
 from gpt2.token_files import DataError
 
@@ -34,24 +34,19 @@ WRITERS = {"parquet": write_parquet, "jsonl": write_jsonl, "txt": write_text}
 
 
 def documents_of(files):
-    """All documents of all files, put together from their pieces; checks what scanning promised."""
-    found = []
+    """All documents of all files, put together from their pieces; checks number and checksum, too."""
+    found, pending = [], ""
     for file in files:
-        scanned = scan(file)
-        if file.sha256 is None:
-            assert scanned.sha256 == hashlib.sha256(Path(file.location).read_bytes()).hexdigest()
-        pending = ""
-        for unit in scanned.units:
-            ended = 0
-            for text, ends in read(unit, "text"):
-                pending += text
-                if ends:
-                    found.append(pending)
-                    pending = ""
-                    ended += 1
-            assert ended == unit.documents
+        before = len(found)
+        for text, ends in read(file, "text"):
+            pending += text
+            if ends:
+                found.append(pending)
+                pending = ""
         assert pending == ""
-        assert [unit.ends_file for unit in scanned.units[-1:]] in ([True], [])
+        assert count(file, "text") == len(found) - before
+        if file.sha256 is None:
+            assert checksum(file) == hashlib.sha256(Path(file.location).read_bytes()).hexdigest()
     return found
 
 
@@ -61,41 +56,46 @@ def test_documents_come_back_whole_and_in_order(kind, block, tmp_path, monkeypat
     monkeypatch.setattr(documents, "BLOCK", block)
     WRITERS[kind](tmp_path / f"b.{kind}", TEXTS[20:])
     WRITERS[kind](tmp_path / f"a.{kind}", TEXTS[:20])
-    found = documents_of(find_inputs(str(tmp_path)))
+    files = find_inputs(str(tmp_path))
     expected = [f"{text}\n" for text in TEXTS] if kind == "txt" else TEXTS
     if kind == "txt":  # the line break before the separator belongs to the text; none is before the end of a file
         expected[19], expected[39] = TEXTS[19], TEXTS[39]
-    assert found == expected
-    units = [unit for file in find_inputs(str(tmp_path)) for unit in scan(file).units]
-    assert len(units) == 6 if kind == "parquet" else (len(units) > 2) == (block < 1000)
+    assert documents_of(files) == expected
+    pieces = [ends for file in files for _, ends in read(file, "text")]
+    assert (len(pieces) > len(TEXTS)) == (kind == "txt" and block < 1000)
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("", []),
-        ("no end of line", ["no end of line"]),
-        ("one\n<|endoftext|>\ntwo\n<|endoftext|>", ["one\n", "two\n"]),
-        ("one\r\n<|endoftext|>  \r\ntwo\r\n", ["one\r\n", "two\r\n"]),
-        ("not here: <|endoftext|>\n <|endoftext|>\n", ["not here: <|endoftext|>\n <|endoftext|>\n"]),
+        (b"", []),
+        (b"no end of line", ["no end of line"]),
+        (b"one\n<|endoftext|>\ntwo\n<|endoftext|>", ["one\n", "two\n"]),
+        (b"one\r\n<|endoftext|>  \r\ntwo\r\n", ["one\r\n", "two\r\n"]),
+        (b"not here: <|endoftext|>\n <|endoftext|>\n", ["not here: <|endoftext|>\n <|endoftext|>\n"]),
+        (b"\xef\xbb\xbf<|endoftext|>\none\n", ["", "one\n"]),  # a byte order mark is no text and hides no separator
+        (b"a\0b", ["a\0b"]),
     ],
 )
-def test_lines_that_separate_documents_in_text(content, expected, tmp_path):
-    (tmp_path / "a.txt").write_bytes(content.encode())
+@pytest.mark.parametrize("block", [8, 1 << 20])
+def test_lines_that_separate_documents_in_text(content, expected, block, tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "BLOCK", block)
+    (tmp_path / "a.txt").write_bytes(content)
     assert documents_of(find_inputs(str(tmp_path / "a.txt"))) == expected
 
 
 def test_sources_are_a_file_a_folder_or_a_glob(tmp_path):
-    for name in ("x/1.txt", "x/2.jsonl", "y/deep/3.parquet", "x/readme.md"):
+    for name in ("x/1 ü.txt", "x/2.jsonl", "y/deep/3.parquet", "x/readme.md"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{}")
 
     def names(source):
         return [(file.name, file.kind) for file in find_inputs(str(source))]
 
-    assert names(tmp_path) == [("x/1.txt", "text"), ("x/2.jsonl", "jsonl"), ("y/deep/3.parquet", "parquet")]
-    assert names(tmp_path / "x" / "1.txt") == [("1.txt", "text")]
-    assert names(f"{tmp_path}/x/*") == [("1.txt", "text"), ("2.jsonl", "jsonl")]
+    assert names(tmp_path) == [("x/1 ü.txt", "text"), ("x/2.jsonl", "jsonl"), ("y/deep/3.parquet", "parquet")]
+    assert names(tmp_path / "x" / "1 ü.txt") == [("1 ü.txt", "text")]
+    assert names(f"{tmp_path}/x/*") == [("1 ü.txt", "text"), ("2.jsonl", "jsonl")]
+    assert names(f"{tmp_path}/*/*.txt") == [("1 ü.txt", "text")]
     for nothing in (tmp_path / "no", tmp_path / "x" / "readme.md"):
         with pytest.raises(DataError, match="source="):
             find_inputs(str(nothing))
@@ -117,13 +117,6 @@ def test_links_are_followed_once_and_what_is_left_out_is_said(tmp_path, caplog):
     assert f"left out are {source}/a, {source}/again" in caplog.text
 
 
-def test_a_byte_order_mark_is_no_text_and_hides_no_separator(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "BLOCK", 8)
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf<|endoftext|>\none\n")
-    (tmp_path / "b.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "two"}\n')
-    assert documents_of(find_inputs(str(tmp_path))) == ["", "one\n", "two"]
-
-
 def test_the_standard_library_is_python_without_tests_and_installed_packages():
     files = find_inputs("python_stdlib")
     names = {file.name for file in files}
@@ -132,40 +125,35 @@ def test_the_standard_library_is_python_without_tests_and_installed_packages():
     assert sum(file.bytes for file in files) > 5e6
 
 
-def broken(kind, tmp_path):
-    match kind:
-        case "json":
-            (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"text": broken}\n')
-        case "deep":
-            (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + "[" * 100_000 + "\n")
-        case "key":
-            (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"content": "x"}\n')
-        case "null":
-            write_parquet(tmp_path / "a.parquet", ["fine", None])
-        case "column":
-            write_parquet(tmp_path / "a.parquet", ["fine"], column="content")
-        case "parquet":
-            (tmp_path / "a.parquet").write_text("nothing of the kind")
-        case "gone":
-            return [InputFile("a.txt", str(tmp_path / "a.txt"), "text", 3)]
-    return find_inputs(str(tmp_path))
+JSON = b'{"text": "fine"}\n'
+BROKEN = {
+    r"a\.jsonl, byte 17: not JSON": ("a.jsonl", JSON + b'{"text": broken}\n'),
+    r"a\.jsonl, byte 17: not JSON \(maximum recursion depth": ("a.jsonl", JSON + b"[" * 100_000 + b"\n"),
+    r"a\.jsonl, byte 17: not JSON \('utf-8' codec": ("a.jsonl", JSON + b'{"text": "\xff"}\n'),
+    r"a\.jsonl, byte 17: text=NoneType, expected text": ("a.jsonl", JSON + b'{"content": "x"}\n'),
+    r"a\.parquet, row 1, counted from 0: text=NoneType, expected text": ("a.parquet", ["fine", None]),
+    r"a\.parquet: no column 'text'; set text_key to one of: id, content": ("a.parquet", "content"),
+    r"a\.parquet: not a parquet file": ("a.parquet", b"nothing of the kind"),
+    r"a\.txt: expected UTF-8, found byte 0xff \(invalid start byte\) in the line 'b.c'": ("a.txt", b"a\nb\xffc\nd"),
+    r"a\.txt: cannot be read": ("a.txt", None),
+}
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("json", r"a\.jsonl, byte 17: not JSON"),
-        ("key", r"a\.jsonl, byte 17: text=NoneType, expected text"),
-        ("null", r"a\.parquet, row group 0, row 1 of it, counted from 0: text=NoneType, expected text"),
-        ("deep", r"a\.jsonl, byte 17: not JSON \(maximum recursion depth"),
-        ("column", r"a\.parquet: no column 'text'; set text_key to one of: id, content"),
-        ("parquet", r"a\.parquet: not a parquet file"),
-        ("gone", r"a\.txt: cannot be read"),
-    ],
-)
-def test_what_is_no_document_is_named_with_its_place(kind, message, tmp_path):
+@pytest.mark.parametrize("message", BROKEN)
+def test_what_is_no_document_is_named_with_its_place(message, tmp_path):
+    name, content = BROKEN[message]
+    file = tmp_path / name
+    if isinstance(content, list):
+        write_parquet(file, content)
+    elif isinstance(content, str):
+        write_parquet(file, ["fine"], column=content)
+    else:
+        file.write_bytes(content or b"x")
+    files = find_inputs(str(tmp_path))
+    if content is None:
+        file.unlink()
     with pytest.raises(DataError, match=message):
-        documents_of(broken(kind, tmp_path))
+        documents_of(files)
 
 
 @pytest.fixture
@@ -209,16 +197,16 @@ def test_the_hubs_parquet_files_are_downloaded_at_one_commit(hub):
     assert documents_of(files) == TEXTS
 
 
-def test_the_hubs_files_are_streamed_with_the_checksums_that_it_knows(hub, monkeypatch):
+def test_the_hubs_files_are_streamed_with_the_checksums_that_it_knows(hub):
     files = find_inputs("openwebtext", streaming=True)
     base = "hf://datasets/Skylion007/openwebtext@c0ffee/"
     assert [file.location for file in files] == [f"{base}plain_text/train-{i}.parquet" for i in (0, 1)]
     # The same files through fsspec's local URLs: what is read is a remote file to everything but fsspec.
     local = [InputFile(f.name, f.location.replace(base, f"file://{hub[1]}/"), f.kind, f.bytes, f.sha256) for f in files]
     assert documents_of(local) == TEXTS
-    assert {scan(file).sha256 for file in local} == {"ab"}
+    assert {checksum(file) for file in local} == {"ab"}
     with pytest.raises(DataError, match="file:///nowhere: cannot be read"):
-        scan(InputFile("a", "file:///nowhere", "parquet", 1, "ab"))
+        count(InputFile("a", "file:///nowhere", "parquet", 1, "ab"), "text")
 
 
 def test_a_hub_out_of_reach_or_without_parquet_is_explained(hub, monkeypatch):

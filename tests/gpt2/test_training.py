@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 
 from common.training.compose import compose_config
 from common.training.launch import launch
+from gpt2.encode import unigram_entropy
 from gpt2.model import GPT2
 from gpt2.task import TASK
-from gpt2.token_writer import unigram_entropy
 from tests.gpt2.corpora import TINY, pattern, write_tokens
 
 METHODS = {

@@ -1,34 +1,23 @@
 """Writing files atomically, and reading them."""
 
-import contextlib
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.training.atomic import temporary
+from common.training.atomic import describe, write_atomically
 from common.training.config import ConfigError
-
-BLOCK = 1 << 20
-
-
-@contextlib.contextmanager
-def whole(file: Path) -> Iterator[Path]:
-    """Give a path to write to, which becomes `file` when the block ends without an error."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = temporary(file, "partial")
-    try:
-        yield partial
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> None:
     """Write a text file atomically."""
-    with whole(file) as partial, partial.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.writelines(f"{line}\n" for line in lines)
+
+    def write(stream: Any) -> None:
+        for line in lines:
+            stream.write(f"{line}\n".encode())
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(file, write)
 
 
 def read_lines(file: Path) -> Iterator[str]:
@@ -58,8 +47,7 @@ def read_text(file: Path) -> Iterator[str]:
 
 def write_json(file: Path, content: dict[str, Any]) -> None:
     """Write a JSON file atomically."""
-    with whole(file) as partial:
-        partial.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_lines(file, [json.dumps(content, indent=2, ensure_ascii=False)])
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
@@ -70,7 +58,6 @@ def read_json(file: Path) -> dict[str, Any] | None:
         return None
 
 
-def digest(file: Path, algorithm: str = "sha256") -> str:
-    """Return the checksum of a file in hexadecimal."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, algorithm).hexdigest()
+def digest(file: Path) -> str:
+    """Return the sha256 of a file in hexadecimal."""
+    return describe(file)["sha256"]

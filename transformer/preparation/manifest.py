@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from omegaconf import OmegaConf
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
+from common.downloads import fetch
 from common.training.records import Strict
 
 MANIFEST = Path(__file__).with_name("wmt14.yaml")
@@ -25,6 +26,13 @@ class Archive(Strict):
     def file(self) -> str:
         """The file's name in the folder of archives."""
         return self.url.rpartition("/")[2]
+
+    def fetch(self, folder: Path) -> dict[str, Any]:
+        """Download the archive unless it is in the folder; return its name and checksums. Raises UsageError."""
+        seen = fetch(self.url, folder / self.file, bytes=self.bytes, sha256=self.sha256, md5=self.md5)
+        known = self.sha256 is not None or self.md5 is not None
+        checked = "as in the manifest" if known else "no checksum is known for this file"
+        return {"file": self.file, "url": self.url} | seen | {"checked": checked}
 
 
 class CorpusSource(Strict):

@@ -17,8 +17,9 @@ from io import StringIO
 from itertools import islice
 from pathlib import Path
 
+from common.training.atomic import write_atomically
 from common.training.config import ConfigError
-from transformer.preparation.files import digest, read_lines, whole, write_lines
+from transformer.preparation.files import digest, read_lines, write_lines
 from transformer.preparation.parallel import results, run
 from transformer.text import CODES, MosesText, Subwords
 
@@ -149,8 +150,9 @@ def learn_codes(words: Counter[str], merges: int, codes: Path) -> None:
         raise ConfigError(f"subword-nmt cannot be imported ({error}); pip install '.[transformer]'") from error
     # Sorted, so that ties do not depend on the order of the chunks.
     lines = [f"{word} {count}" for word, count in sorted(words.items())]
-    with whole(codes) as partial, partial.open("w", encoding="utf-8") as stream, redirect_stderr(StringIO()):
-        learn_bpe(lines, stream, merges, is_dict=True)
+    with StringIO() as learned, redirect_stderr(StringIO()):
+        learn_bpe(lines, learned, merges, is_dict=True)
+        write_atomically(codes, learned.getvalue().encode())
 
 
 def encode_chunk(recipe: Recipe, codes: Path, clean: bool, words: Path, file: Path) -> None:
