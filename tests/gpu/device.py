@@ -1,7 +1,12 @@
 """The device of a test, and the ranks that it may start there."""
 
+import contextlib
 import functools
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -71,6 +76,21 @@ def nccl_shares_a_gpu() -> bool:
         print(error)
         return False
     return True
+
+
+def program(*arguments: str, limit_s: float, **environment: str) -> tuple[int, str]:
+    """Return the exit code and the output of `python -m ARGUMENTS`; none of its processes stays."""
+    known = os.environ | {"PYTHONPATH": os.getcwd(), "GPU_RECORD": ""} | environment
+    with tempfile.TemporaryFile("w+") as log:
+        command = [sys.executable, "-m", *arguments]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=known, start_new_session=True)
+        try:
+            code = process.wait(limit_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        log.seek(0)
+        return code, log.read()
 
 
 def take_gpu(rank: int) -> None:

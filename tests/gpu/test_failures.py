@@ -1,16 +1,13 @@
 """A rank that dies, raises or stands still ends the job in time, the rank is named, and the run continues."""
 
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.gpu.device import CUDA, Device
+from tests.gpu.device import CUDA, Device, program
 from tests.gpu.faulty import task
 
 CHECK = 10, "failures end the job"
@@ -23,19 +20,9 @@ NAMED = {
     "raise": r"rank 1 failed:[\s\S]*ValueError: this rank fails on purpose",
     "stop": r"rank\(s\) \[[^\]]*\b1\b",
 }
-RUN = ["task=tests.gpu.faulty", "workers.count=2", "topology=one_peer_exponential", "model.width=8"]
+RUN = ["cnn.train", "task=tests.gpu.faulty", "workers.count=2", "topology=one_peer_exponential", "model.width=8"]
 RUN += ["training.steps=40", "training.checkpoint_every=10", "evaluation.every=40", "schedule.warmup=3"]
 RUN += ["logging.progress=false", "resume=true"]
-
-
-def run(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Return the exit code and the output of a training; the test's time limit ends it."""
-    command = [sys.executable, "-m", "cnn.train", *RUN, *arguments]
-    known = os.environ | {"PYTHONPATH": os.getcwd()} | environment
-    ended = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=known, timeout=240, check=False
-    )
-    return ended.returncode, ended.stdout
 
 
 def judge(how: str, code: int, seconds: float, output: str, limit_s: float) -> None:
@@ -57,14 +44,14 @@ def test_a_rank_that_fails_ends_the_job(
 ) -> None:
     device.require_gpus(2)
     timeout_s = TIMEOUT_S if device.on_gpu else 6
-    arguments = [f"parallel.timeout_s={timeout_s:g}", f"training.device={device.name}", f"run_dir={tmp_path}/run"]
-    code, output = run(*arguments, **{task.FAULT: how})
+    arguments = [*RUN, f"parallel.timeout_s={timeout_s:g}", f"training.device={device.name}", f"run_dir={tmp_path}/run"]
+    code, output = program(*arguments, limit_s=240, **{task.FAULT: how})
     ended, mark = time.time(), tmp_path / "run" / task.MARK
     assert mark.exists(), f"the run ended before rank 1 failed: {output[-2000:]}"
     seconds = ended - float(mark.read_text())
     judge(how, code, seconds, output, END_WITHIN_S[how] if device.on_gpu else BESIDE_OTHER_TESTS_S)
     figure(f"from the fault to the end of the job: {how} {seconds:.0f} s")
-    code, output = run(*arguments)
+    code, output = program(*arguments, limit_s=240)
     assert code == 0, output[-2000:]
     assert "resumed at step" in output
 

@@ -3,35 +3,29 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.gpu.device import Device, on_gpu
+from tests.gpu.device import Device, on_gpu, program
 
 CHECK = 1, "tests with the GPU hidden, quickstart with it"
 LEAST_ACCURACY = 90.0  # percent; the kept runs have 98
 ROWS = "rows=allreduce,accumadam_one_peer_exponential"
 
 
-def program(*arguments: str, limit_s: float, **environment: str) -> str:
-    command, known = [sys.executable, "-m", *arguments], os.environ | {"GPU_RECORD": ""} | environment
-    ended = subprocess.run(command, capture_output=True, text=True, env=known, timeout=limit_s, check=False)
-    assert ended.returncode == 0, f"{arguments[0]}: {ended.stderr[-1000:]} {ended.stdout[-3000:]}"
-    return ended.stdout
-
-
 @on_gpu
 def test_the_fast_tests_with_the_gpu_hidden(device: Device, figure: Callable[[str], None]) -> None:
     options = ["-q", "-n", str(min(8, len(os.sched_getaffinity(0)))), "-m", "not slow and not gpu"]
-    output = program("pytest", *options, limit_s=900, CUDA_VISIBLE_DEVICES="")
+    code, output = program("pytest", *options, limit_s=900, CUDA_VISIBLE_DEVICES="")
+    assert code == 0, output[-4000:]
     figure(re.findall(r"(\d+ passed[^\n]*?) in [\d.]+s", output)[-1])
 
 
 @on_gpu
 def test_the_quickstart_learns(device: Device, figure: Callable[[str], None], tmp_path: Path) -> None:
-    program("scripts.reproduce", "table=quickstart", ROWS, "seeds=1", f"runs={tmp_path}", limit_s=300)
+    options = ["table=quickstart", ROWS, "seeds=1", f"runs={tmp_path}"]
+    code, output = program("scripts.reproduce", *options, limit_s=300)
+    assert code == 0, output[-4000:]
     found = {file.parent.parent.name: json.loads(file.read_text()) for file in tmp_path.rglob("summary.json")}
     accuracies = {name: summary["last"]["validation"]["accuracy"] for name, summary in found.items()}
     figure(f"quickstart: {', '.join(f'{name} {value:.1f} %' for name, value in accuracies.items())}")
