@@ -25,7 +25,8 @@ def run_processes(
 ) -> list[Any]:
     """Call `function(rank, n, *args)` in n processes with a gloo group; return the results in rank order.
 
-    backend: as the user names it; None leaves it to PyTorch, which takes gloo on a CPU and then calls it "undefined"
+    backend: as the user names it; None leaves it to PyTorch, which takes gloo on a CPU and then calls it "undefined";
+    "nccl" gives each rank a GPU, see `tests.gpu.device`
 
     Fail with every traceback if any process raises, dies or outlasts `timeout` seconds. No process survives.
     """
@@ -76,6 +77,10 @@ def _main(sender: Any, folder: str, backend: str | None, function: Callable, ran
 
     torch.set_num_threads(1)
     try:
+        if backend in ("nccl", "staged"):
+            from tests.gpu.device import take_gpu
+
+            take_gpu(rank)
         dist.init_process_group(
             backend, init_method=f"file://{folder}/store", rank=rank, world_size=n, timeout=timedelta(seconds=60)
         )

@@ -48,6 +48,7 @@ class Scenario:
     accumulate: backward passes for each update
     scaler:     class of each worker's loss scaler; its scale doubles after 3 steps without an overflow
     overflows:  {(rank, step): what the last parameter's gradient holds then}
+    device, dtype: of the parameters and batches
     local:      arguments of the wrapper and of the simulator that concern local steps
     options:    further arguments of the wrapper; the simulator knows none of them
     """
@@ -69,12 +70,14 @@ class Scenario:
     order: str | None = "awc"
     phases: str = "aligned"
     push_sum: bool = False
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
     local: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
 
     def build(self, seed: int = 7) -> nn.Module:
         torch.manual_seed(seed)
-        return self.model()
+        return self.model().to(self.device, None if self.dtype == torch.float32 else self.dtype)
 
     def optimizers(self, model: nn.Module) -> list[Optimizer]:
         parameters, names = list(model.parameters()), self.optimizer.split("+")
@@ -84,7 +87,8 @@ class Scenario:
     def batch(self, rank: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return batch number `index` of a rank; it depends on nothing else."""
         generator = torch.Generator().manual_seed(1 + rank + 100 * index)
-        return torch.randn(8, *self.inputs, generator=generator), torch.randn(8, 3, generator=generator)
+        x, y = torch.randn(8, *self.inputs, generator=generator), torch.randn(8, 3, generator=generator)
+        return x.to(self.device, self.dtype), y.to(self.device)
 
     def loss(self, model: nn.Module, rank: int, step: int, micro: int = 0) -> torch.Tensor:
         x, y = self.batch(rank, step * self.accumulate + micro)
@@ -106,7 +110,7 @@ class Training:
         self.optimizers = [[m.attach(o) for o in scenario.optimizers(m)] for m in models]
         self.schedules = {o: scenario.schedule(o) for os in self.optimizers for o in os if scenario.schedule}
         options = {"init_scale": 2.0**10, "growth_interval": 3} if scenario.scaler else {"enabled": False}
-        self.scalers = [(scenario.scaler or GradScaler)("cpu", **options) for _ in models]
+        self.scalers = [(scenario.scaler or GradScaler)(scenario.device, **options) for _ in models]
         self.scales: list[list[float]] = []
         self._running = (0, 0)  # rank and step
         for model in models if scenario.overflows else ():
@@ -232,4 +236,4 @@ def snapshot(module: nn.Module) -> dict[str, np.ndarray]:
     """Return the module's state as float64 arrays (which hold the bits of any narrower dtype), shards gathered."""
     state = module.state_dict().items()
     whole = {name: tensor.full_tensor() if is_dtensor(tensor) else tensor for name, tensor in state}
-    return {name: tensor.detach().double().numpy().copy() for name, tensor in whole.items()}
+    return {name: tensor.detach().double().cpu().numpy().copy() for name, tensor in whole.items()}

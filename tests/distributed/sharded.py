@@ -34,8 +34,8 @@ class Statistics(nn.Module):
         return self.head(self.norm(self.body(x)).tanh())
 
 
-def mesh_of(n: int, ranks_per_worker: int) -> DeviceMesh:
-    return init_device_mesh("cpu", (n // ranks_per_worker, ranks_per_worker), mesh_dim_names=("replicate", "shard"))
+def mesh_of(n: int, ranks_per_worker: int, device: str = "cpu") -> DeviceMesh:
+    return init_device_mesh(device, (n // ranks_per_worker, ranks_per_worker), mesh_dim_names=("replicate", "shard"))
 
 
 def shard(module: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
@@ -52,7 +52,7 @@ def sharded(rank: int, n: int, scenario: Scenario, mesh: DeviceMesh | None = Non
 
     options: of fully_shard
     """
-    mesh = mesh or mesh_of(n, scenario.ranks_per_worker)
+    mesh = mesh or mesh_of(n, scenario.ranks_per_worker, scenario.device)
     module = shard(scenario.build(seed=7 + rank // scenario.ranks_per_worker), mesh, **options)
     return Training(scenario, [wrap(module, scenario)], [[rank]])
 
@@ -62,7 +62,7 @@ def in_sharded_process(rank: int, n: int, scenarios: Sequence[Scenario]) -> list
     results, meshes = [], {}
     for scenario in scenarios:
         k = scenario.ranks_per_worker
-        mesh = meshes[k] = meshes.get(k) or mesh_of(n, k)
+        mesh = meshes[k] = meshes.get(k) or mesh_of(n, k, scenario.device)
         training = sharded(rank, n, scenario, mesh).run(range(scenario.steps))
         results += training.results()
         training.model.close()

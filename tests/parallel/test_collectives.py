@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from common.parallel.collectives import PeerError, broadcast_from_first, explained_if_lost
-from scripts.gpu_check.delayed import delayed_group
+from tests.gpu.groups import delayed_group
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cnn.data import Images
 from cnn.task import ImageClassification
 
-STEP, RANK, FAULT, MARK = 25, "1", "GPU_CHECK_FAULT", "fault"
+STEP, RANK, FAULT, MARK = 25, "1", "FAULT", "fault"
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 

@@ -1,1 +1,0 @@
-"""One command that checks the project on the GPUs of a machine; see `__main__.py`."""

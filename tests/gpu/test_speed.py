@@ -1,0 +1,147 @@
+"""Reported times are true, and updates and steps are about as fast as the GPU and a plain loop allow."""
+
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from common.optim import AccumAdamW
+from common.parallel import DecentralizedDataParallel
+from common.training.compose import compose_config
+from common.training.launch import launch
+from common.training.numerics import autocast
+from common.training.recorder import Recorder
+from gpt2.config import Gpt2Config
+from gpt2.model import GPT2, Shape, parameter_count
+from scripts.benchmarks.interleaved_steps import run_interleaved
+from scripts.benchmarks.rounds import rounds_in_turn
+from tests.gpu.device import Device, on_gpu, on_slow_cpu_too
+from tests.gpu.training import GPT2_SMALL, Clock, short_run
+
+CHECK = 6, "times and speed"
+EVERY, WINDOWS, UNTIMED_WINDOWS = 10, 7, 2  # steps of a row of metrics, rows
+WINDOW, ROUNDS = 4, 9  # steps of a window of accumulated Adam, which is timed as one
+# Bytes that an update moves for each element in fp32, mean over a window. AdamW reads x, g, m, v and writes x, m, v;
+# accumulated AdamW reads x, g, m, v, a and writes x, a, and once in a window m and v.
+BYTES = {"copy": 8.0, "AdamW": 28.0, "AccumAdamW": 28.0 + 8.0 / WINDOW}
+OPTIONS = ["parallel=decentralized", "optimizer=adamw", "optimizer.fused=true", "optimizer.weight_decay=0.1"]
+COMPILED = ["training.precision=bf16", "training.compile=true"]
+LEAST_OF_COPY, LEAST_OF_PLAIN = 0.5, 0.9  # shares of the rate of a copy, of the tokens a second of a plain loop
+
+
+def step_times(device: Device, folder: Path) -> tuple[float, float]:
+    """Return `time_step_ms` of a GPT-2 run, in terms of the measured time, and this in ms: medians over the rows."""
+    clock, step = Clock(device), Recorder.step
+
+    def marking(recorder: Recorder, *args: Any, **options: Any) -> None:
+        clock.mark()
+        step(recorder, *args, **options)
+
+    arguments = [*short_run("gpt2", device, folder, EVERY * WINDOWS), f"logging.every={EVERY}"]
+    with mock.patch.object(Recorder, "step", marking):
+        assert launch("gpt2", arguments + COMPILED[:1] * device.on_gpu) == 0
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    reported = [row["time_step_ms"] for row in rows if row["split"] == "train"][UNTIMED_WINDOWS:]
+    steps = clock.seconds()  # the first is that of the second step
+    windows = [steps[EVERY * window - 1 : EVERY * (window + 1) - 1] for window in range(UNTIMED_WINDOWS, WINDOWS)]
+    measured = [1000 * statistics.fmean(window) for window in windows]
+    return statistics.median(map(lambda r, m: r / m, reported, measured)), statistics.median(measured)
+
+
+@on_slow_cpu_too
+def test_reported_step_times_are_true(device: Device, figure: Callable[[str], None], tmp_path: Path) -> None:
+    ratio, ms = step_times(device, tmp_path)
+    figure(f"time_step_ms {ratio:.3f} of {ms:.1f} ms measured")
+    assert ratio == pytest.approx(1, abs=0.05 if device.on_gpu else 0.2)
+
+
+def windows_of_updates(shape: Shape, device: Device) -> dict[str, Callable[[], object]]:
+    """Return an update of each, with its own parameters and gradients, and a copy of as many elements."""
+    model = DecentralizedDataParallel(GPT2(shape).to(device.name), "complete")  # with flat vectors
+    accumulated = model.attach(AccumAdamW(model.parameters(), accumulation_steps=WINDOW, fused=True))
+    module = GPT2(shape).to(device.name)
+    adamw = torch.optim.AdamW(module.parameters(), fused=True)
+    for trained in (model, module):
+        sum(p.square().sum() for p in trained.parameters()).backward()
+    source = torch.cat([p.detach().flatten() for p in module.parameters()])
+    target = torch.empty_like(source)
+    return {"copy": lambda: target.copy_(source), "AdamW": adamw.step, "AccumAdamW": accumulated.step}
+
+
+def rates(shape: Shape, device: Device) -> Mapping[str, float]:
+    """Return GB/s of each, the median over rounds in which they take turns."""
+
+    def timed(update: Callable[[], object], of_element: float, number: int) -> float:
+        clock = Clock(device)
+        device.settle()
+        clock.mark()
+        for _ in range(WINDOW):
+            update()
+        clock.mark()
+        return of_element * WINDOW * parameter_count(shape) / clock.seconds()[0] / 1e9
+
+    contenders = {n: partial(timed, update, BYTES[n]) for n, update in windows_of_updates(shape, device).items()}
+    for contender in contenders.values():
+        contender(0)  # compiles and allocates
+    return {name: statistics.median(found) for name, found in rounds_in_turn(contenders, ROUNDS).items()}
+
+
+@on_gpu
+def test_updates_are_bound_by_memory(device: Device, figure: Callable[[str], None]) -> None:
+    found = rates(GPT2_SMALL, device)
+    figure(", ".join(f"{name} {value:.0f} GB/s" for name, value in found.items()))
+    assert found["AccumAdamW"] >= LEAST_OF_COPY * found["copy"]
+
+
+def train_plainly(config: Gpt2Config, device: Device, boundary: Callable[[], None]) -> None:
+    """Train the configured GPT-2 as in nanoGPT, with a call of `boundary` before each step."""
+    torch.set_num_threads(1)
+    model = GPT2(config.model.shape).to(device.name)
+    kinds = {0.1: [p for p in model.parameters() if p.dim() >= 2], 0.0: [p for p in model.parameters() if p.dim() < 2]}
+    groups = [{"params": parameters, "weight_decay": decay} for decay, parameters in kinds.items()]
+    optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.optimizer.betas, fused=True)
+    if config.training.compile:
+        model.compile()
+    batches = batches_of(config, device)
+    batch = next(batches)
+    for _ in range(config.training.steps):
+        boundary()
+        with autocast(config.training.precision, torch.device(device.name)):
+            loss = model(batch[:, :-1], batch[:, 1:])
+        batch = next(batches)  # while the GPU runs forward
+        loss.backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def batches_of(config: Gpt2Config, device: Device) -> Iterator[Tensor]:
+    """Yield random windows [B, context + 1] of the memory map, copied asynchronously."""
+    data = np.memmap(Path(config.data.folder) / "train.bin", dtype=np.uint16, mode="r")
+    length, generator = config.model.context + 1, torch.Generator().manual_seed(0)
+    for _ in itertools.count():
+        starts = torch.randint(len(data) - length, (config.training.batch_size,), generator=generator).tolist()
+        batch = torch.from_numpy(np.stack([data[start : start + length].astype(np.int64) for start in starts]))
+        yield batch.pin_memory().to(device.name, non_blocking=True) if device.on_gpu else batch
+
+
+@on_slow_cpu_too
+def test_training_is_as_fast_as_a_plain_loop(device: Device, figure: Callable[[str], None], tmp_path: Path) -> None:
+    turn, turns = 10, 7 if device.on_gpu else 3  # steps in a row, how often; the first turn is not timed
+    options = [*short_run("gpt2", device, tmp_path, turn * turns), *OPTIONS, *COMPILED * device.on_gpu]
+    config = compose_config("gpt2", options)
+    plainly = partial(train_plainly, config, device)
+    ours, plain, ratio = run_interleaved("gpt2", options, plainly, turn=turn, settle=device.settle).compare()
+    tokens = config.training.batch_size * config.model.context
+    figure(f"{tokens / ours:,.0f} tokens/s, plain loop {tokens / plain:,.0f}")
+    assert 1 / ratio >= (LEAST_OF_PLAIN if device.on_gpu else 0.02)
