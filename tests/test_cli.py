@@ -9,7 +9,8 @@ import pytest
 from pydantic import Field
 
 from common.cli import Arguments, Folders, Text, UsageError, command_of, main_function, parse, words_of
-from scripts import emulate, figures, keep, reproduce, tables
+from scripts import figures, keep, reproduce, tables
+from scripts.emulate import program as emulate
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from common.parallel.collectives import gather_objects
 from common.parallel.devices import gpu_shortage, local_device
 from common.parallel.process_groups import open_process_group
+from common.parallel.pulse import open_pulse
 from common.sockets import shorten_socket_paths
 from common.training.agent import Agent
 from common.training.checkpoint import CheckpointError, Checkpoints
@@ -52,7 +53,8 @@ from common.training.task import load_task
 from common.training.wire import LOCAL, Hello, listen, only_here
 
 # Patience with ranks that prepare data or, as rank 0, write models while others wait, in the default process group. A
-# rank that hangs in training is found after parallel.timeout_s, by the groups of the model.
+# rank that hangs in training is found after parallel.timeout_s, by the groups of the model; one that is stopped, 10 s
+# later at the latest, by its pulse.
 ALONE_S = 1800.0
 # Patience of other ranks with rank 0, which says what is wrong with all: launchers end all when the first one ends, and
 # one rank may be slower to import than others. torch's launcher ends them at once when rank 0 has spoken.
@@ -339,7 +341,7 @@ def run_here(config: Config, overrides: list[str], start: str | None = None) -> 
     launched = from_launcher("RANK")
     distributed = launched is not None and config.workers.kind == "processes"
     rank = launched if launched is not None and distributed else 0
-    folder, code = None, FAILED
+    folder, pulse, code = None, None, FAILED
     try:
         require_determinism(config.training.deterministic)
         device = pick_device(config)
@@ -348,6 +350,8 @@ def run_here(config: Config, overrides: list[str], start: str | None = None) -> 
         simulated = config.workers.kind == "simulated" and device.type == "cpu"
         alone = simulated and not os.environ.get("OMP_NUM_THREADS")
         torch.set_num_threads(config.training.threads or (1 if alone else threads_per_process(distributed)))
+        if distributed:
+            pulse = open_pulse(config.parallel.timeout_s)
         task = load_task(config.task)(config)
         if distributed:
             try:
@@ -377,6 +381,8 @@ def run_here(config: Config, overrides: list[str], start: str | None = None) -> 
     finally:
         if folder is not None:
             folder.close()
+        if pulse is not None:
+            pulse.close()
         if distributed and dist.is_initialized():
             leave_process_group(code)
     return code

@@ -161,5 +161,4 @@ def test_an_interrupted_run_goes_on_and_gives_the_metrics_of_an_uninterrupted_on
     assert f"resumed at step {second}" in slurm.log(job)
     for number, step in enumerate((second, third, fourth), start=1):
         assert step >= number * MIDDLE  # it was saved
-    assert fifth % 20 == 0  # from the last checkpoint
-    assert fifth >= fourth
+    assert fifth == fourth or (fifth > fourth and fifth % 20 == 0)  # from the last checkpoint, whoever wrote it

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.training.launch import launch, leave_process_group
+from tests.training.ranks import Ranks
 from tests.training.test_resume import RUN, assert_same_run, rows, wait_for
 
 PLAIN = [sys.executable, "-m", "cnn.train"]
@@ -135,6 +136,24 @@ def test_a_rank_that_hangs_between_messages_is_found_in_time(
     assert process.returncode == 1
     assert "all 2 ranks must take part" in output
     assert re.search(r"after step \d+\n", output)
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_anywhere_ends_the_run(tmp_path: Path) -> None:
+    """Also where others are patient with it, as it may prepare data or write a model; all at once, as they wait."""
+    starts = {}
+    for place in ("data", "model", "first_batch", "validation", "checkpoint", "end"):
+        run = [*RUN, "task=tests.training.stopped", f"name={place}", f"run_dir={tmp_path}/{place}"]
+        starts[place] = Ranks([*run, "parallel.timeout_s=3"], 2, tmp_path / place.upper())
+    try:
+        for place, ranks in starts.items():
+            ranks.processes[0].join(300)
+            log = (tmp_path / f"{place.upper()}.0").read_text()
+            assert ranks.processes[0].exitcode == 1, (place, log)
+            assert "rank 0: rank 1 has given no sign of life for 13 s" in log or "rank 0 failed:" in log, (place, log)
+    finally:
+        for ranks in starts.values():
+            ranks.signal(signal.SIGKILL)
 
 
 @pytest.mark.parametrize(("code", "ranks", "leaves"), [(0, 2, False), (75, 2, False), (1, 1, False), (1, 2, True)])

@@ -1,0 +1,1 @@
+"""A task one of whose ranks is stopped."""
