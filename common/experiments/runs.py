@@ -175,7 +175,10 @@ def _read_metrics(path: Path) -> pd.DataFrame:
         try:
             record = {key: math.nan if value is None else value for key, value in json.loads(line).items()}
             split = str(record.pop("split"))
-            if wrong := [key for key, value in record.items() if not isinstance(value, int | float)]:
+            numbers = {
+                key: value for key, value in record.items() if split != "membership"
+            }  # which has lists of workers
+            if wrong := [key for key, value in numbers.items() if not isinstance(value, int | float)]:
                 raise TypeError(f"{wrong[0]}: expected a number")
             records.append({"step": int(record["step"]), "split": split, **record})
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -79,7 +79,7 @@ class Lines(Definition):
 
 
 class Predictions(Definition):
-    """Measured and predicted step times under several conditions, as scripts.benchmarks.runtime_model writes them."""
+    """Measured and predicted step times under several conditions."""
 
     kind: Literal["predictions"]
     title: str

@@ -117,7 +117,7 @@ def test_several_topologies(capsys: pytest.CaptureFixture[str]) -> None:
         (["hosts=4", "payload_mb=1e9"], "payload_mb=1e+09 with bucket_mb=25: expected at most 262144 buckets"),
         (["hosts=1000", "workers_per_host=1000"], "hosts=1000 with workers_per_host=1000: expected at most 16384"),
         (["hosts=4", "slow_host.9=2"], "slow_hosts={9: 2.0}"),
-        (["hosts=4", "slow_host.0=.inf"], "slow_hosts={0: inf}: expected a dict from an integer to a number in [1e-06"),
+        (["hosts=4", "slow_host.0=.inf"], "slow_host.0=inf: expected a finite number"),
         (["hosts=4", "slow_link.9=2"], "slow_links={9: 2.0}"),
         (["hosts=4", "slow_host=x"], "slow_host='x': expected a valid dictionary"),
         (["hosts=4", "steps=3"], "steps=3: expected greater than or equal to 50"),

@@ -16,7 +16,7 @@ from common.experiments.quantities import QUANTITIES
 from common.experiments.tables import load_table
 from common.report.benchmark_tables import load_benchmark
 from common.report.curves import curves, draw_table
-from common.report.figures import Bars, Curves, Predictions, drawing_of, figure_names, load_figure, write_figures
+from common.report.figures import Bars, Curves, Lines, Predictions, drawing_of, figure_names, load_figure, write_figures
 from common.report.lines import draw_over_setting
 from common.report.published import load_published
 from common.training.compose import compose_config
@@ -218,7 +218,7 @@ def test_a_curve_ends_where_a_seed_diverges(filled, caplog):
 @pytest.mark.parametrize("name", figure_names())
 def test_every_figure_file_names_what_there_is(name):
     figure = load_figure(name)
-    if isinstance(figure, Predictions):
+    if isinstance(figure, Lines | Predictions):
         assert (ROOT / "results" / "benchmarks" / figure.records).exists()
         assert figure.command.startswith("git show ") or importlib.util.find_spec(figure.command.split()[2])
         return
