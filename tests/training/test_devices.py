@@ -27,8 +27,9 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
         monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
         numbers = {"RANK": first + rank, "LOCAL_RANK": rank, "WORLD_SIZE": world or processes}
-        for name, number in (numbers | {"LOCAL_WORLD_SIZE": processes}).items():
-            monkeypatch.setenv(name, str(number))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        for name, value in (numbers | {"LOCAL_WORLD_SIZE": processes} | address).items():
+            monkeypatch.setenv(name, str(value))
         return chosen
 
     return pretend
@@ -62,9 +63,8 @@ def test_gpus_that_were_asked_for_but_are_missing_are_refused_first(
 
 
 def test_programs_around_runs_fall_back_too(host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.parallel.process_groups.check_launcher", lambda: None)  # the other two are not there
     host(gpus=1, processes=3, world=1)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     with process_group(20) as device:
         assert device == CPU
         assert torch.distributed.get_backend() == "gloo"
