@@ -160,7 +160,7 @@ def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path: Path, monke
     from common.training.checkpoint import Checkpoints
     from common.training.launch import launch
 
-    slow = lambda method: lambda *arguments: (time.sleep(0.2), method(*arguments))[1]  # noqa: E731
+    slow = lambda method: lambda *arguments: (time.sleep(1.0), method(*arguments))[1]  # noqa: E731
     for name in ("save", "save_model"):
         monkeypatch.setattr(Checkpoints, name, slow(getattr(Checkpoints, name)))
     steps = ["training.steps=4", "training.checkpoint_every=2", "evaluation.every=2", "logging.every=1"]
@@ -168,4 +168,4 @@ def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path: Path, monke
     assert launch("cnn", [*steps, *small, f"run_dir={tmp_path}/run"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     times = [row["time_step_ms"] for row in rows if row["split"] == "train"]
-    assert max(times[1:]) < 200
+    assert max(times[1:]) < 1000
