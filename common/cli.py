@@ -27,7 +27,7 @@ Text = Annotated[str, Field(min_length=1)]
 ONE_OR_SEVERAL = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])  # a, [a,b]
 Folders = Annotated[tuple[Text, ...], ONE_OR_SEVERAL, Field(min_length=1)]
 SHOWN = 100  # characters of a wrong value in a message
-# Errors of a path that cannot be what it is used for; all others happen to a good one.
+# Errors that mean a wrong path; any other can happen with a correct one.
 OF_PATHS = {
     *(errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR),
     *(errno.EPERM, errno.EROFS),
@@ -107,8 +107,7 @@ def command_of(module: str, arguments: Arguments) -> str:
 def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """Decorate a command's main(argv) -> exit code: usage errors become one line and exit code 2.
 
-    So do paths that cannot be what they are used for; other failures of files, as on a full disk, end with 1, and
-    Ctrl-C with 130.
+    So do wrong paths; other failures of files, as on a full disk, end with 1, and Ctrl-C with 130.
     """
 
     @functools.wraps(function)
@@ -145,7 +144,7 @@ def reader_gone() -> int:
 
 
 def drop_output() -> None:
-    """Keep Python from writing what could not be written once more, at its end."""
+    """Keep Python from trying again, as it exits, to write what could not be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

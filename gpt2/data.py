@@ -21,11 +21,11 @@ class Windows:
     by the seed, and consecutive samples are dealt to the ranks in local batches: the windows of an update are the same
     for any number of ranks and micro-batches. With "independent" each rank has its own stream, keyed by (seed, rank);
     with "contiguous" it draws from its own part of the tokens, too, one of `ranks` equal ones side by side. A batch is
-    always a function of (seed, rank, ranks, batch number), so a resumed run needs nothing but that number. If workers
-    left or joined, so that the run began with another number of ranks, each number of ranks has streams of its own
-    (not with "global"): the numbers of a rank's batches depend on it, and no window may be drawn twice.
+    always a function of (seed, rank, ranks, batch number), so a resumed run needs nothing but that number. Once workers
+    left or joined, the streams of "independent" and "contiguous" are keyed by the number of ranks, too: batch numbers
+    depend on it, and batches could be repeated otherwise.
 
-    first_ranks: with which the run began
+    first_ranks: the number of ranks with which the run began, whose streams are keyed as above
 
     An epoch has as many windows as fit side by side into the file, although random windows do not cover it.
     """

@@ -56,7 +56,7 @@ def cell(file: str = "") -> list[str]:
     number = os.environ.get("SLURM_ARRAY_TASK_ID", "")
     try:
         words = json.loads(Path(file).read_text().splitlines()[int(number)])
-        if not (words and isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
             raise ValueError("expected [TASK, overrides ...]")
     except (OSError, ValueError, IndexError) as error:
         raise JobError(f"--cells {file}, SLURM_ARRAY_TASK_ID={number}: {error}", BAD_CONFIGURATION) from None

@@ -1,8 +1,8 @@
-"""Signs of life of ranks, for the waits in which patience with a peer has no narrow bound of its own.
+"""Heartbeats of ranks, by which the others tell a rank that is busy from one that was stopped.
 
-A rank that prepares data or writes a model may take minutes, while others wait for it; one that was stopped, or whose
-node hangs, would seem to do so. Each rank has a thread that counts in a store and looks whether the next rank does, so
-one that is still alive always looks at one that is not.
+Preparing data or writing a model may take minutes, and the other ranks wait that long for it. Each rank has a thread
+that increments a counter in a store and watches the next rank's counter. If some ranks stop, one that still runs
+watches one that does not.
 """
 
 import os
@@ -19,16 +19,16 @@ from common.parallel.process_groups import WATCH_FIRST, abort_groups
 
 BEAT_S = 5.0
 OVER = b"over"
-LEAVE_S = 10.0  # in which what waited for peers may tell where it was
+LEAVE_S = 10.0  # for the interrupted wait to report where it was
 
 
 class Pulse:
-    """A rank's signs of life, until it is closed.
+    """The heartbeat of a rank, until it is closed.
 
-    connect:    returns a store, this rank and the number of ranks; called in the thread, as it waits for the store.
-                Nobody else may use that object: while one thread waits in it, it answers no other
-    patience_s: a rank is lost if it is silent for that long after its first sign
-    lost:       called in the thread, with a sentence
+    connect:    returns a store, this rank and the world size; called in the thread, because it may block. The store
+                must be used by this thread only: it serves one caller at a time
+    patience_s: a rank counts as lost when its counter has not moved for that long after its first heartbeat
+    lost:       called in the thread with a message
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Pulse:
         self._thread.start()
 
     def close(self) -> None:
-        """End the signs, and tell the rank that looks at them."""
+        """Stop the heartbeat, and tell the rank that watches it."""
         self._over.set()
         self._thread.join(1.0)  # it may still wait for the store
 
@@ -59,22 +59,22 @@ class Pulse:
                 silent = silent + 1 if sign == last and sign not in (None, OVER) else 0
                 last = sign
             self._lost(
-                f"rank {rank}: rank {other} has given no sign of life for {self._patience_s:g} s: it was stopped, or "
+                f"rank {rank}: rank {other} has had no heartbeat for {self._patience_s:g} s: it was stopped, or "
                 "its node hangs"
             )
 
 
 def open_pulse(timeout_s: float) -> Pulse:
-    """Begin this rank's signs of life, as a launcher has started it; if another rank is lost, this process ends.
+    """Start the heartbeat of a rank that a launcher started; end this process if the rank it watches is lost.
 
-    timeout_s: of the model's own groups, whose errors name the message that is missing, and therefore come first
+    timeout_s: timeout of the model's process groups; they fail first, because their errors name the missing message
     """
     patience = timedelta(seconds=timeout_s) + WATCH_FIRST
     return Pulse(lambda: next(dist.rendezvous("env://")), patience.total_seconds(), _leave)
 
 
 def _leave(sentence: str) -> None:
-    """Make what waits for peers raise; end the process if that does not: on GPUs, or where it waits for a file."""
+    """Make waits for peers raise; end the process if they do not, as on GPUs or when it waits for a file."""
     sys.stderr.write(f"{sentence}\n")
     abort_groups()
     time.sleep(LEAVE_S)

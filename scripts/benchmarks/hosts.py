@@ -12,7 +12,7 @@ averaging: every iteration averages three fp32 tensors of 25 MB: by torch.distri
            gossip round of a topology, launched and merged by the engine as a training step does it; nothing overlaps
 scaling:   forward and backward are waits of compute_ms / workers, with gradients of the right shapes, as an accelerator
            leaves the CPU free; the optimizer's step and the messages are real. compute_ms=0: linear layers compute
-step:      every engine trains the same model from the same seed in processes of its own; compute_ms=0 trains really.
+step:      every engine trains the same model from the same seed, in separate processes; with compute_ms=0 it computes.
            What the table in `output` holds is not measured again without --again, and what is measured is added at
            once, so that the same command goes on after an interruption. All rows of a table are of one machine, one
            commit and the same settings. An engine that fails is named, and the others are still measured

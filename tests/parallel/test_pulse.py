@@ -13,7 +13,7 @@ def test_a_rank_that_falls_silent_is_found() -> None:
     store, said = dist.HashStore(), queue.SimpleQueue()
     dist.PrefixStore("pulse", store).set("1", "7")
     pulse = Pulse(lambda: (store, 0, 2), 0.2, said.put)
-    assert said.get(timeout=60).startswith("rank 0: rank 1 has given no sign of life for 0.2 s")
+    assert said.get(timeout=60).startswith("rank 0: rank 1 has had no heartbeat for 0.2 s")
     pulse.close()
 
 

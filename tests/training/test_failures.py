@@ -150,7 +150,7 @@ def test_a_rank_that_is_stopped_anywhere_ends_the_run(tmp_path: Path) -> None:
             ranks.processes[0].join(300)
             log = (tmp_path / f"{place.upper()}.0").read_text()
             assert ranks.processes[0].exitcode == 1, (place, log)
-            assert "rank 0: rank 1 has given no sign of life for 13 s" in log or "rank 0 failed:" in log, (place, log)
+            assert "rank 0: rank 1 has had no heartbeat for 13 s" in log or "rank 0 failed:" in log, (place, log)
     finally:
         for ranks in starts.values():
             ranks.signal(signal.SIGKILL)

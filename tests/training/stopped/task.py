@@ -25,7 +25,7 @@ class Stopped(ImageClassification):
         super().__init__(config)
         if os.environ["RANK"] == "1":
             if config.name == "data":
-                time.sleep(3)  # after the first sign of life
+                time.sleep(3)  # after the first heartbeat
                 stop()
             owner, name = STOPS[config.name]
             setattr(owner, name, stopping(getattr(owner, name)))
