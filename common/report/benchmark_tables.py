@@ -9,8 +9,8 @@ from pydantic import Field
 
 from common.cli import UsageError, one_line
 from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
-from common.report.benchmark import read_record
 from common.report.published import load_published
+from common.report.records import read_record
 from common.report.tables import FORMATS, csv_text, format_texts, latex, published_lines, write_files
 
 BENCHMARKS = ROOT / "results" / "definitions" / "benchmarks"

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveFloat, model_validator
 from common.cli import UsageError
 from common.experiments.definitions import ROOT, Definition, explained, read_definition
 from common.report.published import load_published
-from common.report.records import Record
+from common.report.records import RecordRows
 
 DEFINITIONS = ROOT / "results" / "definitions"
 Interval = tuple[float, float]
@@ -25,7 +25,7 @@ RULES: Mapping[str, tuple[str, Callable[[Any], Interval]]] = {
 }
 
 
-class Evidence(Record):
+class Evidence(RecordRows):
     """A number that tests a claim.
 
     row:   a query that finds its row

@@ -12,7 +12,7 @@ from common.experiments.collect import collect
 from common.experiments.definitions import ROOT, explained, read_definition
 from common.experiments.tables import load_table
 from common.report.claims import load_claims, show_claims, show_verdicts
-from common.report.records import Record
+from common.report.records import RecordRows
 from common.report.tables import build_table, format_texts, readable
 
 EXCERPTS = ROOT / "results" / "definitions" / "excerpts"
@@ -21,7 +21,7 @@ SCOREBOARD = {"claims": show_claims, "verdicts": show_verdicts}
 BLOCK = re.compile(r"<!-- table: (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
 
-class Excerpt(Record):
+class Excerpt(RecordRows):
     """What a README shows of a table of kept runs or of a benchmark's record.
 
     Rows and cells map headings to templates. Templates are filled with the columns of a record, as "{step_ms:.0f}", or

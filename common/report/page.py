@@ -22,7 +22,6 @@ from common.experiments.derived import ASSUMED, is_simulated
 from common.experiments.runs import FILES, FinishedRun
 from common.experiments.sweeps import SWEEPS, sweep_command
 from common.experiments.tables import Table, load_table, table_names
-from common.report.benchmark import read_record
 from common.report.benchmark_tables import (
     LEFT,
     BenchmarkTable,
@@ -37,6 +36,7 @@ from common.report.benchmark_tables import (
 from common.report.figures import drawing_of, figure_names, load_figure, write_figures
 from common.report.origin import describe_commit, describe_hardware, describe_origin
 from common.report.published import load_published, published_names
+from common.report.records import read_record
 from common.report.style import save
 from common.report.sweep_files import LEFT as SWEEP_LEFT
 from common.report.sweep_files import column_definitions, sweep_frame

@@ -1,5 +1,7 @@
-"""Rows of CSV files, benchmarks' records and kept tables, of which excerpts and the scoreboard show some numbers."""
+"""Records of benchmarks: their texts, and rows of their CSV files or of kept tables, as pages show them."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -9,6 +11,30 @@ from common.cli import UsageError
 from common.experiments.definitions import ROOT, Definition
 
 RECORDS = ROOT / "results" / "benchmarks"
+COLUMNS, ORIGIN = "Columns", "Where the numbers come from"  # headings of a record
+
+
+@dataclass(frozen=True)
+class RecordText:
+    """The text of a benchmark's .md without its table; `findings` are the paragraphs and points above that."""
+
+    title: str
+    findings: Sequence[str]
+    definitions: Sequence[str]
+    origin: Sequence[str]
+
+
+def read_record(path: Path) -> RecordText:
+    """Read <name>.md as `Benchmark.write` of scripts.benchmarks.record wrote it."""
+    head, *rest = path.read_text(encoding="utf-8").split("\n## ")
+    title, *above = head.split("\n", 1)
+    parts = dict(part.split("\n", 1) for part in rest)
+    above = [line.removeprefix("- ") for line in above[0].splitlines() if line and not line.startswith("|")]
+    return RecordText(title.removeprefix("# "), above, _points(parts[COLUMNS]), _points(parts[ORIGIN]))
+
+
+def _points(text: str) -> list[str]:
+    return [line.removeprefix("- ") for line in text.splitlines() if line.startswith("- ")]
 
 
 class Baseline(Definition):
@@ -18,7 +44,7 @@ class Baseline(Definition):
     by: list[str]
 
 
-class Record(Definition):
+class RecordRows(Definition):
     """Rows of a CSV file.
 
     where:    the rows, as a query of pandas

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from common.report.benchmark import COLUMNS, ORIGIN
+from common.report.records import COLUMNS, ORIGIN
 from common.training.atomic import write_atomically
 from common.training.environment import describe_environment
 

@@ -45,7 +45,7 @@ def figure(record_property: Callable[[str, object], None]) -> Callable[[str], No
     return lambda text: record_property("figure", text)
 
 
-class Record:
+class GpuRecord:
     """The rows; `tests` are those of this session: {number: {test: (result, figures, seconds)}}."""
 
     def __init__(self, folder: str) -> None:
@@ -82,7 +82,7 @@ class Record:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.record = Record(os.environ["GPU_RECORD"]) if os.environ.get("GPU_RECORD") else None
+    config.record = GpuRecord(os.environ["GPU_RECORD"]) if os.environ.get("GPU_RECORD") else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,7 +19,7 @@ from common.parallel.gossip.exchange import ReceiveBuffers
 from common.parallel.gossip.hierarchical import HierarchicalByCollectives
 from common.parallel.gossip.mixer import Mixer
 from common.parallel.gossip.point_to_point import SendRecv
-from common.report.benchmark import read_record
+from common.report.records import read_record
 from common.training import gradients
 from common.training.run_folder import RunFolder
 from tests.distributed.scenarios import Scenario, in_process
