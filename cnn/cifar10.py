@@ -9,7 +9,7 @@ from torch import Tensor
 from cnn.config import Cifar10
 from cnn.images.pixels import normalise_channels
 from cnn.in_memory import BytesInMemory, Images, random_flip, random_shift
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 
 ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 # Red, green and blue, from 0 to 255, as in the CIFAR-10 script of arXiv 2110.13363 (and many others). The deviations

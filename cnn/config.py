@@ -1,4 +1,4 @@
-"""The configuration keys that the cnn task adds to common.training.config."""
+"""The configuration keys that the cnn task adds to common.config.config."""
 
 from typing import Annotated, Literal
 
@@ -13,9 +13,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from common.config.base import FilePath, Strict
+from common.config.config import Config
 from common.spelling import did_you_mean
-from common.training.config import Config
-from common.training.records import FilePath, Strict
 
 
 class Digits(Strict):

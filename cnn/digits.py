@@ -9,7 +9,7 @@ from torch import Tensor
 from cnn.config import Digits
 from cnn.in_memory import Images, InMemoryTrainData, random_shift, shard_batches
 from cnn.partition import dirichlet_partition
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 
 SPLIT_SEED = 0  # the split is part of the data set, not of the run
 MEAN, STD = 4.884, 6.017  # of all pixels, whose levels run from 0 to 16

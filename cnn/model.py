@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cnn.config import ModelChoice
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 
 CIFAR_WIDTH = 16  # of the first stage, He et al. 2016, section 4.2
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 2)}

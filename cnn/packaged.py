@@ -24,9 +24,9 @@ from cnn.config import Packaged
 from cnn.images.pixels import normalise_channels
 from cnn.images.tree import BROKEN
 from cnn.in_memory import BytesInMemory, random_flip, random_shift
+from common.atomic import write_atomically
+from common.config.config import ConfigError
 from common.packages import Package, debian_package, files_of, pypi_wheel
-from common.training.atomic import write_atomically
-from common.training.config import ConfigError
 
 IMAGES, RECORD = "images.npz", "prepared.json"
 VALIDATION = 5  # every fifth image

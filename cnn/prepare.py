@@ -18,10 +18,10 @@ from cnn.images.ffcv_import import import_ffcv
 from cnn.images.index import BetonIndex, index_file, write_index
 from cnn.images.tree import ImageTree, check_same_classes, read_tree
 from cnn.packaged import IMAGES, make_packaged
+from common.atomic import temporary
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.interruptible import KilledError, interruptible
 from common.locks import alone
-from common.training.atomic import temporary
 
 MODULE = "cnn.prepare"
 SHOWN = 20  # broken files in an error; all of them are in the index

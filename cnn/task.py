@@ -14,7 +14,7 @@ from cnn.images.index import check_present
 from cnn.in_memory import Images
 from cnn.model import build_model
 from cnn.packaged import IMAGES, SIDE, missing_packaged
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 from common.training.task import Task, TrainData
 
 SIDES = {"digits": 8, "cifar10": 32, "mnist_5k": 28, "openclipart": SIDE}  # pixels

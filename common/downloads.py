@@ -7,9 +7,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from common.atomic import describe
 from common.cli import UsageError, one_line
 from common.locks import exclusive
-from common.training.atomic import describe
 
 BLOCK = 1 << 20  # bytes
 TIMEOUT_S = 60

@@ -18,10 +18,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from common.atomic import describe
 from common.cli import UsageError
 from common.downloads import check
 from common.locks import alone
-from common.training.atomic import describe
 
 AR = b"!<arch>\n"  # how a .deb begins; then come headers of 60 bytes and contents padded to even lengths
 BROKEN = (OSError, EOFError, ValueError, KeyError, tarfile.TarError, lzma.LZMAError, zlib.error, zipfile.BadZipFile)

@@ -1,4 +1,4 @@
-"""The configuration keys that the gpt2 task adds to common.training.config."""
+"""The configuration keys that the gpt2 task adds to common.config.config."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
@@ -10,8 +10,8 @@ from pydantic import (
     model_validator,
 )
 
-from common.training.config import Config
-from common.training.records import FilePath, Fraction, Strict
+from common.config.base import FilePath, Fraction, Strict
+from common.config.config import Config
 from gpt2.model import Shape
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from common.training.atomic import write_atomically
+from common.atomic import write_atomically
 from gpt2.documents import read
 from gpt2.sources import InputFile, one_line
 from gpt2.token_files import DTYPE, LARGEST_VOCABULARY, SPLITS, DataError

@@ -26,11 +26,11 @@ import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 from tqdm import tqdm
 
+from common.atomic import describe as described
+from common.atomic import write_atomically
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.interruptible import interruptible
 from common.locks import exclusive
-from common.training.atomic import describe as described
-from common.training.atomic import write_atomically
 from gpt2.debian_prose import write_prose
 from gpt2.documents import checksum, count
 from gpt2.encode import PROGRESS, encode_all, pieces, summarise, unigram_entropy

@@ -17,8 +17,8 @@ from torch import Tensor
 from yaml import YAMLError
 
 from common.cli import Arguments, Text, UsageError, main_function, one_line, parse
-from common.training.config import ConfigError
-from common.training.records import Seed
+from common.config.base import Seed
+from common.config.config import ConfigError
 from common.training.worker import load_model
 from gpt2.config import Gpt2
 from gpt2.model import GPT2

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 from common.training.task import Task, TrainData
 from gpt2.config import Gpt2Config, PythonStdlib, TokenFolder
 from gpt2.data import Windows, drawn_starts, evaluation_batches, evaluation_starts

@@ -18,7 +18,7 @@ import numpy as np
 import tiktoken
 from numpy.typing import NDArray
 
-from common.training.atomic import write_atomically
+from common.atomic import write_atomically
 from gpt2.token_files import LARGEST_VOCABULARY, DataError
 
 END_OF_TEXT = "<|endoftext|>"

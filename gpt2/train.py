@@ -4,7 +4,7 @@ python -m gpt2.train experiment=gpt2/proxy                                   sma
 torchrun --nnodes 4 --nproc-per-node 4 -m gpt2.train experiment=gpt2/accumadam_aer      as in the paper
 """
 
-from common.training.cli import main
+from common.launch.cli import main
 
 if __name__ == "__main__":
     main("gpt2")

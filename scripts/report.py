@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import Field
 
 from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, command_of, main_function, parse
+from common.record.environment import describe_environment
 from common.report.page import render, sections_of
-from common.training.environment import describe_environment
 
 MODULE = "scripts.report"
 

@@ -21,8 +21,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from common.cli import Text, UsageError, command_of, main_function, nearest, parse
+from common.config.base import LARGEST_SEED
 from common.experiments.tables import Cell, Table, load_table
-from common.training.records import LARGEST_SEED
 from scripts.lib.making import INTERRUPTED, make, print_plan, state_of
 from scripts.lib.submitting import FollowUp, LauncherArguments, submit_missing
 

@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 import pandas as pd
 from pydantic import Field
 
+from common.atomic import write_atomically
 from common.cli import (
     DEFAULT_RUNS,
     ONE_OR_SEVERAL,
@@ -45,7 +46,6 @@ from common.report.benchmark_tables import (
 )
 from common.report.excerpts import fill_tables
 from common.report.tables import FORMATS, build_table, format_texts, left_of, missing_summary, readable, write_table
-from common.training.atomic import write_atomically
 
 MODULE = "scripts.tables"
 

@@ -1,6 +1,6 @@
 """How a job ends."""
 
-from common.training.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
+from common.record.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
 
 __all__ = ["BAD_CONFIGURATION", "FAILED", "FINISHED", "INTERRUPTED", "JobError"]
 

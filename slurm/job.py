@@ -92,7 +92,7 @@ def check_count(config: Mapping[str, Any], allocation: Allocation) -> None:
 
 
 def read_status(run_dir: Path) -> str | None:
-    """Return the status in summary.json, None without one: as common.training.run_folder, but without torch."""
+    """Return the status in summary.json, None without one: as common.record.run_folder, but without torch."""
     try:
         return json.loads((run_dir / "summary.json").read_text()).get("status")
     except (OSError, ValueError):

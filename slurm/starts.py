@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from common.training.atomic import write_atomically
+from common.atomic import write_atomically
 from slurm.exits import BAD_CONFIGURATION, FAILED, JobError
 
 SQUEUE_S = 30.0

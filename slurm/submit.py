@@ -41,8 +41,8 @@ def ranks_of(cell: Cell) -> int:
 
     Raises UsageError if its configuration cannot be composed.
     """
-    from common.training.compose import compose_config
-    from common.training.config import ConfigError
+    from common.config.config import ConfigError
+    from common.launch.compose import compose_config
 
     try:
         config = compose_config(cell.task, list(cell.settings))

@@ -13,8 +13,8 @@ import pytest
 
 from common.cli import Arguments, UsageError, parse
 from common.experiments.definitions import ROOT
-from common.training import multirun
-from common.training.compose import compose_config
+from common.launch import multirun
+from common.launch.compose import compose_config
 from scripts import reproduce
 
 TASKS = ("cnn", "gpt2", "transformer")

@@ -45,7 +45,7 @@ import importlib, torch
 def ask(*_):
     raise SystemExit("CUDA may have started")
 torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = ask
-import common.training.launch, torch._dynamo
+import common.launch.processes, torch._dynamo
 for task in ("cnn", "transformer", "gpt2"):
     for late in importlib.import_module(f"{task}.task").TASK.late_imports:
         importlib.import_module(late)
@@ -70,6 +70,36 @@ def test_common_imports_no_task_and_tasks_no_other() -> None:
         if other.split(".")[0] in TASKS and name.split(".")[0] in ({"common", *TASKS} - {other.split(".")[0]})
     ]
     assert not wrong
+
+
+# What a room of common/ may import besides the modules of common/ itself.
+ROOMS = {
+    "topology": (),
+    "config": ("topology",),
+    "optim": (),
+    "parallel": ("optim", "topology"),
+    "simulate": ("optim", "parallel", "topology"),
+    "planner": ("topology",),
+    "record": ("config", "parallel"),
+    "training": ("config", "optim", "parallel", "record", "simulate"),
+    "elastic": ("config", "parallel", "record", "training"),
+    "launch": ("config", "elastic", "parallel", "record", "training"),
+    "experiments": ("config", "planner", "topology"),
+    "report": ("experiments", "planner"),
+}
+
+
+def test_rooms_of_common_import_only_rooms_below_them() -> None:
+    arrows = {
+        (name.split(".")[1], other.split(".")[1])
+        for name, others in graph().items()
+        for other in others
+        if name.startswith("common.") and other.startswith("common.")
+    }
+    rooms = {path.name for path in (ROOT / "common").iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert rooms == ROOMS.keys()
+    allowed = {(room, below) for room, others in ROOMS.items() for below in (room, *others)}
+    assert {(room, below) for room, below in arrows if room in rooms and below in rooms} <= allowed
 
 
 def test_what_makes_runs_needs_nothing_that_shows_them() -> None:

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from common.atomic import describe
 from common.cli import UsageError
 from common.html_blocks import html_blocks
 from common.packages import debian_package, files_of, pypi_wheel
-from common.training.atomic import describe
 from tests.registry import Registry, write_deb, write_wheel
 
 

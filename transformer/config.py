@@ -1,11 +1,11 @@
-"""The configuration keys that the transformer task adds to common.training.config."""
+"""The configuration keys that the transformer task adds to common.config.config."""
 
 from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
-from common.training.config import Config
-from common.training.records import FilePath, Fraction, NonNegative, Seed, Strict
+from common.config.base import FilePath, Fraction, NonNegative, Seed, Strict
+from common.config.config import Config
 from transformer.batching import TokenLimit
 from transformer.loss import SmoothedOver
 from transformer.model import Variant

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 from transformer.config import Folder, NumberNames
 from transformer.data import ParallelText
 from transformer.model import PAD

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 from common.training.task import dealt
 from common.transfer import to_device
 from transformer.batching import Batches, Integers, TokenLimit, batch_by_tokens

@@ -15,8 +15,8 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
-from common.training.config import ConfigError
-from common.training.environment import now
+from common.config.config import ConfigError
+from common.record.environment import now
 from transformer.config import TrainedConfig
 from transformer.corpus import Corpus
 from transformer.data import ParallelText, evaluation_batches

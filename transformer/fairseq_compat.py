@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from hydra.core.config_store import ConfigStore
 
+from common.config.config import ConfigError
 from common.interruptible import in_processes
-from common.training.config import ConfigError
 
 INSTALL = "pip install bitarray cffi regex sacrebleu; pip install --no-deps fairseq==0.12.2 (needs a C++ compiler)"
 

@@ -19,10 +19,10 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
+from common.config.config import ConfigError
 from common.interruptible import interruptible
+from common.launch.compose import compose_config
 from common.locks import exclusive
-from common.training.compose import compose_config
-from common.training.config import ConfigError
 from transformer.config import Cleaning, NumberNames, Validation
 from transformer.preparation import folder
 from transformer.preparation.files import digest, read_text

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 
 ORDERS = 4
 BLEU_SUMS = (

@@ -7,7 +7,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 from transformer.preparation.files import read_lines
 
 CODES = "bpe.codes"  # subword-nmt's file in a data folder

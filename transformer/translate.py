@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 from transformer.corpus import Corpus
 from transformer.preparation.files import decoded
 from transformer.search import Search

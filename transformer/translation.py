@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from torch import Tensor
 from yaml import YAMLError
 
-from common.training.compose import explain, flatten
-from common.training.config import ConfigError
+from common.config.config import ConfigError
+from common.config.overrides import flatten
+from common.launch.compose import explain
 from transformer.batching import batch_by_tokens
 from transformer.config import TrainedConfig
 from transformer.corpus import Corpus

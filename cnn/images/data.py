@@ -17,8 +17,8 @@ from cnn.images.order import EpochOrder, Tickets, make_tickets
 from cnn.images.pixels import CHANNELS
 from cnn.images.staging import stage
 from cnn.images.tree import check_same_classes, read_tree
-from common.training.config import ConfigError
-from common.training.launch import threads_per_process
+from common.config.config import ConfigError
+from common.launch.processes import threads_per_process
 from common.training.task import Batch
 
 

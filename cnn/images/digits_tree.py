@@ -7,7 +7,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from cnn.digits import MEAN, STD, load_digits
-from common.training.atomic import temporary
+from common.atomic import temporary
 
 PIXELS = 32
 VALIDATION_FRACTION = 0.2  # the split of configs/data/digits.yaml

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from common.training.atomic import write_atomically
-from common.training.config import ConfigError
-from common.training.records import Strict
+from common.atomic import write_atomically
+from common.config.base import Strict
+from common.config.config import ConfigError
 
 
 class BetonIndex(Strict):

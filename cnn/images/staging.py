@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 
 
 def stage(files: Sequence[Path], target: Path) -> list[Path]:

@@ -13,12 +13,12 @@ from typing import Any
 import pandas as pd
 
 from common.cli import DEFAULT_RUNS, UsageError
+from common.config.bookkeeping import is_bookkeeping
 from common.experiments.collect import collect
 from common.experiments.overrides import meaning
 from common.experiments.quantities import QUANTITIES, Quantity
 from common.experiments.runs import FinishedRun, RunError, read_overrides, read_run
 from common.experiments.tables import load_table
-from common.training.bookkeeping import is_bookkeeping
 
 logger = logging.getLogger(__name__)
 NO_METRIC = ("step", "split", "epoch", "bytes_sent", "time_step_ms")

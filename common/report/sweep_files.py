@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 from omegaconf import OmegaConf
 
+from common.atomic import write_atomically
 from common.experiments.sweeps import RATE, Tuned, TunedFile
 from common.experiments.table_file import Row
 from common.experiments.tables import Table
@@ -14,7 +15,6 @@ from common.report.lines import draw_sweep
 from common.report.origin import describe_commit, describe_hardware
 from common.report.style import save
 from common.report.tables import csv_text, format_texts
-from common.training.atomic import write_atomically
 
 LEFT = ("method", "topology", "variant", "best", "runner_up", "edge", "taken_by")
 

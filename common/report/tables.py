@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from common.atomic import write_atomically
 from common.experiments.collect import Collection, reproduce_command, score_arguments
 from common.experiments.columns import Column
 from common.experiments.sweeps import sweep_command
@@ -15,7 +16,6 @@ from common.experiments.tables import Table
 from common.report.origin import describe_origin
 from common.report.published import load_published
 from common.report.statistics import columns_of, definition, exact, is_spread_of, show
-from common.training.atomic import write_atomically
 
 FORMATS = ("csv", "md")  # of what else can be made, tex
 

@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from common.config.config import Config
+from common.config.elastic import Members
 from common.parallel.collectives import gather_objects
 from common.parallel.regions import region
-from common.training.config import Config
-from common.training.elastic import config_of, follow, hand_over
-from common.training.elastic_config import Members
 from common.training.gradients import backward_of, finish_gradients
 from common.training.interruption import Interruption, Request
+from common.training.members import config_of, follow, hand_over
 from common.training.profiling import Trace
 from common.training.recorder import Recorder
 from common.training.session import Session, Setup
@@ -111,7 +111,7 @@ def begin_stage(
 
 
 def change_members(setup: Setup, stage: Stage, after: Members, length: Length) -> Stage:
-    """Let other members go on, see `common.training.elastic`."""
+    """Let other members go on, see `common.training.members`."""
     dealing = stage.workers[0].streams[0].rest()
     states = hand_over(stage.workers, stage.members, after, dealing)
     following = begin_stage(setup, after, length, dealing)

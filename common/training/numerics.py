@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from common.training.config import TrainingConfig
+from common.config.config import TrainingConfig
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -8,8 +8,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from common import optim
-from common.training.config import ConfigError
-from common.training.optimization_config import MuonConfig, OptimizerConfig, ScheduleConfig
+from common.config.config import ConfigError
+from common.config.optimization import MuonConfig, OptimizerConfig, ScheduleConfig
 
 
 def build_optimizer(config: OptimizerConfig, lr: float, module: nn.Module) -> Optimizer:

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.config.config import Config
+from common.config.elastic import Members
+from common.config.moments import decay_sum, half_lives
 from common.parallel.collectives import gather_objects, sum_over_ranks, world_size
-from common.training.config import Config
-from common.training.console import Console
-from common.training.cpu_wait import cpu_wait_s
-from common.training.elastic_config import Members
-from common.training.memory import decay_sum, half_lives
+from common.record.console import Console
+from common.record.cpu_wait import cpu_wait_s
+from common.record.run_folder import RunFolder
+from common.record.sinks import Sinks
 from common.training.noise_meter import NoiseMeter
-from common.training.run_folder import RunFolder
-from common.training.sinks import Sinks
 from common.training.step_clock import StepClock
 from common.training.task import Task
 from common.training.worker import Worker

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.config.config import Config, ConfigError
+from common.config.elastic import Members
 from common.parallel.collectives import gather_objects
-from common.training.checkpoint import Checkpoint, Checkpoints
-from common.training.config import Config, ConfigError
-from common.training.elastic_config import Members
+from common.record.checkpoint import Checkpoint, Checkpoints
+from common.record.run_folder import RunFolder
 from common.training.evaluation import Evaluator
 from common.training.recorder import Recorder
-from common.training.run_folder import RunFolder
 from common.training.sharding import bare_state
 from common.training.task import Task
 from common.training.worker import Worker

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from common.training.config import Config, ConfigError
+from common.config.config import Config, ConfigError
 
 Batch = Any  # whatever the task's data yields and its loss understands
 

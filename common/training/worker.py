@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from common.cli import one_line
+from common.config.config import Config, ConfigError
 from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel, GradScaler
 from common.simulate import simulate
-from common.training.config import Config, ConfigError
 from common.training.optimization import build_optimizer, build_schedule
 from common.training.rank_buffers import RankBuffers
 from common.training.sharding import module_state, optimizer_state, shard, without_shards

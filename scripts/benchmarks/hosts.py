@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from common.cli import UsageError, command_of, main_function
 from common.planner.conditions import CONDITIONS
-from common.training.environment import now
+from common.record.environment import now
 from scripts.benchmarks import measures
 from scripts.benchmarks.arguments import (
     EMULATED_RATE,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from unittest import mock
 
-from common.training.launch import launch
+from common.launch.processes import launch
 from common.training.stream import Stream
 
 UNTIMED = 10  # first steps of each loop: they allocate and warm up

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from common.atomic import write_atomically
+from common.record.environment import describe_environment
 from common.report.records import COLUMNS, ORIGIN
-from common.training.atomic import write_atomically
-from common.training.environment import describe_environment
 
 
 class Benchmark:

@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import TCPStore
 
-from common.training.compose import compose_config
+from common.launch.compose import compose_config
 from common.training.optimization import build_optimizer
 from common.training.stream import Stream
 from common.training.task import load_task

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from common.config.config import Config, ConfigError
 from common.parallel.averaging import average_buffers_, consensus_distance
 from common.parallel.data_parallel import DataParallel, averageable_buffers
-from common.training.config import Config, ConfigError
 
 # What decent-dp calls our topologies.
 TOPOLOGIES = {

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from common.launch.cli import main
 from common.planner.conditions import CONDITIONS, Condition
 from common.training import worker
-from common.training.cli import main
 from common.training.task import load_task
 from scripts.emulate import decent_dp
 from scripts.emulate.compute import Waiter

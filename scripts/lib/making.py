@@ -144,7 +144,7 @@ def _train(table: Table, cell: Cell) -> str | None:
     if cell.emulated is not None:
         return _judge(table, cell, _train_on_emulated_hosts(cell))
     # Imported here: it brings torch, which neither --dry-run nor a finished table needs.
-    from common.training.launch import launch
+    from common.launch.processes import launch
 
     try:
         code = launch(cell.task, [*cell.overrides, "logging.progress=false", *_resume(cell)])
@@ -176,8 +176,8 @@ def _train_on_emulated_hosts(cell: Cell) -> int:
 def _remove(cell: Cell) -> None:
     """Remove an unfinished run. Raises UsageError if a process is training it."""
     # Imported here: they bring torch.
-    from common.training.config import ConfigError
-    from common.training.run_lock import RunLock
+    from common.config.config import ConfigError
+    from common.record.run_lock import RunLock
 
     lock = RunLock(cell.run_dir, "removal")
     try:

@@ -118,8 +118,8 @@ def submit_missing(
 
 def missing_data(cells: Sequence[Cell]) -> list[str]:
     """Return what these runs would not find, were they started here: computing nodes may see other folders."""
-    from common.training.compose import compose_config
-    from common.training.config import ConfigError
+    from common.config.config import ConfigError
+    from common.launch.compose import compose_config
     from common.training.task import load_task
 
     found = {}

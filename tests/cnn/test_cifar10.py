@@ -13,8 +13,8 @@ from cnn.cifar10 import MEAN, STD, Cifar10Data, augment, load_cifar10, normalise
 from cnn.config import Cifar10
 from cnn.in_memory import random_flip
 from cnn.torchvision_shim import torchvision
-from common.training.config import ConfigError
-from common.training.launch import launch
+from common.config.config import ConfigError
+from common.launch.processes import launch
 
 TRAIN = [f"data_batch_{number}" for number in range(1, 6)]
 PER_FILE = 12

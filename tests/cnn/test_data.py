@@ -5,7 +5,7 @@ import torch
 
 from cnn.digits import load_digits, with_label_noise
 from cnn.in_memory import InMemoryTrainData, random_shift
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 
 
 def numbered(count: int) -> tuple[torch.Tensor, torch.Tensor]:

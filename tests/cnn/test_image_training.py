@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cnn.prepare import main as prepare
-from common.training.launch import launch
+from common.launch.processes import launch
 
 HAS_FFCV = find_spec("ffcv") is not None
 NO_FFCV = pytest.mark.skipif(not HAS_FFCV, reason="FFCV is not installed (see `make env`)")

@@ -16,12 +16,12 @@ from torch.nn import functional as F
 import cnn
 from cnn.config import ResNet, ResNetCifar, ResNetDigits, TorchvisionModel
 from cnn.model import PaddedShortcut, SmallResNet, build_model
+from common.config.config import ConfigError
+from common.launch.compose import compose_config
 from common.optim import AccumAdam, decay_groups
 from common.parallel import DecentralizedDataParallel
 from common.parallel.data_parallel import DataParallel
 from common.simulate import simulate
-from common.training.compose import compose_config
-from common.training.config import ConfigError
 
 SHIM = str(Path(cnn.__file__).with_name("torchvision_shim.py"))
 RESNET50 = ResNet(name="resnet50", channels_last=True)
@@ -230,7 +230,7 @@ def test_compiled_channels_last_network_trains_alike(workers: int) -> None:
 @pytest.mark.slow
 def test_torchvision_is_not_imported_for_digits() -> None:
     code = (
-        "import sys; from cnn.task import TASK; from common.training.compose import compose_config;"
+        "import sys; from cnn.task import TASK; from common.launch.compose import compose_config;"
         "TASK(compose_config('cnn', [])).build_model(); sys.exit('torchvision' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0

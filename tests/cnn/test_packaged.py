@@ -14,9 +14,9 @@ from cnn import packaged
 from cnn.packaged import SIDE, SUBJECTS
 from cnn.prepare import main
 from cnn.task import ImageClassification
-from common.training.atomic import describe
-from common.training.compose import compose_config
-from common.training.config import ConfigError
+from common.atomic import describe
+from common.config.config import ConfigError
+from common.launch.compose import compose_config
 from tests.registry import Registry, write_deb, write_wheel
 
 

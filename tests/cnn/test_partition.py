@@ -5,7 +5,7 @@ import torch
 
 from cnn.digits import DigitsData
 from cnn.partition import dirichlet_partition
-from common.training.compose import compose_config
+from common.launch.compose import compose_config
 
 LABELS = torch.arange(1437) % 10
 

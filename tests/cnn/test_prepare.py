@@ -317,7 +317,7 @@ def test_digits_become_images_of_the_same_split(tmp_path: Path) -> None:
 
 
 def test_the_digits_preset_has_the_images_size() -> None:
-    from common.training.compose import compose_config
+    from common.launch.compose import compose_config
 
     data = compose_config("cnn", ["data=digits_images"]).data
     assert isinstance(data, ImageFolder)

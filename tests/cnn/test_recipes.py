@@ -10,7 +10,7 @@ import pytest
 from cnn.config import CnnConfig
 from common.experiments.table_file import Row
 from common.experiments.tables import Table, load_table
-from common.training.compose import CONFIGS, compose_config
+from common.launch.compose import CONFIGS, compose_config
 
 TABLES = {
     name: load_table(name)

@@ -11,7 +11,7 @@ import pytest
 
 from cnn.images import staging
 from cnn.images.staging import stage
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 
 
 @pytest.fixture

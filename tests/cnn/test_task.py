@@ -9,10 +9,10 @@ import torch
 
 from cnn.model import SmallResNet, build_model
 from cnn.task import TASK, ImageClassification
+from common.config.config import ConfigError
+from common.launch.compose import compose_config
 from common.optim import decay_groups
 from common.optim.groups import NoDecay
-from common.training.compose import compose_config
-from common.training.config import ConfigError
 from common.training.optimization import build_optimizer
 
 

@@ -16,7 +16,7 @@ from cnn.task import TASK
 
 # One server for the whole test session, whoever starts it: what any of its processes will import.
 PRELOAD = ["torch", "torch._dynamo", "tests.distributed.warm", "pytest", "common.parallel", "common.optim"]
-PRELOAD += ["common.simulate", "common.training.launch", "cnn.task", *TASK.late_imports]
+PRELOAD += ["common.simulate", "common.launch.processes", "cnn.task", *TASK.late_imports]
 TIMEOUT_S = 600.0  # several times what the longest test takes where other tests keep all cores busy
 
 

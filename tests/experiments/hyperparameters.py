@@ -11,8 +11,8 @@ from pydantic import Field, model_validator
 from common.experiments.definitions import Definition
 from common.experiments.overrides import parse_override
 from common.experiments.tables import load_table
+from common.launch.compose import CONFIGS, compose_config
 from common.report.published import PAPER
-from common.training.compose import CONFIGS, compose_config
 
 FOLDER = PAPER / "hyperparameters"
 EXPERIMENTS = CONFIGS / "experiment"

@@ -31,9 +31,9 @@ def launched(monkeypatch):
             write_run(Path(dict(map(parse_override, overrides))["run_dir"]), overrides)
         return code
 
-    module = types.ModuleType("common.training.launch")
+    module = types.ModuleType("common.launch.processes")
     module.launch, module.behave, module.calls = launch, lambda overrides: 0, calls
-    monkeypatch.setitem(sys.modules, "common.training.launch", module)
+    monkeypatch.setitem(sys.modules, "common.launch.processes", module)
     return module
 
 

@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 
+from common.config.bookkeeping import is_bookkeeping
+from common.config.config import Config
+from common.config.overrides import flatten
 from common.experiments.definitions import ROOT
 from common.experiments.runs import read_config
 from common.experiments.table_file import Row
 from common.experiments.tables import Table, load_table, table_names
+from common.launch.compose import compose_config
 from common.parallel.gossip.buckets import AUTO_MB
 from common.report.benchmark_tables import benchmark_names, load_benchmark
 from common.report.figures import figure_names, load_figure
 from common.report.published import load_published, published_names, published_values
 from common.topology import build
-from common.training.bookkeeping import is_bookkeeping
-from common.training.compose import compose_config, flatten
-from common.training.config import Config
 
 TABLES = {name: load_table(name) for name in table_names()}
 RUNS = ROOT / "results" / "runs"

@@ -113,9 +113,9 @@ def launched(monkeypatch):
             (folder / "summary.json").write_text(json.dumps({"status": "failed", "error": error}))
         return int(accuracy is None)
 
-    module = types.ModuleType("common.training.launch")
+    module = types.ModuleType("common.launch.processes")
     module.launch, module.calls, module.accuracy = launch, [], peaks(allreduce=0.01, dadam=0.04)
-    monkeypatch.setitem(sys.modules, "common.training.launch", module)
+    monkeypatch.setitem(sys.modules, "common.launch.processes", module)
     return module
 
 

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from common.cli import UsageError
 from common.experiments.overrides import parse_override
 from common.experiments.tables import load_table, table_names
-from common.training.run_folder import compare
+from common.record.run_folder import compare
 from tests.experiments.conftest import CONTENT
 
 

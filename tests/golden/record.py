@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from common.config.overrides import flatten
 from common.experiments.definitions import ROOT
-from common.training.compose import compose_config, flatten
-from common.training.launch import launch
+from common.launch.compose import compose_config
+from common.launch.processes import launch
 
 FILE = Path(__file__).with_name("golden.json")
 EXPERIMENTS = ROOT / "configs" / "experiment"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from common.launch.compose import compose_config
 from common.optim import decay_groups
-from common.training.compose import compose_config
 from gpt2.model import GPT2, Shape, flops_per_token, parameter_count
 
 TINY = Shape(layers=2, heads=4, width=32, vocabulary=61, context=16)

@@ -12,10 +12,10 @@ import torch
 from common.experiments.definitions import ROOT
 from common.experiments.table_file import Row
 from common.experiments.tables import Table, load_table
+from common.launch.compose import CONFIGS, compose_config
 from common.optim import decay_groups
 from common.planner import Cluster
 from common.planner.memory import rank_memory
-from common.training.compose import CONFIGS, compose_config
 from common.training.optimization import build_optimizer, build_schedule
 from gpt2.config import Gpt2Config
 from gpt2.model import GPT2, flops_per_token, parameter_count

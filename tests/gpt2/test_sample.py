@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.cli import parse
-from common.training.launch import launch
+from common.launch.processes import launch
 from gpt2.model import GPT2, Shape
 from gpt2.sample import SampleArguments, choose, load, main, next_logits, write
 from gpt2.tokenizer import Bytes

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.training.compose import compose_config
-from common.training.config import ConfigError
+from common.config.config import ConfigError
+from common.launch.compose import compose_config
 from gpt2.task import TASK
 from gpt2.throughput import known_peak_tflops, utilisation
 from tests.gpt2.corpora import TINY, pattern, write_tokens

@@ -11,8 +11,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from common.training.compose import compose_config
-from common.training.launch import launch
+from common.launch.compose import compose_config
+from common.launch.processes import launch
 from gpt2.encode import unigram_entropy
 from gpt2.model import GPT2
 from gpt2.task import TASK

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import torch
 
-from common.training.environment import now
+from common.record.environment import now
 from scripts.benchmarks.record import Benchmark
 from tests.gpu.device import Device
 

@@ -19,9 +19,9 @@ from common.parallel.gossip.exchange import ReceiveBuffers
 from common.parallel.gossip.hierarchical import HierarchicalByCollectives
 from common.parallel.gossip.mixer import Mixer
 from common.parallel.gossip.point_to_point import SendRecv
+from common.record.run_folder import RunFolder
 from common.report.records import read_record
 from common.training import gradients
-from common.training.run_folder import RunFolder
 from tests.distributed.scenarios import Scenario, in_process
 from tests.distributed.sharded import in_sharded_process
 from tests.gpu import test_host_syncs, test_memory, test_optimizers, test_races, test_ranks, test_speed, training

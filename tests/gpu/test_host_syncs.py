@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
-from common.training import launch as launcher
+from common.launch import processes as launcher
 from common.training.recorder import Recorder
 from tests.gpu.device import Device, on_both, on_gpu, on_slow_cpu_too
 from tests.gpu.groups import delayed_group

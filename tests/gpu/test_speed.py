@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from common.launch.compose import compose_config
+from common.launch.processes import launch
 from common.optim import AccumAdamW
 from common.parallel import DecentralizedDataParallel
-from common.training.compose import compose_config
-from common.training.launch import launch
 from common.training.numerics import autocast
 from common.training.recorder import Recorder
 from gpt2.config import Gpt2Config

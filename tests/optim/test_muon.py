@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from common.config.config import ConfigError
+from common.config.optimization import MuonConfig
 from common.optim import MuonAdamW, cosine_with_warmup, hidden_matrices
 from common.parallel import DecentralizedDataParallel
-from common.training.config import ConfigError
 from common.training.optimization import build_optimizer
-from common.training.optimization_config import MuonConfig
 
 CONFIG = MuonConfig(
     name="muon",

@@ -14,12 +14,12 @@ from common.experiments.collect import collect
 from common.experiments.definitions import ROOT
 from common.experiments.quantities import QUANTITIES
 from common.experiments.tables import load_table
+from common.launch.compose import compose_config
 from common.report.benchmark_tables import load_benchmark
 from common.report.curves import curves, draw_table
 from common.report.figures import Bars, Curves, Lines, Predictions, drawing_of, figure_names, load_figure, write_figures
 from common.report.lines import draw_over_setting
 from common.report.published import load_published
-from common.training.compose import compose_config
 from scripts.figures import main
 from tests.experiments.conftest import CONTENT, make_table
 from tests.experiments.synthetic import write_run

@@ -10,10 +10,10 @@ import yaml
 from common.experiments.definitions import ROOT, names_in
 from common.experiments.table_file import TableFile
 from common.experiments.tables import Table, full_name, table_names
+from common.launch.compose import compose_config
 from common.report.benchmark_tables import benchmark_names
 from common.report.excerpts import BLOCK, EXCERPTS, SCOREBOARD, fill_tables
 from common.report.figures import figure_names
-from common.training.compose import compose_config
 from scripts.tables import main
 
 READMES = [ROOT / "README.md", *sorted(ROOT.glob("*/README.md"))]

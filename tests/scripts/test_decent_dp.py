@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from common.config.config import ConfigError
+from common.launch.compose import compose_config
 from common.parallel import DataParallel, DecentralizedDataParallel
-from common.training.compose import compose_config
-from common.training.config import ConfigError
 from scripts.emulate.decent_dp import DecentDP, parallelize
 from tests.distributed import models
 from tests.distributed.processes import run_processes

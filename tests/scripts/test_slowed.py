@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from common.cli import UsageError
+from common.launch.compose import compose_config
 from common.planner.conditions import CONDITIONS
-from common.training.compose import compose_config
 from common.training.task import load_task
 from scripts.emulate import program as emulate
 from scripts.emulate.compute import Waiter

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from common.config.config import ConfigError
+from common.launch.compose import compose_config
+from common.launch.processes import launch
 from common.simulate import BatchedWorkers, SimulatedReplica, simulate
-from common.training.compose import compose_config
-from common.training.config import ConfigError
-from common.training.launch import launch
 
 Batch = tuple[Tensor, Tensor]
 RUN = ["workers=simulated", "workers.count=4", "model.width=8", "training.batch_size=32", "evaluation.every=100"]

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from slurm import starts
+from tests.elastic.test_processes import ENDLESS, PACED, RUN, assert_equals_replay, joined, trained
 from tests.slurm.conftest import NODES, Slurm, command_of, parent_of, processes_with
 from tests.slurm.runs import status
 from tests.training.replay import membership_rows
-from tests.training.test_elastic_processes import ENDLESS, PACED, RUN, assert_equals_replay, joined, trained
 
 pytestmark = pytest.mark.slow  # on a real Slurm
 

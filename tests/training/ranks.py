@@ -49,7 +49,7 @@ class Ranks:
 def _rank(arguments: list[str], rank: int, n: int, port: int, log: Path, late_s: float) -> None:
     if rank > 0:
         time.sleep(late_s)
-    from common.training.launch import launch
+    from common.launch.processes import launch
 
     descriptor = os.open(log.with_name(f"{log.name}.{rank}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from common.config.config import Config
+from common.config.elastic import Members
 from common.flat import FlatVector, flatten
 from common.optim import DmSGD, QGDmSGD
 from common.parallel.anchors import Anchors
@@ -22,9 +24,7 @@ from common.parallel.gossip.buckets import ScheduledBucket, fragments_of, plan_b
 from common.parallel.gossip.exchange import mix_
 from common.parallel.optimizers import MomentumVectors
 from common.topology import Topology
-from common.training.config import Config
-from common.training.elastic import config_of, donor_of, follow
-from common.training.elastic_config import Members
+from common.training.members import config_of, donor_of, follow
 from common.training.optimization import build_optimizer, build_schedule
 from common.training.stream import BEGINNING, Dealing, Stream
 from common.training.task import Task, load_task

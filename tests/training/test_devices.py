@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from common.launch import processes as module
+from common.launch.processes import launch
 from common.parallel.devices import local_device
 from common.parallel.process_groups import process_group
-from common.training import launch as module
-from common.training.launch import launch
 from tests.ports import free_port
 
 CPU = torch.device("cpu")

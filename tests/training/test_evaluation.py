@@ -9,7 +9,7 @@ from torch import nn
 
 from cnn.config import CnnConfig
 from cnn.task import TASK
-from common.training.compose import compose_config
+from common.launch.compose import compose_config
 from common.training.evaluation import RECALIBRATION_SEED, Evaluator
 from common.training.stream import RandomState
 from common.training.worker import Worker, build_workers

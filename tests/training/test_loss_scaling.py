@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.training.launch import launch
+from common.launch.processes import launch
 from tests.training.test_resume import assert_same_run, manifests, rows
 
 FP16 = ["training.precision=fp16", "training.steps=8", "training.checkpoint_every=2", "training.checkpoints_kept=9"]

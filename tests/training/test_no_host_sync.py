@@ -16,8 +16,8 @@ from cnn.cifar10 import augment
 from cnn.images.pixels import normalise_tensor
 from cnn.in_memory import InMemoryTrainData
 from cnn.task import ImageClassification
+from common.launch.compose import compose_config
 from common.simulate.methods import mix_
-from common.training.compose import compose_config
 from common.training.interruption import Interruption, Request
 from common.training.recorder import Recorder
 from common.training.worker import build_workers

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from common.config.config import Config
+from common.launch.compose import compose_config
+from common.launch.processes import launch
 from common.noise_scale import LENGTH, noise_row, signal_and_noise, smoothed
-from common.training.compose import compose_config
-from common.training.config import Config
+from common.record.run_folder import fingerprint
 from common.training.gradients import backward_of
-from common.training.launch import launch
 from common.training.noise_meter import NoiseMeter
 from common.training.recorder import Recorder
-from common.training.run_folder import fingerprint
 from common.training.worker import Worker, build_workers
 
 CPU = torch.device("cpu")

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from cnn.task import TASK
-from common.training import launch as module
+from common.config.config import Config
+from common.launch import processes as module
+from common.launch.compose import compose_config
+from common.launch.processes import launch
 from common.training import numerics
-from common.training.compose import compose_config
-from common.training.config import Config
 from common.training.evaluation import Evaluator
-from common.training.launch import launch
 from common.training.worker import build_workers
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.training.launch import launch
+from common.launch.processes import launch
 from scripts.plot_trace import main, read_spans
 from tests.training.test_resume import RUN
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.training.launch import launch
+from common.launch.processes import launch
 from tests.training.ranks import Ranks
 
 RUN = [

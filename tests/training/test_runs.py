@@ -15,14 +15,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from common.config.config import ConfigError
+from common.config.overrides import choices
 from common.experiments.runs import read_run
+from common.launch.compose import compose_config
+from common.launch.processes import launch
 from common.noise_scale import KINDS
-from common.training.compose import compose_config
-from common.training.config import ConfigError
-from common.training.launch import launch
-from common.training.overrides import choices
+from common.record.run_folder import RunFolder
 from common.training.recorder import Recorder
-from common.training.run_folder import RunFolder
 from common.training.task import load_task
 
 SHORT = ["training.steps=12", "schedule.warmup=2", "evaluation.every=6", "logging.every=4"]

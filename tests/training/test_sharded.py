@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from common.training.compose import compose_config
-from common.training.config import ConfigError
-from common.training.launch import launch
+from common.config.config import ConfigError
+from common.launch.compose import compose_config
+from common.launch.processes import launch
 
 RUN = [
     *("training.steps=10", "schedule.warmup=2", "evaluation.every=5", "logging.every=2", "logging.progress=false"),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cnn.task import TASK
+from common.launch.compose import compose_config
 from common.training import recorder as module
-from common.training.compose import compose_config
 from common.training.recorder import Recorder
 from common.training.step_clock import StepClock
 from common.training.worker import build_workers
@@ -157,8 +157,8 @@ def test_a_row_adds_up_over_ranks_once_and_leaves_out_norms_of_skipped_steps(
 
 
 def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from common.training.checkpoint import Checkpoints
-    from common.training.launch import launch
+    from common.launch.processes import launch
+    from common.record.checkpoint import Checkpoints
 
     slow = lambda method: lambda *arguments: (time.sleep(1.0), method(*arguments))[1]  # noqa: E731
     for name in ("save", "save_model"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.training.launch import launch
+from common.launch.processes import launch
 from transformer.model import Transformer
 from transformer.preparation import folder
 from transformer.preparation.pipeline import Recipe

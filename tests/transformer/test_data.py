@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 from transformer.data import Batch, ParallelText, TokenBatches, evaluation_batches
 from transformer.model import PAD
 from transformer.search import EOS

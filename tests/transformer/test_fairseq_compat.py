@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from common.training.compose import compose_config
-from common.training.config import ConfigError
+from common.config.config import ConfigError
+from common.launch.compose import compose_config
 from transformer.corpus import Corpus
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.training.compose import compose_config
-from common.training.config import ConfigError
+from common.config.config import ConfigError
+from common.launch.compose import compose_config
 from transformer.config import NumberNames
 from transformer.corpus import Corpus
 from transformer.preparation.number_names import name_line, number_name_pairs

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from common.training.compose import compose_config
-from common.training.config import ConfigError
+from common.config.config import ConfigError
+from common.launch.compose import compose_config
 from transformer import prepare
 from transformer.corpus import Corpus
 from transformer.preparation import pipeline

@@ -8,7 +8,7 @@ import pytest
 
 from common.experiments.table_file import Row
 from common.experiments.tables import Table, load_table
-from common.training.compose import CONFIGS, compose_config
+from common.launch.compose import CONFIGS, compose_config
 from transformer.config import TransformerConfig
 
 TABLES = {name: load_table(name) for name in ("table2", "table2_fair")}

@@ -8,8 +8,8 @@ import sacrebleu
 import torch
 from torch import nn
 
-from common.training.compose import compose_config
-from common.training.config import ConfigError
+from common.config.config import ConfigError
+from common.launch.compose import compose_config
 from transformer.model import PAD
 from transformer.scores import wordnet_problem
 from transformer.search import beam_search

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import nltk
 import pytest
 
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 from transformer import scores
 from transformer.preparation.pipeline import learn_codes
 from transformer.text import MosesText, Subwords, join_subwords, unescape

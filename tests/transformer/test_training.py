@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.training.launch import launch
+from common.launch.processes import launch
 from transformer.task import Translation
 
 METHODS = {

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from common.training.atomic import describe, write_atomically
-from common.training.config import ConfigError
+from common.atomic import describe, write_atomically
+from common.config.config import ConfigError
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 from transformer.preparation.files import digest, read_json, write_json
 from transformer.preparation.pipeline import SPLITS, Pair, Recipe, Stages
 from transformer.text import CODES

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from omegaconf import OmegaConf
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
+from common.config.base import Strict
 from common.downloads import fetch
-from common.training.records import Strict
 
 MANIFEST = Path(__file__).with_name("wmt14.yaml")
 Hex = Annotated[str, Field(pattern=r"^[0-9a-f]+$")]

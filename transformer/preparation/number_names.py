@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 from transformer.config import NumberNames
 
 SEPARATORS = {"fr": " ; "}  # French has a space before a semicolon

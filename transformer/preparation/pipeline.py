@@ -17,8 +17,8 @@ from io import StringIO
 from itertools import islice
 from pathlib import Path
 
-from common.training.atomic import write_atomically
-from common.training.config import ConfigError
+from common.atomic import write_atomically
+from common.config.config import ConfigError
 from transformer.preparation.files import digest, read_lines, write_lines
 from transformer.preparation.parallel import results, run
 from transformer.text import CODES, MosesText, Subwords

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Literal
 
-from common.training.config import ConfigError
+from common.config.config import ConfigError
 from transformer.preparation.manifest import CorpusSource, DataManifest, LanguagePair
 from transformer.text import unescape
 

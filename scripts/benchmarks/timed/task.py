@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from cnn.data import Images
 from cnn.task import ImageClassification
+from common.config.config import Config
 from common.parallel.collectives import world_size
-from common.training.config import Config
 
 
 class Note(NamedTuple):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from cnn.data import Images
 from cnn.task import ImageClassification
-from common.training.config import Config
+from common.config.config import Config
 
 
 class Faulty(ImageClassification):

@@ -3,7 +3,7 @@
 import time
 
 from cnn.task import ImageClassification
-from common.training.run_folder import RunFolder
+from common.record.run_folder import RunFolder
 
 finish = RunFolder.finish
 RunFolder.finish = lambda *arguments: (time.sleep(2), finish(*arguments))

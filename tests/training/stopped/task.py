@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cnn.task import ImageClassification
-from common.training import checkpoint
-from common.training.config import Config
+from common.config.config import Config
+from common.record import checkpoint
 from common.training.recorder import Recorder
 
 STOPS = {

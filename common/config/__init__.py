@@ -1,0 +1,1 @@
+"""What a run is configured with: typed, checked, and free of torch."""

@@ -1,0 +1,287 @@
+"""The typed configuration, checked once at the start: afterwards every key exists and is valid.
+
+Hydra composes YAML files and command-line overrides; pydantic refuses unknown keys, wrong types, values out of range
+and contradictory choices.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
+
+from common.config.base import FilePath, Seed, Strict
+from common.config.elastic import ElasticConfig
+from common.config.optimization import OptimizerConfig, ScheduleConfig
+from common.config.parallel import ParallelConfig, check_method
+from common.local_steps import check_topology
+from common.paths import expand_home
+from common.topology import Topology, build
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be run; the message names key, value and expectation."""
+
+
+# -- workers and topology
+
+
+class WorkersConfig(Strict):
+    """Where the workers live.
+
+    count:   null for the launcher's world size, or else one for each GPU (at least one)
+    batched: whether simulated workers run forward and backward as one batch, see `common.simulate.BatchedWorkers`
+    """
+
+    kind: Literal["processes", "simulated"]
+    count: PositiveInt | None
+    per_host: PositiveInt | None
+    batched: bool = False
+
+
+class TopologyConfig(Strict):
+    """A name of common.topology.NAMES and that topology's options."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+    def build(self, workers: int, per_host: int) -> Topology:
+        """Build the topology. Raises ConfigError if it does not exist for this number of workers."""
+        options = dict(self.model_extra or {})
+        try:
+            if isinstance(options.get("path"), str):
+                options["path"] = expand_home(options["path"])
+            return build(self.name, workers, per_host, **options)
+        except (ValueError, TypeError, OSError) as error:
+            raise ConfigError(f"topology={self.name} (workers={workers}, per_host={per_host}): {error}") from error
+
+
+# -- the run
+
+
+class TrainingConfig(Strict):
+    """Length and manner of training. Exactly one of steps and epochs is set.
+
+    batch_size:    of all workers together in one update; samples, or another unit of the task (transformer: tokens)
+    tf32:          whether GPUs compute float32 matrix products and convolutions in TF32 (10 bits of mantissa)
+    deterministic: whether GPUs repeat a run bit for bit, see common.training.numerics
+    """
+
+    steps: PositiveInt | None
+    epochs: PositiveFloat | None
+    batch_size: PositiveInt
+    gradient_accumulation: PositiveInt
+    clip: PositiveFloat | None
+    precision: Literal["fp32", "bf16", "fp16"]
+    tf32: bool = False
+    deterministic: bool = False
+    compile: bool
+    device: Literal["auto", "cpu", "cuda"]
+    threads: PositiveInt | None
+    checkpoint_every: PositiveInt | None
+    checkpoints_kept: PositiveInt
+    on_nan: Literal["stop", "warn"]
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "TrainingConfig":
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError(f"steps={self.steps}, epochs={self.epochs}: expected exactly one of the two")
+        return self
+
+
+class EvaluationConfig(Strict):
+    """When and what to evaluate: always the mean model; see common.training.evaluation for the rest.
+
+    every:               steps between evaluations; null: once an epoch; the last step is always evaluated
+    keep_average:        the mean model persists in every worker after each evaluation
+    local_models:        also every worker's own model on its own shard
+    recalibrate_batches: training batches of each rank for new BatchNorm statistics of the mean model
+    models_kept:         number of the last evaluations whose mean models are kept in checkpoints/models
+    """
+
+    every: PositiveInt | None
+    batch_size: PositiveInt
+    keep_average: bool
+    local_models: bool
+    recalibrate_batches: NonNegativeInt
+    models_kept: NonNegativeInt
+
+
+class LoggingConfig(Strict):
+    """Records of a run.
+
+    every:             steps between train rows of metrics.jsonl
+    noise_scale_every: steps between measurements of the gradient noise scale, see common.training.noise_meter
+    progress:          show it on rank 0's console
+    """
+
+    every: PositiveInt
+    noise_scale_every: PositiveInt | None = None
+    progress: bool
+    wandb: Literal["disabled", "offline", "online"]
+    wandb_project: str
+    tensorboard: bool
+
+
+class Config(Strict):
+    """The keys of every task; a task's own class gives `data` and `model` their types."""
+
+    task: Annotated[str, Field(pattern=r"^\w+(\.\w+)*$")]
+    name: str
+    seed: Seed
+    run_dir: FilePath
+    resume: bool
+    init_from: FilePath | None
+    profile: bool
+    parallel: ParallelConfig
+    workers: WorkersConfig
+    topology: TopologyConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    data: Any
+    model: Any
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    logging: LoggingConfig
+    elastic: ElasticConfig = ElasticConfig()
+
+    @field_validator("name")
+    @classmethod
+    def _stays_below_runs(cls, name: str) -> str:
+        if ".." in name.split("/"):
+            raise ValueError(f"{name}: expected a name without `..`; run_dir=FOLDER sets any folder")
+        return name
+
+    @model_validator(mode="after")
+    def _choices_fit(self) -> "Config":
+        mixes_momentum = self.optimizer.name == "dmsgd" and self.optimizer.momentum_mixing
+        needs_atc = {"optimizer=qg_dmsgd": self.optimizer.name == "qg_dmsgd"}
+        needs_atc["optimizer.momentum_mixing=true"] = mixes_momentum
+        check_method(self.parallel, self.topology.name, self.workers.kind, [k for k, v in needs_atc.items() if v])
+        self._check_batched()
+        self._check_shared_moment()
+        self._check_script()
+        self._check_survivors()
+        whole = {"workers.kind=simulated": self.workers.kind == "simulated"}
+        whole["optimizer=muon"] = self.optimizer.name == "muon"  # orthogonalises whole matrices
+        whole["training.compile=true"] = self.training.compile
+        whole["evaluation.local_models=true"] = self.evaluation.local_models
+        for choice, needs_whole in whole.items():
+            if needs_whole and self.sharded:
+                raise ValueError(f"{choice} with parallel.shard=true: expected parallel.shard=false")
+        unit, warmup = self.schedule.unit, self.schedule.warmup
+        length = self.training.steps if unit == "steps" else self.training.epochs
+        if self.schedule.name == "cosine" and length is not None and warmup >= length:
+            raise ValueError(f"schedule.warmup={warmup:g}: expected fewer than training.{unit}={length:g}")
+        return self
+
+    def _check_batched(self) -> None:
+        refused = {
+            f"workers={self.workers.kind}": self.workers.kind != "simulated",
+            f"parallel.ranks_per_worker={self.parallel.ranks_per_worker}": self.parallel.ranks_per_worker > 1,
+            "training.compile=true": self.training.compile,
+            "training.precision=fp16": self.training.precision == "fp16",
+        }
+        for choice, chosen in refused.items():
+            if chosen and self.workers.batched:
+                raise ValueError(f"workers.batched=true with {choice}: expected workers.batched=false")
+
+    def _check_shared_moment(self) -> None:
+        parallel, optimizer = self.parallel, self.optimizer
+        if parallel.method == "allreduce" or parallel.share_second_moment is None:
+            return
+        adapts = optimizer.name == "accumadamw" and not optimizer.fused and self.training.precision != "fp16"
+        if not (adapts and self.workers.kind == "simulated" and parallel.plan().every_update):
+            raise ValueError(
+                f"parallel.share_second_moment={parallel.share_second_moment} with workers={self.workers.kind}, "
+                f"optimizer={optimizer.name}: expected workers=simulated and optimizer=accumadamw (AdamW with "
+                "accumulation_steps=1), not fused, without fp16, and a round in every update"
+            )
+
+    def _check_script(self) -> None:
+        if not self.elastic.script:
+            return
+        if self.workers.kind != "simulated":
+            raise ValueError(f"elastic.script with workers={self.workers.kind}: expected workers=simulated")
+        self.elastic.members(self.n, self.elastic.script[-1].step)
+
+    def _check_survivors(self) -> None:
+        least, parallel = self.elastic.min_workers, self.parallel
+        if least is None:
+            if self.elastic.restarts:
+                raise ValueError(
+                    f"elastic.restarts={self.elastic.restarts} with elastic.min_workers=null: expected 0, or a number "
+                    "of workers with which the others go on meanwhile"
+                )
+            if self.elastic.agent is not None:
+                raise ValueError(
+                    f"elastic.agent={self.elastic.agent} with elastic.min_workers=null: expected a number of workers, "
+                    "or null; without lost workers torchrun starts several hosts"
+                )
+            return
+        where = f"elastic.min_workers={least}"
+        if self.workers.kind != "processes":
+            raise ValueError(f"{where} with workers={self.workers.kind}: expected workers=processes")
+        if parallel.method != "decentralized":
+            raise ValueError(f"{where} with parallel=allreduce: expected a method that gossips")
+        refused = {
+            "parallel.shard=true": self.sharded,
+            "evaluation.keep_average=true": self.evaluation.keep_average,
+            "training.precision=fp16": self.training.precision == "fp16",
+        }
+        for choice, chosen in refused.items():
+            if chosen:
+                raise ValueError(f"{where} with {choice}: workers cannot go on without a peer then")
+        if least > self.n:
+            raise ValueError(f"{where}: expected at most the number of workers, {self.n}")
+
+    @property
+    def sharded(self) -> bool:
+        """Whether the ranks of a worker hold shards of its replica."""
+        return self.parallel.method == "decentralized" and self.parallel.shard
+
+    @property
+    def n(self) -> int:
+        """The number of workers; known once `resolve_workers` ran."""
+        return self.workers.count or 1
+
+    @property
+    def ranks_per_worker(self) -> int:
+        """Ranks that share one replica."""
+        return self.parallel.ranks_per_worker
+
+    @property
+    def lr(self) -> float:
+        """The learning rate after linear scaling to the global batch (arXiv 1706.02677, section 2.1)."""
+        base = self.optimizer.lr_batch
+        return self.optimizer.lr if base is None else self.optimizer.lr * self.training.batch_size / base
+
+    @property
+    def sample_size(self) -> int:
+        """What training.batch_size counts as one, in samples: 1; a sequence of a language model is its tokens."""
+        return 1
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks, real or simulated; each draws its own batches."""
+        return self.n * self.ranks_per_worker
+
+    def build_topology(self) -> Topology:
+        """Build the topology.
+
+        Raises ConfigError if it does not exist for this number of workers, or cannot be had with local steps.
+        """
+        topology, parallel = self.topology.build(self.n, self.workers.per_host or 1), self.parallel
+        if parallel.method == "decentralized":
+            try:
+                check_topology(parallel.plan(), parallel.local_options()["mixing"], topology, parallel.push_sum)
+            except ValueError as error:
+                raise ConfigError(f"parallel.{error}") from error
+        return topology

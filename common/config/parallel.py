@@ -1,0 +1,158 @@
+"""The configuration of `parallel`: the method."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    Field,
+    NonNegativeInt,
+    PlainValidator,
+    PositiveInt,
+    model_validator,
+)
+
+from common.arguments import BUCKET_MB, TIMEOUT_S
+from common.config.base import NonNegative, Strict
+from common.local_steps import LocalSteps, Mixing, Outer, resolve_local_steps
+
+Timeout = Annotated[float, Field(gt=0, le=TIMEOUT_S.high)]
+
+
+def _megabytes_or_auto(value: object) -> float | Literal["auto"]:
+    if value == "auto":
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool) and value in BUCKET_MB:
+        return float(value)
+    raise ValueError(f"{value}: expected a size in MiB greater than 0, or auto")
+
+
+class AllReduceConfig(Strict):
+    """Gradients averaged by DDP over all ranks; ranks_per_worker only counts several of them as one worker."""
+
+    method: Literal["allreduce"]
+    ranks_per_worker: PositiveInt
+    bucket_mb: Annotated[float, Field(gt=0, le=BUCKET_MB.high)]
+    hook: Literal["fp16", "powersgd"] | None = None
+    powersgd_rank: PositiveInt = 1
+    powersgd_from: int = Field(1000, ge=2)
+    find_unused_parameters: bool
+    timeout_s: Timeout
+
+
+class OuterConfig(Strict):
+    """The outer optimizer of local steps; see common.parallel.Outer."""
+
+    lr: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = True
+    displacement: Literal["own", "mixed"] = "own"
+
+
+class MixingConfig(Strict):
+    """How strongly rounds mix as the learning rate falls; see common.parallel.Mixing."""
+
+    power: NonNegative = 0.0
+    start: NonNegativeInt = 0
+
+
+class DecentralizedConfig(Strict):
+    """Parameters averaged with peers; see DecentralizedDataParallel.
+
+    shard: whether the ranks of a worker share one replica out among them (FSDP2), see common.parallel.sharded
+    share_second_moment: whether simulated workers divide by a common second moment, see common.simulate.second_moments
+    """
+
+    method: Literal["decentralized"]
+    order: Literal["awc", "atc"]
+    ranks_per_worker: PositiveInt
+    shard: bool = False
+    bucket_mb: Annotated[float | Literal["auto"], PlainValidator(_megabytes_or_auto)]
+    transport: Literal["auto", "send_recv", "subgroup"]
+    message_dtype: Literal["float16", "bfloat16", "int8"] | None
+    phases: Literal["aligned", "staggered"] = "aligned"
+    push_sum: bool = False
+    share_second_moment: Literal["mean", "mixing"] | None = None
+    later: ClassVar[Mapping[str, Any]] = {"share_second_moment": None}
+    local_steps: PositiveInt = 1
+    outer: OuterConfig = OuterConfig()
+    merge_after: NonNegativeInt | None = None
+    local_steps_from: NonNegativeInt = 0
+    fragments: PositiveInt = 1
+    mixing: MixingConfig = MixingConfig()
+    find_unused_parameters: bool
+    timeout_s: Timeout
+
+    @model_validator(mode="before")
+    @classmethod
+    def _order_that_fits(cls, values: Any) -> Any:
+        """Put the order that `merge_after` means where none is given."""
+        if isinstance(values, dict) and values.get("order") is None:
+            values = values | {"order": "atc" if values.get("merge_after") == 0 else "awc"}
+        return values
+
+    @model_validator(mode="after")
+    def _rounds_fit(self) -> "DecentralizedConfig":
+        self.plan()
+        return self
+
+    @model_validator(mode="after")
+    def _shards_fit(self) -> "DecentralizedConfig":
+        if self.shard and self.ranks_per_worker == 1:
+            raise ValueError(
+                "ranks_per_worker=1 with shard=true: expected 2 or more ranks to share a replica out among"
+            )
+        if self.shard and self.find_unused_parameters:
+            raise ValueError("find_unused_parameters=true with shard=true: expected false: FSDP averages gradients")
+        return self
+
+    def local_options(self) -> dict[str, Any]:
+        """Return the arguments of DecentralizedDataParallel and simulate() that concern local steps."""
+        return {
+            "local_steps": self.local_steps,
+            "outer": Outer(**self.outer.model_dump()),
+            "merge_after": self.merge_after,
+            "local_steps_from": self.local_steps_from,
+            "fragments": self.fragments,
+            "mixing": Mixing(**self.mixing.model_dump()),
+        }
+
+    def plan(self) -> LocalSteps:
+        """Return which updates are rounds. Raises ValueError where keys contradict each other."""
+        options = self.local_options()
+        del options["mixing"]
+        return resolve_local_steps(self.order, **options)
+
+
+ParallelConfig = Annotated[AllReduceConfig | DecentralizedConfig, Field(discriminator="method")]
+
+
+def check_method(parallel: ParallelConfig, topology: str, workers: str, needing_atc: Sequence[str]) -> None:
+    """Raise ValueError where a method does not fit the topology, the kind of workers or the optimizer.
+
+    needing_atc: settings of the optimizer that are defined for adapt then combine only
+    """
+    if parallel.method == "allreduce":
+        if topology != "complete":
+            raise ValueError(
+                f"topology={topology} with parallel=allreduce: all-reduce averages over everybody, "
+                "expected topology=complete (or parallel=decentralized)"
+            )
+        if parallel.hook and workers == "simulated":
+            raise ValueError(
+                f"parallel.hook={parallel.hook} with workers=simulated: PyTorch's hooks compress what real processes "
+                "send; expected workers=processes, or parallel.hook=null"
+            )
+        return
+    if parallel.message_dtype and workers == "simulated":
+        raise ValueError(
+            f"parallel.message_dtype={parallel.message_dtype} with workers=simulated: simulated workers send no "
+            "messages that could be rounded; expected workers=processes, or parallel.message_dtype=null"
+        )
+    for choice in needing_atc:
+        if parallel.order != "atc":
+            raise ValueError(f"parallel.order={parallel.order} with {choice}: expected parallel.order=atc")
+        if not parallel.plan().every_update:
+            raise ValueError(
+                f"parallel.local_steps={parallel.local_steps}, outer.lr={parallel.outer.lr:g} with {choice}: it is "
+                "defined for a round in every update without an outer step; expected another optimizer"
+            )

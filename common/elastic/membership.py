@@ -1,0 +1,157 @@
+"""What the workers of a run and their agent tell each other, so that all agree who trains.
+
+A *membership* is who trains from one change to the next; the agent numbers them. Members are the processes, that is,
+the ranks of the workers. They report when they are ready, when they have lost a peer, or when all have stopped so that
+somebody can join. When everybody who is alive has reported, the agent names the next members, and these connect anew.
+"""
+
+import gc
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from enum import Enum, auto
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from common.config.elastic import Members
+from common.parallel.process_groups import abort_groups
+from common.training.interruption import Request
+from common.training.stream import BEGINNING, Dealing
+
+RETRY_S = 0.5
+
+
+class Report(NamedTuple):
+    """What a worker holds when it leaves a membership.
+
+    members: who trained in it; empty: nobody yet, the worker has no state
+    clock:   committed updates
+    merged:  buckets that were merged in the last round, which failed; None: all
+    dealing: where the data go on
+    lost:    whether a peer is gone
+    """
+
+    members: Members = ()
+    clock: int = 0
+    merged: int | None = None
+    dealing: Dealing = BEGINNING
+    lost: bool = False
+
+
+class Membership(NamedTuple):
+    """Who trains from now on.
+
+    before:  who trained until now; empty at the beginning
+    holders: members that have a state; the others get a copy of one. Empty: all begin with the run or its checkpoint
+    clock:   updates from which all go on, the most that any worker's first rank has committed
+    dealing: where the data go on
+    reports: {rank: (clock, merged)}, what became of the last round of each worker's first rank
+    lost:    whether somebody was lost, else all stopped at `clock`
+    last:    too few are left: they save and stop
+    address: and port, of the store in which members find each other
+    start:   for which the agent has claimed the run folder
+    """
+
+    number: int
+    members: Members
+    before: Members
+    holders: Members
+    clock: int
+    dealing: Dealing
+    reports: Mapping[int, tuple[int, int | None]]
+    lost: bool
+    last: bool
+    address: str
+    port: int
+    start: str = ""
+
+
+class Word(Enum):
+    """What the agent says besides."""
+
+    WAITING = auto()  # somebody wants to join: stop together
+    LOST = auto()  # a member is gone: whatever waits for peers has to end
+    OVER = auto()  # the run has ended
+
+
+class DismissedError(RuntimeError):
+    """The run goes on without this worker: it has ended, or its agent has."""
+
+
+class Member:
+    """A process's side of the protocol. A thread listens to the agent all the time.
+
+    number: of the rank when the run began
+    """
+
+    def __init__(self, number: int, connection: Connection) -> None:
+        self.number = number
+        self._connection = connection
+        self._wish = Request.NOTHING
+        self._named: queue.SimpleQueue[Membership | str] = queue.SimpleQueue()
+        self._groups = threading.Lock()  # nobody closes connections while groups are taken down
+        threading.Thread(target=self._listen, name="membership", daemon=True).start()
+
+    def wish(self) -> Request:
+        """Return what the agent wants: nothing, a change of members, also at once, or, if it is gone, an end."""
+        return self._wish
+
+    def next(self, report: Report, asked: Callable[[], bool] = lambda: False) -> Membership:
+        """Report, and wait to be named a member. Raises DismissedError if that will not happen.
+
+        asked: whether a signal asks this process to stop, which ends the wait of one that has no state to save
+        """
+        with suppress(OSError):  # the listening thread finds the same
+            self._connection.send(report)
+        named = None
+        while named is None:
+            with suppress(queue.Empty):
+                named = self._named.get(timeout=RETRY_S)
+            if named is None and asked() and not report.members:
+                named = "it was asked to stop before it held anything to save"
+        if isinstance(named, str):
+            raise DismissedError(named)
+        return named
+
+    def connect(self, membership: Membership, timeout_s: float) -> int:
+        """Open the default process group among the members; return this worker's rank in it."""
+        timeout = timedelta(seconds=timeout_s)
+        store = dist.TCPStore(membership.address, membership.port, is_master=False, timeout=timeout)
+        rank = membership.members.index(self.number)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=len(membership.members), timeout=timeout)
+        return rank
+
+    def disconnect(self, lost: bool) -> None:
+        """Take all process groups down, after their connections were closed if a peer is gone."""
+        with self._groups:
+            if lost:
+                abort_groups()
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            dist.distributed_c10d._world.group_count = 0  # names of groups count those that failed, elsewhere not made
+        gc.collect()  # groups sit in circles of references, with their threads and sockets
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self._connection.recv()
+            except (EOFError, OSError):
+                self._wish = Request.STOP
+                self._named.put("its agent has died")
+                return
+            match message:
+                case Membership():
+                    self._wish = Request.NOTHING
+                    self._named.put(message)
+                case Word.WAITING:
+                    self._wish = Request.CHANGE
+                case Word.LOST:
+                    self._wish = Request.LEAVE
+                    with self._groups:
+                        abort_groups()
+                case Word.OVER:
+                    self._named.put("the run has ended")

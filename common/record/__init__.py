@@ -1,0 +1,1 @@
+"""What a run leaves: its folder, metrics, checkpoints, environment and exit code."""

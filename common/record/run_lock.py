@@ -1,0 +1,222 @@
+"""The lock of a run folder: RUN_DIR/.lock names the process that trains in it, so that no second one does.
+
+It relies on files that are created exclusively, which shared file systems have too, and not on their locks. A process
+that is gone loses its lock: on the same host it is looked up; on another host it is gone if its file, which it touches
+every few seconds, does not change for a minute. Only one process can follow it: the one that creates the file named
+after the holder that is gone. It then renames that to .lock. A file that was created because of an outdated look at
+.lock shows itself by that: .lock no longer names that holder.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from common.atomic import write_atomically
+from common.config.config import ConfigError
+from common.record.environment import now
+
+BEAT_S = 5.0
+PATIENCE_S = 60.0
+LOOK_S = 0.5
+
+
+class Holder(NamedTuple):
+    """The holder of a lock, as its file names it.
+
+    id:    of this holding, never used again
+    start: of the run to which the process belongs; processes of one start may take the lock from each other
+    place: in which `pid` means something; "" if it is not known
+    began: start time of the process, as a pid may be used again
+    """
+
+    id: str
+    start: str
+    host: str
+    place: str
+    pid: int
+    began: str | None
+    since: str
+
+
+UNREADABLE = Holder("unreadable", "", "an unknown host", "", 0, None, "an unknown time")
+
+
+class RunLock:
+    """A process's hold on a run folder. start: see Holder."""
+
+    def __init__(self, folder: Path, start: str) -> None:
+        self._folder, self._file = folder, folder / ".lock"
+        pid = os.getpid()
+        self._mine = Holder(uuid.uuid4().hex, start, socket.gethostname(), _place(), pid, _start_time(pid), now())
+        self._made: list[Path] = []
+        self._other: Holder | None = None
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def start(self) -> str:
+        """The start of the run for which it is held."""
+        return self._mine.start
+
+    def take(self) -> None:
+        """Make the folder and take its lock.
+
+        Raises ConfigError if the folder cannot be written, or, with its name, if another process holds the lock.
+        """
+        self._made = [path for path in (self._folder, *self._folder.parents) if not path.exists()]
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            while not self._follow():
+                pass
+        except (ConfigError, OSError) as error:
+            self._remove_folders()
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"run_dir={self._folder}: cannot be written ({error.strerror})") from error
+        self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise RuntimeError if another process has taken the lock, as this one was silent for too long."""
+        if self._other is not None:
+            raise RuntimeError(f"run_dir={self._folder}: {_describe(self._other)} has taken it over, so this one ends")
+
+    def release(self) -> None:
+        """Give the lock back if this process has it; remove the folders that `take` made if they are still empty."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(BEAT_S)  # which may be about to create the file again
+        with suppress(OSError):
+            holder = _read(self._file)
+            if holder is not None and holder.id == self._mine.id:
+                self._file.unlink()
+        self._remove_folders()
+
+    def _remove_folders(self) -> None:
+        with suppress(OSError):  # there is something in one of them
+            for folder in self._made:
+                folder.rmdir()
+
+    def _follow(self) -> bool:
+        """Become the holder; False if others were faster. Raises ConfigError if there is a live one."""
+        gone: list[Holder] = []
+        file = self._file
+        while not _create(file, self._mine):
+            holder = _read(file)
+            if holder is None:  # released meanwhile
+                return False
+            here = holder.place != "" and holder.place == self._mine.place
+            if not (here and _start_time(holder.pid) != holder.began):
+                if holder.start == self._mine.start:
+                    write_atomically(file, _content(self._mine))
+                    break
+                if here or self._beats(file, holder):
+                    raise ConfigError(
+                        f"run_dir={self._folder}: {_describe(holder)} trains in it; expected one run at a time: wait "
+                        "for its end, after which resume=true goes on, or take another run_dir"
+                    )
+            gone.append(holder)
+            file = self._after(holder)
+        if gone:
+            first = _read(self._file)
+            if first is None or first.id != gone[0].id:
+                file.unlink(missing_ok=True)
+                return False
+            file.replace(self._file)
+            for holder in gone[:-1]:  # which were about to follow when they died
+                self._after(holder).unlink(missing_ok=True)
+        return True
+
+    def _after(self, holder: Holder) -> Path:
+        return self._file.with_name(f".lock.after_{holder.id}")
+
+    def _beats(self, file: Path, holder: Holder) -> bool:
+        """Wait for a sign of a holder elsewhere."""
+        who = f"run_dir={self._folder}: {_describe(holder)}"
+        print(f"{who} may be training in it: waiting {PATIENCE_S:g} s for a sign of it", file=sys.stderr, flush=True)
+        seen, give_up = _signs(file), time.monotonic() + PATIENCE_S
+        while time.monotonic() < give_up:
+            time.sleep(LOOK_S)
+            signs = _signs(file)
+            if signs != seen:
+                return signs is not None
+        return False
+
+    def _beat(self) -> None:
+        while not self._over.wait(BEAT_S):
+            with suppress(OSError):  # the file system may be back for the next beat
+                holder = _read(self._file)
+                if holder is None and _create(self._file, self._mine):  # a user removed it
+                    continue
+                if holder is not None and holder.id != self._mine.id:
+                    self._other = holder
+                    return
+                os.utime(self._file)
+
+
+def _content(holder: Holder) -> bytes:
+    return json.dumps(holder._asdict()).encode() + b"\n"
+
+
+def _create(file: Path, holder: Holder) -> bool:
+    """Create the file; False if it exists."""
+    try:
+        stream = file.open("xb", buffering=0)
+    except FileExistsError:
+        return False
+    try:
+        with stream:
+            stream.write(_content(holder))
+    except OSError:  # of a full disk: an empty file would name nobody
+        file.unlink()
+        raise
+    return True
+
+
+def _read(file: Path) -> Holder | None:
+    """Return what the file names; None without one."""
+    for _ in range(10):
+        try:
+            return Holder(**json.loads(file.read_bytes()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError):
+            time.sleep(0.05)  # it is being written
+    return UNREADABLE
+
+
+def _signs(file: Path) -> tuple[int, bytes] | None:
+    """Return what changes at a beat; None without a file. It is opened because that makes NFS ask the server."""
+    try:
+        with file.open("rb") as stream:
+            return os.fstat(stream.fileno()).st_mtime_ns, stream.read()
+    except FileNotFoundError:
+        return None
+
+
+def _describe(holder: Holder) -> str:
+    return f"process {holder.pid} on {holder.host} (since {holder.since})"
+
+
+def _place() -> str:
+    """Name the kernel and the namespace of process ids; "" where neither is known."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _start_time(pid: int) -> str | None:
+    """Return when a process of this place began, in ticks; None if there is none, or it is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

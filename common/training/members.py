@@ -1,0 +1,83 @@
+"""What changes in a run when workers leave or join.
+
+Workers keep their numbers: members are those that train. At a change, after a committed update, members go on with
+their parameters, optimizer state, buffers and clock, on the topology for as many workers; a worker that joins begins
+with those of the member before it, as a copy. What was in flight is launched again among the members. The learning
+rate's schedule stays, and so does either each worker's batch (`elastic.keep=local_batch`) or, rounded down to equal
+shares, the global batch (`elastic.keep=global_batch`). Where the learning rate is scaled to the global batch
+(`optimizer.lr_batch`), it follows. The rest of the epoch is dealt to the members.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common.config.config import Config, ConfigError, TopologyConfig
+from common.config.elastic import Members
+from common.training.stream import Dealing
+from common.training.worker import Worker
+
+
+def config_of(config: Config, members: Members) -> Config:
+    """Return the configuration with which these members of the run's workers train."""
+    if len(members) == config.n and members == tuple(range(config.n)):
+        return config
+    n, per_host = len(members), config.workers.per_host or 1
+    on_host = [sum(member // per_host == host for member in members) for host in {m // per_host for m in members}]
+    per_host = on_host[0] if len(set(on_host)) == 1 else 1  # else no topology could tell the hosts apart
+    workers = config.workers.model_copy(update={"count": n, "per_host": per_host})
+    training = config.training.model_copy(update={"batch_size": batch_of(config, n)})
+    changed = config.model_copy(update={"workers": workers, "training": training})
+    try:
+        changed.build_topology()
+    except ConfigError:
+        changed = changed.model_copy(update={"topology": TopologyConfig(name=config.elastic.fallback)})
+        changed.build_topology()
+    return changed
+
+
+def batch_of(config: Config, n: int) -> int:
+    """Return the global batch of n of the run's workers; at least one sample in each of their passes."""
+    batch, passes = config.training.batch_size, config.ranks_per_worker * config.training.gradient_accumulation
+    if config.elastic.keep == "local_batch":
+        return batch // config.n * n
+    return max(1, batch // (n * passes)) * n * passes
+
+
+def donor_of(member: int, former: Members) -> int:
+    """Return whose state a worker that joins begins with: the former member before it, cyclically."""
+    return former[bisect_left(former, member) - 1]
+
+
+def follow(worker: Worker, config: Config, clock: int) -> None:
+    """Give a worker the learning rate of these members after `clock` updates, of which it may have missed some."""
+    for group in worker.optimizer.param_groups:
+        group["initial_lr"] = config.lr
+        group["weight_decay"] = group["weight_decay"] and config.optimizer.coupled_decay(config.lr)
+    worker.schedule.base_lrs = [config.lr] * len(worker.optimizer.param_groups)
+    worker.schedule.last_epoch = clock - 1
+    worker.schedule.step()
+
+
+def kept(state: Mapping[str, Any], clock: int, dealing: Dealing) -> dict[str, Any]:
+    """Return with which state a worker that stays goes on after `clock` updates; its random numbers go on too."""
+    streams = [
+        {"drawn": dealing.drawn, "dealing": tuple(dealing), "random": stream["random"]} for stream in state["streams"]
+    ]
+    return {**state, "clock": clock, "streams": streams}
+
+
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return with which state a worker begins that joins as a copy; random numbers and counters begin anew."""
+    return {**state, "streams": None, "counters": {}}
+
+
+def hand_over(former: Sequence[Worker], before: Members, after: Members, dealing: Dealing) -> list[Mapping[str, Any]]:
+    """Return the state with which each member after the change begins; dealing: where the data go on."""
+    states = {member: worker.state_dict() for member, worker in zip(before, former, strict=True)}
+    return [
+        kept(states[member], states[member]["clock"], dealing)
+        if member in states
+        else copied(states[donor_of(member, before)])
+        for member in after
+    ]

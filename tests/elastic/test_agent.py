@@ -1,0 +1,428 @@
+"""The protocol of agent and workers with real processes, which add numbers up in place of training."""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, Pipe
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+import torch
+
+from common.config.elastic import ElasticConfig
+from common.elastic.agent import Agent
+from common.elastic.host import LocalHost, RefusedError, RemoteHost, enter, serve
+from common.elastic.membership import DismissedError, Member, Membership, Report, Word
+from common.elastic.wire import LOCAL, Channel, Command, Ended, Hello, listen, receive, send
+from common.parallel.collectives import sum_over_ranks
+from common.parallel.process_groups import abort_groups
+from common.record.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
+from common.training.interruption import Request
+from common.training.stream import Dealing
+from tests.distributed.processes import PRELOAD
+from tests.ports import free_port
+from tests.training.test_resume import wait_for
+
+TIMEOUT_S = 600.0  # longer than any test may take: nothing below may wait for it
+pytestmark = pytest.mark.timeout(500)
+
+Deeds = Mapping[int, str]  # {membership: what a worker does in it}
+
+
+def work(number: int, connection: Connection, deeds: Deeds, log: Path) -> None:
+    """Add up with the other members, until a deed is due."""
+    member, report = Member(number, connection), Report()
+    while True:
+        try:
+            named = member.next(report)
+        except DismissedError:
+            os._exit(FINISHED)
+        added = named.clock
+        deed = deeds.get(named.number, "")
+        if deed == "dies before it connects":
+            os.kill(os.getpid(), signal.SIGKILL)
+        lost, connected = True, False
+        try:
+            member.connect(named, TIMEOUT_S)
+            connected = True
+            with log.open("a") as file:
+                file.write(json.dumps([named.number, list(named.members), list(named.holders), named.last]) + "\n")
+            if named.last:
+                os._exit(INTERRUPTED)
+            while True:
+                assert sum_over_ranks(torch.ones(1)) == len(named.members)
+                added += 1
+                if member.wish() is Request.STOP:  # the test is gone
+                    os._exit(INTERRUPTED)
+                if added % 20 == 0 and sum_over_ranks(torch.tensor(float(member.wish() is Request.CHANGE))):
+                    lost = False
+                    break
+                match deed if added % 5 == 0 else "":
+                    case "dies":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    case "stops":
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                    case "ends":
+                        os._exit(FINISHED)
+                    case "loses its links":
+                        abort_groups()
+                time.sleep(0.001)
+        except RuntimeError:
+            abort_groups()
+        member.disconnect(lost)
+        report = Report(named.members, added, lost=lost) if connected else report._replace(lost=True)
+
+
+def run(
+    ranks: int,
+    deeds: Mapping[int, list[Deeds]],
+    log: Path,
+    restarts: int = 0,
+    patience_s: float = TIMEOUT_S,
+    per_worker: int = 1,
+) -> tuple[int, dict[int, list]]:
+    """Return the exit code, and {number: [members, holders, last]} of every membership that came about.
+
+    deeds: of each rank, for its first start, the next, ...
+    """
+    options, first = ElasticConfig(min_workers=1, restarts=restarts), tuple(range(ranks))
+    host = LocalHost(starting(deeds, log))
+    code = Agent(host, ranks, first, options, patience_s, per_worker=per_worker).run()
+    assert not multiprocessing.active_children()
+    return code, memberships(log)
+
+
+def memberships(log: Path) -> dict[int, list]:
+    """Return {number: [members, holders, last]} of every membership that came about."""
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    seen = {number: rest for number, *rest in lines}
+    assert all(seen[number] == rest for number, *rest in lines)  # all agree
+    return seen
+
+
+def starting(deeds: Mapping[int, list[Deeds]], log: Path) -> Callable[[int, Connection], BaseProcess]:
+    """Return what starts workers; deeds: of each, for its first start here, the next, ..."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    starts = {number: iter(deeds[number]) for number in deeds}
+
+    def start(number: int, connection: Connection) -> BaseProcess:
+        return context.Process(target=work, args=(number, connection, next(starts.get(number, iter(())), {}), log))
+
+    return start
+
+
+def test_deaths_one_after_the_other_and_while_others_connect(tmp_path: Path) -> None:
+    deeds = {1: [{0: "dies"}], 3: [{1: "dies before it connects"}], 0: [{2: "ends"}]}
+    code, seen = run(5, deeds, tmp_path / "log")
+    assert code == FINISHED
+    assert seen == {0: [[0, 1, 2, 3, 4], [], False], 2: [[0, 2, 4], [0, 2, 4], False]}
+
+
+def test_a_dead_worker_is_replaced(tmp_path: Path) -> None:
+    """At once, where it is ready before the others have reported, or later, when these have stopped for it."""
+    code, seen = run(3, {1: [{0: "dies"}, {1: "ends", 2: "ends"}]}, tmp_path / "log", restarts=1)
+    assert code == FINISHED
+    assert seen.pop(0) == [[0, 1, 2], [], False]
+    assert seen.popitem()[1] == [[0, 1, 2], [0, 2], False]
+    assert list(seen.values()) in ([], [[[0, 2], [0, 2], False]])
+
+
+def test_the_ranks_of_a_worker_are_lost_and_replaced_together(tmp_path: Path) -> None:
+    everybody, left = [0, 1, 2, 3, 4, 5], [0, 1, 4, 5]
+    deeds = {3: [{0: "dies"}, {1: "ends", 2: "ends"}]}
+    code, seen = run(6, deeds, tmp_path / "log", restarts=1, per_worker=2)
+    assert code == FINISHED
+    assert seen.pop(0) == [everybody, [], False]
+    assert seen.popitem()[1] == [everybody, left, False]
+    assert list(seen.values()) in ([], [[left, left, False]])
+
+
+def other_host(address: str, identity: str, deeds: Mapping[int, list[Deeds]], log: Path) -> None:
+    """Run workers for the agent at this address."""
+    try:
+        os._exit(serve(address, LocalHost(starting(deeds, log)), Hello("other", identity), TIMEOUT_S))
+    except RefusedError:
+        os._exit(BAD_CONFIGURATION)
+
+
+@pytest.mark.slow
+def test_a_lost_host_is_replaced_by_one_that_waits(tmp_path: Path) -> None:
+    log, door = tmp_path / "log", listen("127.0.0.1:0")
+    assert door is not None
+    address, ending = f"127.0.0.1:{door.getsockname()[1]}", {1: "ends", 2: "ends"}
+    spawn = multiprocessing.get_context("spawn").Process
+    hosts = [spawn(target=other_host, args=(address, "this", {}, log)) for _ in range(2)]
+    hosts.append(spawn(target=other_host, args=(address, "this", {1: [ending], 2: [ending]}, log)))
+    foreign = spawn(target=other_host, args=(address, "another", {}, log))
+
+    def disturb() -> None:
+        wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 3)
+        foreign.start()
+        hosts[2].start()
+        foreign.join()
+        hosts[0].kill()
+
+    for host in hosts[:2]:
+        host.start()
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    own, options = LocalHost(starting({}, log)), ElasticConfig(min_workers=1, restarts=1)
+    code = Agent(own, 3, (0, 1, 2), options, TIMEOUT_S, per_host=1, door=door, fingerprint="this").run()
+    thread.join()
+    for host in hosts:
+        host.join()
+    codes = [code, foreign.exitcode, *(host.exitcode for host in hosts)]
+    assert codes == [FINISHED, BAD_CONFIGURATION, -signal.SIGKILL, FINISHED, FINISHED]
+    seen = memberships(log)
+    assert seen.pop(0) == [[0, 1, 2], [], False]
+    last, holders, _ = seen.popitem()[1]
+    assert last == [0, 1, 2]
+    assert len(holders) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(None, "refused"), (b"", "no answer"), (b"SSH-2.0-OpenSSH\r\n", "OSError|ValueError")]
+)
+def test_where_no_agent_answers_a_host_says_so(answer: bytes | None, reason: str) -> None:
+    """Nobody listens, somebody says nothing, or something else is said."""
+    accepted = []
+
+    def reply(server: socket.socket) -> None:
+        accepted.append(server.accept()[0])
+        accepted[0].sendall(answer or b"")
+
+    with socket.create_server((LOCAL, 0)) as server:
+        address = f"{LOCAL}:{server.getsockname()[1]}"
+        if answer is None:
+            server.close()
+        else:
+            threading.Thread(target=reply, args=(server,)).start()
+        with pytest.raises(RefusedError, match=rf"{address}: expected the host that leads.*({reason})"):
+            enter(address, Hello("other", "this"), 0.3, TIMEOUT_S)
+    for channel in accepted:
+        channel.close()
+
+
+def frame(*message: object) -> bytes:
+    """A message as another host would send it, or a stranger."""
+    text = json.dumps(message).encode()
+    return len(text).to_bytes(4) + text
+
+
+HELLO, REPORT = frame(-1, "Hello", ["other", "this"]), [[], 0, None, [0, 0, 0, 0.0, 0], False]
+DEEP = (200_000).to_bytes(4) + b"[" * 200_000
+STRANGERS = {
+    "says nothing": b"",
+    "two bytes": b"\r\n",
+    "half a Hello": HELLO[:20],
+    "no number": frame(float("inf"), "Hello", ["x", "y"]),
+    "deep": DEEP,
+    "another configuration": frame(-1, "Hello", ["x", "another"]),
+    "unknown kind": frame(0, [], []),
+    **{f"ends {number} with {code}": frame(number, "Ended", [code]) for number in (0, 999) for code in (0, -9, 75)},
+    "reports": frame(999, "Report", REPORT),
+    "another host's worker ends": HELLO + frame(0, "Ended", [0]),
+    "another host's worker reports": HELLO + frame(0, "Report", REPORT),
+    "nonsense after Hello": HELLO + b"GET / HTTP/1.0\r\n\r\n",
+    "deep after Hello": HELLO + DEEP,
+    "Hello twice": HELLO + HELLO,
+}
+
+
+def test_who_reaches_the_port_neither_ends_nor_blocks_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once; then a worker dies, which the agent must notice while they stay."""
+    log, door = tmp_path / "log", listen("127.0.0.1:0")
+    assert door is not None
+    strangers, said = [], []
+    monkeypatch.setattr(Agent, "_tell", staticmethod(said.append))
+
+    def disturb() -> None:
+        wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 3)
+        for content in STRANGERS.values():
+            strangers.append(socket.create_connection(door.getsockname()))
+            strangers[-1].sendall(content)
+        wait_for(lambda: sum("is dropped" in sentence for sentence in said) == 5)
+        os.kill(own._processes[2].pid, signal.SIGKILL)
+
+    own = LocalHost(starting({0: [{1: "ends"}]}, log))
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    options = ElasticConfig(min_workers=1)
+    assert Agent(own, 3, (0, 1, 2), options, TIMEOUT_S, door=door, fingerprint="this").run() == FINISHED
+    thread.join()
+    assert memberships(log) == {0: [[0, 1, 2], [], False], 1: [[0, 1], [0, 1], False]}
+    assert any("spare host other does not speak as a host of this run does" in sentence for sentence in said)
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_host_that_takes_nothing_counts_as_lost_and_holds_nobody_up() -> None:
+    server = socket.create_server((LOCAL, 0))
+    theirs, ours = socket.create_connection(server.getsockname()), server.accept()[0]
+    host = RemoteHost(Channel(ours, 0.2))
+    host.welcome("stopped", "")
+    host.running = {0}
+    for _ in range(200):
+        host.send(0, Membership(1, tuple(range(9999)), (), (), 0, Dealing(0, 0, 0, 0.0), {}, True, False, LOCAL, 1))
+    events: list = []
+    while not events:  # what lies in the kernel's buffers counts as taken
+        time.sleep(0.3)
+        events = list(host.events([]))
+    assert events == [(0, Ended(-signal.SIGKILL))]
+    assert host.gone
+    for channel in (server, theirs):
+        channel.close()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "reason"), [("", "another ELASTIC_SECRET"), ("b", "another ELASTIC_SECRET"), ("a", "")]
+)
+def test_a_host_proves_that_it_knows_the_secret(theirs: str, reason: str, tmp_path: Path) -> None:
+    door = listen("127.0.0.1:0")
+    assert door is not None
+    address = f"127.0.0.1:{door.getsockname()[1]}"
+    outcome: list[object] = []
+
+    def guest() -> None:
+        try:
+            outcome.append(enter(address, Hello("other", "this"), 30.0, TIMEOUT_S, theirs))
+        except RefusedError as error:
+            outcome.append(str(error))
+
+    agent = Agent(
+        LocalHost(starting({}, tmp_path)), 1, (0,), ElasticConfig(), 9.0, door=door, fingerprint="this", secret="a"
+    )
+    agent._to_start.clear()
+    thread = threading.Thread(target=guest)
+    thread.start()
+    while thread.is_alive():
+        agent._turn()
+    thread.join()
+    assert reason in outcome[0] if reason else not isinstance(outcome[0], str)
+    door.close()
+
+
+def test_a_port_that_another_program_has_is_named_and_one_that_an_agent_has_is_not_taken() -> None:
+    with socket.create_server((LOCAL, 0)) as other, pytest.raises(OSError, match="another program"):
+        listen(f"{LOCAL}:{other.getsockname()[1]}")
+    address = f"{LOCAL}:{free_port()}"
+    with listen(address) or pytest.fail("nobody has it"):
+        assert listen(address) is None
+    assert listen("192.0.2.1:29500") is None
+    for wildcard in ("0.0.0.0:29500", "[::]:29500"):
+        with pytest.raises(ValueError, match="every host's"):
+            listen(wildcard)
+    with pytest.raises(OSError, match="is not the name or address of a host"):
+        listen("no-such-host.invalid:29500")
+
+
+@pytest.mark.parametrize("address", ["host", "host:0", "host:65536", "fd00::1:29500", ":29500", "[fd00::1]", "a b:1"])
+def test_an_address_that_cannot_be_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="a port from 1 to 65535"):
+        ElasticConfig(agent=address)
+    assert ElasticConfig(agent="[fd00::1]:29500").agent == "[fd00::1]:29500"
+
+
+def signal_soon(number: int) -> None:
+    """Send a signal to this process shortly after it has begun to handle it."""
+    former = signal.getsignal(number)
+
+    def send_it() -> None:
+        wait_for(lambda: signal.getsignal(number) != former)
+        time.sleep(0.5)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send_it).start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_ends_a_host_that_waits_for_others(number: signal.Signals, tmp_path: Path) -> None:
+    """The leading one for others, another one for the agent."""
+    door = listen("127.0.0.1:0")
+    (tmp_path / "log").touch()
+    signal_soon(number)
+    host = LocalHost(starting({}, tmp_path / "log"))
+    agent = Agent(host, 2, (0, 1), ElasticConfig(min_workers=1), TIMEOUT_S, per_host=1, door=door, fingerprint="this")
+    assert agent.run() == INTERRUPTED
+    signal_soon(number)
+    assert serve(f"{LOCAL}:{free_port()}", host, Hello("other", "this"), TIMEOUT_S) == INTERRUPTED
+
+
+def test_a_signal_ends_a_spare_host(tmp_path: Path) -> None:
+    server = socket.create_server((LOCAL, 0))
+    taken = threading.Event()
+
+    def take() -> None:
+        host = RemoteHost(Channel(server.accept()[0], TIMEOUT_S))
+        host.welcome("other", "")
+        taken.wait(60)
+
+    threading.Thread(target=take).start()
+    signal_soon(signal.SIGTERM)
+    address = f"{LOCAL}:{server.getsockname()[1]}"
+    assert serve(address, LocalHost(starting({}, tmp_path)), Hello("other", "this"), TIMEOUT_S) == INTERRUPTED
+    taken.set()
+    server.close()
+
+
+def test_a_worker_without_a_state_does_not_wait_after_a_signal() -> None:
+    _, theirs = ends = Pipe()
+    with pytest.raises(DismissedError, match="asked to stop"):
+        Member(0, theirs).next(Report(), lambda: True)
+    ends[0].close()
+
+
+def test_messages_between_hosts_are_no_pickles() -> None:
+    ours, theirs = Pipe()
+    report = Report((0, 2), 7, None, Dealing(1, 2, 3, 0.1), lost=True)
+    membership = Membership(3, (0, 2), (0, 1, 2), (0,), 7, Dealing(1, 2, 3, 0.1), {0: (7, 2)}, True, False, "host", 5)
+    for message in (report, membership, Word.LOST, Command.KILL, Ended(-9), Hello("name", "identity")):
+        send(ours, 4, message)
+        assert receive(theirs) == (4, message)
+    ours.send(report)
+    with pytest.raises(ValueError, match="decode"):
+        receive(theirs)
+    ours.send_bytes(b'[-1, "Hello", ["name", "identity", "\\ud800"]]')  # would be no proof, but an error where compared
+    with pytest.raises(ValueError, match="surrogates"):
+        receive(theirs)
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_minority_saves_and_stops(workers: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    dead = workers // 2
+    code, seen = run(workers, {number: [{0: "dies"}] for number in range(dead)}, tmp_path / "log")
+    assert code == INTERRUPTED
+    assert next(reversed(seen.values()))[2] is True
+    assert "too few: they save and stop" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_who_is_silent_is_killed_and_replaced_and_a_broken_link_needs_no_death(tmp_path: Path) -> None:
+    deeds = {1: [{0: "loses its links", 1: "stops"}], 2: [{1: "loses its links"}], 0: [{3: "ends"}]}
+    code, seen = run(4, deeds, tmp_path / "log", patience_s=2.0, restarts=1)
+    assert code == FINISHED
+    everybody = [0, 1, 2, 3]
+    assert [seen[number][0] for number in seen] == [everybody, everybody, [0, 2, 3], everybody]
+
+
+def test_a_worker_that_dies_before_training_ends_the_run(tmp_path: Path) -> None:
+    (tmp_path / "log").touch()
+    code, seen = run(3, {2: [{0: "dies before it connects"}]}, tmp_path / "log", restarts=3)
+    assert (code, seen) == (FAILED, {})
+
+
+def test_without_its_agent_a_worker_wants_to_stop() -> None:
+    ours, theirs = Pipe()
+    member = Member(0, theirs)
+    assert member.wish() is Request.NOTHING
+    ours.close()
+    with pytest.raises(DismissedError, match="agent has died"):
+        member.next(Report())
+    assert member.wish() is Request.STOP
