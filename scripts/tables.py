@@ -1,19 +1,20 @@
 """Make a table from finished runs or from a benchmark's record, with the published numbers beside ours.
 
 python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=runs/report] [formats=[csv,md,tex]]
+python -m scripts.tables table=table3_fair --keep
 python -m scripts.tables readme=results/README.md
 python -m scripts.tables runs=[runs/cnn/a,runs/cnn/b]
 
-table=3 is table3; also figure6, table3_fair, ...: every file of results/definitions/tables and /benchmarks. The
-kept tables are written with output=results/tables.
-With readme=... the tables between its markers `<!-- table: NAME -->` and `<!-- end -->` are made anew, from kept runs
-and records; NAME is a file of results/definitions/excerpts. With runs=... alone the finished runs in these folders,
-whatever they are, are printed side by side.
+table=3 is table3; also figure6, table3_fair, ...: every file of results/definitions/tables and /benchmarks. Files go
+to runs/report; --keep updates the tracked ones in results/tables instead, from the kept runs alone.
+With readme=... the scoreboard between its markers is made anew, from the kept tables and records. With runs=... alone
+the finished runs in these folders, whatever they are, are printed side by side.
 """
 
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,9 +33,9 @@ from common.cli import (
     main_function,
     parse,
 )
-from common.experiments.collect import collect
+from common.experiments.collect import Collection, collect
 from common.experiments.load import compare
-from common.experiments.tables import full_name, load_table
+from common.experiments.tables import Table, full_name, load_table
 from common.report.benchmark_tables import (
     LEFT,
     benchmark_names,
@@ -44,20 +45,22 @@ from common.report.benchmark_tables import (
     readable_benchmark,
     write_benchmark,
 )
-from common.report.excerpts import fill_tables
-from common.report.tables import FORMATS, build_table, format_texts, left_of, missing_summary, readable, write_table
+from common.report.claims import fill_blocks
+from common.report.tables import FORMATS, build_table, format_texts, left_of, missing_summary, shown, write_table
 
 MODULE = "scripts.tables"
+OUTPUT, KEPT = "runs/report", Path("results/tables")
 
 
 class TablesArguments(Arguments):
     """Command line of scripts.tables."""
 
     table: Text | None = Field(None, description="a file of results/definitions/tables or /benchmarks; 3 is table3")
-    readme: Text | None = Field(None, description="a Markdown file whose tables are made anew, instead of table=...")
+    readme: Text | None = Field(None, description="a Markdown file whose scoreboard is made anew, instead of table=...")
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
-    output: Text = Field("runs/report", description="where NAME.csv, ... are written")
+    output: Text = Field(OUTPUT, description="where NAME.csv, ... are written")
+    keep: bool = Field(False, description="whether to update results/tables, from results/runs and results/benchmarks")
     formats: Annotated[tuple[Literal["csv", "md", "tex"], ...], ONE_OR_SEVERAL, Field(min_length=1)] = Field(
         FORMATS, description="csv, md, tex, or several: [csv,tex]"
     )
@@ -76,29 +79,47 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if not arguments.table:
         raise UsageError("table=...: missing; expected a file of results/definitions/tables or /benchmarks")
-    output = Path(arguments.output)
     name = full_name(arguments.table, "table")
-    command = command_of(MODULE, TablesArguments(table=name, runs=arguments.runs, benchmarks=arguments.benchmarks))
+    asked = TablesArguments(table=name, runs=arguments.runs, benchmarks=arguments.benchmarks, keep=arguments.keep)
+    if arguments.keep and asked != TablesArguments(table=name, keep=True):
+        raise UsageError("--keep: expected neither runs=... nor benchmarks=...: it reads results/ alone")
+    if arguments.keep and arguments.output != OUTPUT:
+        raise UsageError(f"output={arguments.output}: expected none with --keep, which writes {KEPT}")
+    output = KEPT if arguments.keep else Path(arguments.output)
+    command = command_of(MODULE, asked)
     if name in benchmark_names():
-        benchmark = load_benchmark(name)
-        files = write_benchmark(benchmark, Path(arguments.benchmarks), output, command, arguments.formats)
-        shown = readable_benchmark(benchmark, build_benchmark(benchmark, Path(arguments.benchmarks)))
-        print(format_texts(shown, "simple", LEFT))
-        missing = missing_records(benchmark, Path(arguments.benchmarks))
+        benchmark, records = load_benchmark(name), Path(arguments.benchmarks)
+        files = write_benchmark(benchmark, records, output, command, arguments.formats, arguments.keep)
+        print(format_texts(readable_benchmark(benchmark, build_benchmark(benchmark, records)), "simple", LEFT))
+        missing = missing_records(benchmark, records)
     else:
         table = load_table(arguments.table, also=benchmark_names())
         if table.untuned:
             raise UsageError(table.untuned)
-        # Published numbers are worth a table of their own, but not in place of one with runs when a folder is mistyped.
-        allow_empty = bool(table.published) and arguments.runs == DEFAULT_RUNS
-        collection = collect(table, *map(Path, arguments.runs), allow_empty=allow_empty)
-        files = write_table(collection, output, command, arguments.formats)
-        print(_fitted(readable(build_table(collection), collection.table), left_of(table)))
+        collection = _collect_kept(table) if arguments.keep else _collect(table, arguments.runs)
+        files = write_table(collection, output, command, arguments.formats, arguments.keep)
+        print(_fitted(shown(build_table(collection), collection.table), left_of(table)))
         missing = missing_summary(collection)
     for line in missing:
         print(f"missing: {line}")
     print("written:", *files)
     return 0
+
+
+def _collect(table: Table, runs: Sequence[str]) -> Collection:
+    # Published numbers are worth a table of their own, but not in place of one with runs when a folder is mistyped.
+    return collect(table, *map(Path, runs), allow_empty=bool(table.published) and runs == DEFAULT_RUNS)
+
+
+def _collect_kept(table: Table) -> Collection:
+    """Collect the kept runs alone; missing ones would be made in runs/."""
+    found = collect(table, KEPT.with_name("runs"), allow_empty=bool(table.published))
+    cells = [missing.cell for missing in found.missing]
+    missing = [
+        replace(missing, cell=table.cell(cell.row, cell.seed, Path("runs"), cell.variant))
+        for missing, cell in zip(found.missing, cells, strict=True)
+    ]
+    return replace(found, roots=(Path("runs"), *found.roots), missing=missing)
 
 
 def _fitted(shown: pd.DataFrame, left: Sequence[str]) -> str:
@@ -118,7 +139,7 @@ def _fill(readme: Path) -> int:
         text = readme.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"readme={readme}: expected a Markdown file in UTF-8 ({error})") from None
-    write_atomically(readme, fill_tables(text).encode())
+    write_atomically(readme, fill_blocks(text).encode())
     print(f"written: {readme}")
     return 0
 

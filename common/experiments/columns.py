@@ -74,7 +74,7 @@ def parse_column(
     rest = name if variant is None else name.removeprefix(f"{variant}_")
     if rest not in NUMBERS:
         close = did_you_mean(rest, [*LABELS, *labels, *NUMBERS]).removeprefix("; ")
-        raise ValueError(f"{close} expected a label or <quantity>_<statistic>, see results/README.md".lstrip())
+        raise ValueError(f"{close} expected a label or <quantity>_<statistic>, see results/HOWTO.md".lstrip())
     quantity, statistic = NUMBERS[rest]
     if statistic in ("difference", "speedup") and baseline is None:
         raise ValueError("differences and speed-ups need a baseline, the row to compare with")

@@ -1,4 +1,4 @@
-"""YAML files that define tables, figures, excerpts and published numbers: how they are named, read and checked."""
+"""YAML files that define tables, figures, claims and published numbers: how they are named, read and checked."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -16,7 +16,7 @@ from pydantic import (
 
 from common.cli import nearest
 from common.experiments.columns import DEFAULT_COLUMNS, Column, parse_column
-from common.experiments.definitions import ROOT, Definition, names_in
+from common.experiments.definitions import ROOT, Definition, names_in, read_definition
 from common.experiments.overrides import Override, meaning, parse_override
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import Target
@@ -24,6 +24,8 @@ from common.experiments.sweeps import RATE, Axes, Sweep
 from common.planner.conditions import CONDITIONS
 
 PAPER = ROOT / "results" / "paper"
+TABLES = ROOT / "results" / "definitions" / "tables"
+MOST_SHOWN = 8  # columns of a page
 
 Engine = Literal["decent_dp"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case letters, digits and _")]
@@ -91,8 +93,10 @@ def _parse_column(written: Any, info: ValidationInfo) -> Column:
 class TableFile(Definition):
     """The content of results/definitions/tables/<name>.yaml."""
 
+    base: Name | None = Field(None, description="a table that has what is not stated here; rows replace it by name")
     title: str = Field(description="a line of text")
-    note: str = ""
+    note: str = Field("", description="what is compared, and how")
+    findings: str = Field("", description="Markdown: what the kept runs show, for the page in results/tables")
     task: Literal["cnn", "transformer", "gpt2"]
     runs: Name = Field("", description="the sub-folder of the runs folder (default: the table's name)")
     seeds: tuple[StrictInt, ...] = Field(min_length=1, description="a list of integers")
@@ -122,9 +126,21 @@ class TableFile(Definition):
     columns: tuple[Annotated[Column, PlainValidator(_parse_column)], ...] = Field(
         DEFAULT_COLUMNS, validate_default=True, description="a list of columns' names"
     )
+    shown: tuple[str, ...] = Field((), max_length=MOST_SHOWN, description="the columns that pages show")
     sweep: Sweep | None = Field(None, description="how the learning rates of the rows are tuned")
     tuned_by: Name | None = Field(None, description="the table whose sweep chose the values of rows with tuned_with")
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_base(cls, content: Any) -> Any:
+        """Add what only the base states; a row takes what it does not state from the base's row of that name."""
+        if not isinstance(content, dict) or content.get("base") is None:
+            return content
+        base = read_definition(TABLES, content["base"], key="base")
+        own = {row.get("name"): row for row in content.get("rows", [])}
+        rows = [row | own.pop(row["name"], {}) for row in base["rows"]]
+        return base | content | {"base": None, "rows": [*rows, *own.values()]}
 
     @model_validator(mode="after")
     def _check(self) -> "TableFile":
@@ -139,6 +155,9 @@ class TableFile(Definition):
         for column in self.numbers:
             if column.variant in self.hardware and column.of_runs:
                 raise ValueError(f"columns: {column.name}: expected published numbers only, of {column.variant}")
+        for name in self.shown:
+            if name not in (columns := [column.name for column in self.columns]):
+                raise ValueError(f"shown={name!r}: {nearest(name, columns)}")
         names = [row.name.removesuffix(f"_{row.workers}") for row in self.rows]
         if self.baseline is not None and self.baseline not in names:
             raise ValueError(f"baseline={self.baseline!r}: {nearest(self.baseline, names)}")

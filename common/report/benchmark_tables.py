@@ -11,7 +11,7 @@ from common.cli import UsageError, one_line
 from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
 from common.report.published import load_published
 from common.report.records import read_record
-from common.report.tables import FORMATS, csv_text, format_texts, latex, published_lines, write_files
+from common.report.tables import FORMATS, csv_text, latex, markdown, page, published_lines, write_files
 
 BENCHMARKS = ROOT / "results" / "definitions" / "benchmarks"
 LEFT = ("source", "cluster", "method", "topology")  # the columns that are aligned to the left
@@ -25,10 +25,12 @@ class BenchmarkTable(Definition):
     styles:   the numbers' formats for reading
     ratio:    the number that is shown over the baseline's, on the same cluster with the same number of workers
     baseline: {column: the label that its row has}
+    hidden:   columns that only the CSV file has
     """
 
     title: str
     note: str
+    findings: str = Field(description="Markdown: what the kept record shows, for the page in results/tables")
     published: str
     records: str = Field(description="a file of results/benchmarks")
     command: str = Field(description="what writes it")
@@ -38,6 +40,7 @@ class BenchmarkTable(Definition):
     styles: dict[str, str]
     ratio: str
     baseline: dict[str, str] = Field(min_length=1, max_length=1)
+    hidden: tuple[str, ...]
     name: str
 
     @property
@@ -93,19 +96,25 @@ def missing_records(table: BenchmarkTable, records: Path) -> list[str]:
 
 
 def readable_benchmark(table: BenchmarkTable, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table as texts; columns without any entry are left out."""
+    """Return the columns that are shown as texts; those without any entry are left out."""
     styles = table.styles | {table.ratio_name: ".3f"}
     shown = {}
     for name in frame.dropna(axis="columns", how="all").columns.union([table.ratio], sort=False):
         empty = "unknown" if name == table.ratio else ""
-        shown[name] = [empty if v is None else format(v, styles.get(name, "")) for v in frame[name]]
+        if name not in table.hidden:
+            shown[name] = [empty if v is None else format(v, styles.get(name, "")) for v in frame[name]]
     return pd.DataFrame(shown)
 
 
 def write_benchmark(
-    table: BenchmarkTable, records: Path, folder: Path, command: str, formats: Collection[str] = FORMATS
+    table: BenchmarkTable,
+    records: Path,
+    folder: Path,
+    command: str,
+    formats: Collection[str] = FORMATS,
+    kept: bool = False,
 ) -> list[Path]:
-    """Write <folder>/<table> in these formats and return the paths; `command` is what the user typed."""
+    """Write <folder>/<table> in these formats and return the paths; see `write_table`."""
     frame = build_benchmark(table, records)
     texts = readable_benchmark(table, frame)
     parts = {
@@ -114,12 +123,12 @@ def write_benchmark(
         "Where the numbers come from": [*benchmark_origin(table, records), f"This table: `{command}`"],
         "Missing": missing_records(table, records),
     }
-    lines = [f"# {table.title}", "", table.note, "", format_texts(texts, "pipe", LEFT)]
-    for heading, points in parts.items():
-        lines += ["", f"## {heading}", "", *(f"- {point}" for point in points)] if points else []
+    links = f"[All columns]({table.name}.csv)" + f", [record](../benchmarks/{Path(table.records).stem}.md)" * kept
     makers = {
         "csv": lambda: csv_text(frame),
-        "md": lambda: "\n".join(lines) + "\n",
+        "md": lambda: page(
+            table.title, table.note, f"{markdown(texts, LEFT)}\n\n{links}", table.findings if kept else "", parts
+        ),
         "tex": lambda: latex(texts, LEFT, table.title, f"Made by {command}"),
     }
     return write_files(folder / table.name, makers, formats)
@@ -133,7 +142,7 @@ def benchmark_origin(table: BenchmarkTable, records: Path) -> list[str]:
 
 
 def benchmark_definitions(table: BenchmarkTable) -> list[str]:
-    """Return a line for each column: its name and definition."""
+    """Return a line for each column that is shown."""
     columns = {
         "source": "published: as published, not measured here; ours: measured by the benchmark",
         "cluster": "hardware and network",
@@ -142,4 +151,4 @@ def benchmark_definitions(table: BenchmarkTable) -> list[str]:
         table.ratio_name: f"{table.ratio} / that of {', '.join(table.baseline.values())} on the same cluster with "
         "as many workers",
     }
-    return [f"`{name}`: {text}" for name, text in columns.items()]
+    return [f"`{name}`: {text}" for name, text in columns.items() if name not in table.hidden]

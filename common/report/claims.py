@@ -1,17 +1,20 @@
 """The scoreboard: each claim of the papers, what our tables say to it, and a verdict by a rule stated beforehand."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
+import pandas as pd
 from pydantic import Field, PositiveFloat, model_validator
 
 from common.cli import UsageError
 from common.experiments.definitions import ROOT, Definition, explained, read_definition
 from common.report.published import load_published
-from common.report.records import RecordRows
+from common.report.tables import markdown
 
+RECORDS = ROOT / "results" / "benchmarks"
 DEFINITIONS = ROOT / "results" / "definitions"
 Interval = tuple[float, float]
 Verdict = Literal["holds", "partly", "fails", "open"]
@@ -25,24 +28,63 @@ RULES: Mapping[str, tuple[str, Callable[[Any], Interval]]] = {
 }
 
 
-class Evidence(RecordRows):
-    """A number that tests a claim.
+class Baseline(Definition):
+    """What a row is compared with: the row that `where` (a query) finds among those with equal values in `by`."""
 
-    row:   a query that finds its row
-    value: its column; the interval is that of the columns <value>_low and <value>_high, or the number alone
+    where: str
+    by: list[str]
+
+
+class Evidence(Definition):
+    """A number that tests a claim, in a CSV file of a benchmark or table.
+
+    where:    rows to keep, as a query of pandas
+    join:     other files, whose columns are added where all of these columns agree
+    baseline: adds columns `<number>_ratio`, a row's number over the baseline's
+    assign:   more columns, as expressions of pandas
+    row:      a query that finds the number's row
+    value:    its column; the interval is that of the columns <value>_low and <value>_high, or the number alone
     """
 
+    record: str = Field(description="a CSV file, without its ending, as seen from results/benchmarks")
     label: str
+    where: str | None = None
+    join: dict[str, list[str]] = Field({}, description="other such files: {file: columns that agree}")
+    baseline: Baseline | None = None
+    assign: dict[str, str] = Field({})
     row: str
     value: str
 
     def found(self) -> Mapping[str, Any]:
         """Return the row, with `low` and `high`; UsageError unless there is one such row."""
-        rows = self.frame().query(self.row, engine="python").to_dict("records")
+        rows = self._frame().query(self.row, engine="python").to_dict("records")
         if len(rows) != 1:
             raise UsageError(f"claims.yaml: {self.record}: row={self.row!r}: expected one row, got {len(rows)}")
         ends = (rows[0].get(f"{self.value}_{end}", rows[0][self.value]) for end in ("low", "high"))
         return rows[0] | dict(zip(("low", "high"), ends, strict=True))
+
+    def _frame(self) -> pd.DataFrame:
+        frame = _read(self.record)
+        for other, columns in self.join.items():
+            frame = frame.merge(_read(other), on=columns, suffixes=("", f"_of_{Path(other).name}"))
+        if self.where:
+            frame = frame.query(self.where, engine="python")
+        if self.baseline:
+            by = self.baseline.by
+            numbers = [name for name in frame.select_dtypes("number") if name not in by]
+            base = frame.query(self.baseline.where, engine="python")[[*by, *numbers]]
+            frame = frame.merge(base, on=by, how="left", suffixes=("", "_ratio"))
+            for name in numbers:
+                frame[f"{name}_ratio"] = frame[name] / frame[f"{name}_ratio"]
+        more = {name: frame.eval(expression, engine="python") for name, expression in self.assign.items()}
+        return frame.copy().assign(**more)  # a copy is in one piece, else pandas warns of a fragmented one
+
+
+def _read(record: str) -> pd.DataFrame:
+    path = RECORDS / f"{record}.csv"
+    if not path.exists():
+        raise UsageError(f"{path}: no such record")
+    return pd.read_csv(path)
 
 
 class Claim(Definition):
@@ -137,13 +179,13 @@ def load_claims() -> tuple[Claim, ...]:
 
 def show_claims(claims: Sequence[Claim]) -> str:
     """Return the scoreboard as Markdown."""
-    papers, lines = _Papers(), [("claim", "paper", "here", "verdict", "page"), ("---",) * 5]
+    papers, lines = _Papers(), []
     for claim in claims:
         rows = [test.found() for test in claim.tests]
         pages = dict.fromkeys(_page(test.record) for test in claim.tests)
         paper, verdict = claim.paper.format_map(papers), claim.verdict(rows)
         lines.append((claim.claim, paper, claim.here(rows), verdict, ", ".join(pages)))
-    return _markdown(lines)
+    return _markdown(["claim", "paper", "here", "verdict", "page"], lines)
 
 
 def show_verdicts(claims: Sequence[Claim]) -> str:
@@ -151,12 +193,24 @@ def show_verdicts(claims: Sequence[Claim]) -> str:
     by_verdict: dict[str, list[str]] = {verdict: [] for verdict in get_args(Verdict)}
     for claim in claims:
         by_verdict[claim.verdict([test.found() for test in claim.tests])].append(claim.claim)
-    lines = [("verdict", "claims"), ("---", "---"), *((name, "; ".join(texts)) for name, texts in by_verdict.items())]
-    return _markdown(lines)
+    return _markdown(["verdict", "claims"], [(name, "; ".join(texts)) for name, texts in by_verdict.items()])
 
 
-def _markdown(lines: Sequence[tuple[str, ...]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+BLOCKS = {"claims": show_claims, "verdicts": show_verdicts}
+
+
+def fill_blocks(text: str) -> str:
+    """Return a README with what is between `<!-- table: claims -->` or `verdicts` and `<!-- end -->` made anew."""
+    for name, show in BLOCKS.items():
+        block = re.compile(rf"(?<=<!-- table: {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
+        if block.search(text):
+            made = f"\n{show(load_claims())}\n\n"
+            text = block.sub(lambda _, made=made: made, text)
+    return text
+
+
+def _markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return markdown(pd.DataFrame(lines, columns=columns), left=columns)
 
 
 def _page(record: str) -> str:

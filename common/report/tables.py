@@ -10,14 +10,17 @@ import pandas as pd
 from common.atomic import write_atomically
 from common.experiments.collect import Collection, reproduce_command, score_arguments
 from common.experiments.columns import Column
+from common.experiments.definitions import ROOT
 from common.experiments.sweeps import sweep_command
-from common.experiments.table_file import Row
+from common.experiments.table_file import MOST_SHOWN, Row
 from common.experiments.tables import Table
+from common.report.comparisons import Equivalence
 from common.report.origin import describe_origin
 from common.report.published import load_published
 from common.report.statistics import columns_of, definition, exact, is_spread_of, show
 
 FORMATS = ("csv", "md")  # of what else can be made, tex
+TABLES = ROOT / "results" / "tables"
 
 
 def build_table(collection: Collection) -> pd.DataFrame:
@@ -32,16 +35,22 @@ def build_table(collection: Collection) -> pd.DataFrame:
     return pd.concat([labels, numbers], axis="columns")[[column.name for column in table.columns]]
 
 
-def write_table(collection: Collection, folder: Path, command: str, formats: Some[str] = FORMATS) -> list[Path]:
-    """Write <folder>/<table> in these formats and return the paths; `command` is what the user typed."""
+def write_table(
+    collection: Collection, folder: Path, command: str, formats: Some[str] = FORMATS, kept: bool = False
+) -> list[Path]:
+    """Write <folder>/<table> in these formats and return the paths; CSV has all columns, the others those shown.
+
+    command: what makes it again
+    kept:    whether these are the kept runs in results/tables: their page has the findings and links
+    """
     table, frame = collection.table, build_table(collection)
     parts = [
         pd.DataFrame([exact(column, value) for value in frame[column.name]], dtype=object) for column in table.columns
     ]
     makers = {
         "csv": lambda: csv_text(pd.concat(parts, axis="columns")),
-        "md": lambda: _render(collection, frame, command),
-        "tex": lambda: latex(readable(frame, table), left_of(table), table.title, f"Made by {command}"),
+        "md": lambda: _page(collection, frame, command, kept),
+        "tex": lambda: latex(shown(frame, table), left_of(table), table.title, f"Made by {command}"),
     }
     return write_files(folder / table.name, makers, formats)
 
@@ -74,6 +83,34 @@ def readable(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
     return pd.DataFrame(shown)
 
 
+def shown(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
+    """Return the columns that readers see first, at most seven, as texts; equality as yes, no or open."""
+    texts = readable(frame, table)
+    columns = {}
+    for heading, (column, _) in shown_headings(table).items():
+        equality = column.statistic == "equivalent"
+        columns[heading] = [_equality(value) for value in frame[column.name]] if equality else texts[heading]
+    return pd.DataFrame({_asked(heading): column for heading, column in columns.items()})
+
+
+def shown_headings(table: Table) -> dict[str, tuple[Column, Column | None]]:
+    """Return those of `headings` that `shown` of the table names, in its order; the first seven if it names none."""
+    of = headings(table)
+    by_name = {column.name: heading for heading, (column, _) in of.items()}
+    names = [by_name[name] for name in table.shown if name in by_name] or [*of][: MOST_SHOWN - 1]
+    return {heading: of[heading] for heading in names}
+
+
+def _equality(value: Equivalence) -> str:
+    if value.mean is None:
+        return value.reason
+    return value.verdict.replace("undecided", "open")
+
+
+def _asked(heading: str) -> str:
+    return heading.replace("_equivalent", " equal?") if heading.endswith("_equivalent") else heading
+
+
 def mark(table: Table, row: Row, column: Column) -> str:
     """Return what readers must know of a row's learning rate, behind it."""
     if not row.takes_tuned or table.untuned:
@@ -88,6 +125,23 @@ def format_texts(shown: pd.DataFrame, style: str, left: Some[str]) -> str:
     """Return texts as a table in one of tabulate's styles: these columns to the left, others to the right."""
     align = ["left" if column in left else "right" for column in shown.columns]
     return shown.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
+
+
+def markdown(shown: pd.DataFrame, left: Some[str]) -> str:
+    """Return texts as a Markdown table without padding: these columns to the left, others to the right."""
+    rule = ["---" if column in left else "---:" for column in shown.columns]
+    rows = [list(shown.columns), rule, *shown.astype(str).values.tolist()]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def page(
+    title: str, note: str, table: str, findings: str = "", parts: Mapping[str, Sequence[str]] | None = None
+) -> str:
+    """Return a page in Markdown: title, note, table, findings, and a list below each heading that has points."""
+    blocks = [f"# {title}", note, table, *(["## Findings", findings.strip()] if findings else [])]
+    for heading, points in (parts or {}).items():
+        blocks += [f"## {heading}", "\n".join(f"- {point}" for point in points)] if points else []
+    return "\n\n".join(filter(None, blocks)) + "\n"
 
 
 def csv_text(frame: pd.DataFrame) -> str:
@@ -145,6 +199,35 @@ def definitions(table: Table) -> list[str]:
     return [f"`{column.name}`: {definition(table, column)}" for column in table.columns]
 
 
+def legend(table: Table, frame: pd.DataFrame) -> list[str]:
+    """Return a line for each column that a page shows."""
+    lines = []
+    for heading, (column, spread) in shown_headings(table).items():
+        text = definition(table, column) + ", ± 2 sample standard deviations" * (spread is not None)
+        if column.statistic == "equivalent":
+            text = _legend_of_equality(table, column, frame)
+        elif column.quantity is not None and column.quantity.name == "learning_rate" and table.tuned:
+            text += "; (inherited): tuned for another row; (edge): best at an end of the grid"
+        lines.append(f"`{_asked(heading)}`: {text}")
+    return lines
+
+
+def _legend_of_equality(table: Table, column: Column, frame: pd.DataFrame) -> str:
+    """Say what is compared, within which margin, and how large the published differences are, where they are known."""
+    published = frame.get(column.name.replace("_equivalent", "_published_equivalent"), [None] * len(frame))
+    known: dict[str, list[str]] = {f"{row} to {other}": [] for row, other in table.equivalent.items()}
+    for row, value in zip(table.rows, published, strict=True):
+        name = row.name.removesuffix(f"_{row.workers}")
+        if name in table.equivalent and value is not None:
+            known[f"{name} to {table.equivalent[name]}"].append(f"{value:+{column.quantity.style}}")
+    pairs = [pair + f" (published difference {', '.join(values)})" * bool(values) for pair, values in known.items()]
+    margin = table.margins[column.quantity.name]
+    return (
+        f"whether the row equals another one within ± {margin:g}: yes, no, or open where the seeds do not tell; "
+        f"5 % by Holm's method over all tests of the table. {'; '.join(pairs)}"
+    )
+
+
 def published_lines(names: Sequence[str]) -> list[str]:
     """Return lines on the sources of published numbers, and on unknown ones and the reasons."""
     lines = []
@@ -176,23 +259,32 @@ def _labels(collection: Collection, row: Row) -> dict[str, object]:
     }
 
 
-def _render(collection: Collection, frame: pd.DataFrame, command: str) -> str:
-    table = collection.table
-    runs = len(collection.all_runs)
-    lines = [f"# {table.title}", "", table.note, "", format_texts(readable(frame, table), "pipe", left_of(table)), ""]
-    lines += ["## Columns", "", *(f"- {line}" for line in definitions(table)), ""]
-    if table.published:
-        lines += ["## Published", "", *(f"- {line}" for line in published_lines(table.published)), ""]
-    lines += ["## Where the numbers come from", ""]
-    lines += [f"- Runs: {runs} of {runs + len(collection.missing)} finished"]
-    lines += [f"- {line}" for line in describe_origin(collection)]
-    lines += [f"- Made by `{command}`"]
-    lines += [f"- Runs made by `{reproduce_command(table, collection.root)}`; one by one:", ""]
+def _page(collection: Collection, frame: pd.DataFrame, command: str, kept: bool) -> str:
+    table, runs = collection.table, len(collection.all_runs)
+    made_by = []
     for row in table.rows:
         for variant in table.variants or [None]:
             label = ", ".join([row.method, row.topology, *([variant] if variant else [])])
-            lines.append(f"    - {label}: `{table.cell(row, 'K', collection.root, variant).command}`")
-    missing = _missing(collection)
-    if missing:
-        lines += ["", "## Missing", "", *(f"- {what}: {why}. `{command}`" for what, why, command in missing)]
-    return "\n".join(lines) + "\n"
+            made_by.append(f"    - {label}: `{table.cell(row, 'K', collection.root, variant).command}`")
+    parts = {
+        "Columns": legend(table, frame),
+        "Published": published_lines(table.published),
+        "Where the numbers come from": [
+            f"Runs: {runs} of {runs + len(collection.missing)} finished",
+            *describe_origin(collection),
+            f"Made by `{command}`",
+            "\n".join([f"Runs made by `{reproduce_command(table, collection.root)}`; one by one:", "", *made_by]),
+        ],
+        "Missing": [f"{what}: {why}. `{command}`" for what, why, command in _missing(collection)],
+    }
+    texts = f"{markdown(shown(frame, table), left_of(table))}\n\n{_caption(table, frame, kept)}"
+    return page(table.title, table.note, texts, table.findings if kept else "", parts)
+
+
+def _caption(table: Table, frame: pd.DataFrame, kept: bool) -> str:
+    """Return what all rows share of what is not shown, and where more is."""
+    hidden = [name for name in ("workers", "seeds") if name in frame and name not in shown_headings(table)]
+    alike = [f"{frame[name].iloc[0]} {name}" for name in hidden if frame[name].nunique() == 1]
+    more = {"figure": f"../figures/{table.name}.png", "tuning": f"../sweeps/{table.tuned_by or table.name}.md"}
+    links = [f"[{what}]({file})" for what, file in more.items() if kept and (TABLES / file).exists()]
+    return f"{', '.join(alike)}. " * bool(alike) + ", ".join([f"[All columns]({table.name}.csv)", *links])

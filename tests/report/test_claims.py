@@ -1,22 +1,16 @@
-"""The scoreboard of results/README.md: every verdict follows from the tables' CSV files."""
+"""The scoreboard: numbers from CSV files, the verdicts that follow from them, and the README between its markers."""
 
 import math
+from pathlib import Path
 
 import pytest
 
 from common.cli import UsageError
-from common.experiments.definitions import ROOT
-from common.report.claims import Claim, load_claims, show_claims
-from common.report.excerpts import BLOCK
+from common.report.claims import Claim, Evidence, show_claims
+from scripts.tables import main
 
 EVIDENCE = {"record": "speed", "label": "ours", "row": "engine == 'ours'", "value": "ms"}
 CLAIM = {"claim": "", "paper": "", "regime": "{engine}", "rule": {"equal": 1.0}, "tests": [EVIDENCE]}
-
-
-def test_the_readme_shows_what_the_tables_say():
-    made = {match["name"]: match[0] for match in BLOCK.finditer((ROOT / "results" / "README.md").read_text())}
-    shown = f"<!-- table: claims -->\n\n{show_claims(load_claims())}\n\n<!-- end -->"
-    assert made["claims"] == shown, "python -m scripts.tables readme=results/README.md"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +44,7 @@ def test_only_the_papers_regime_refutes(noise, verdict):
 
 
 def test_the_row_of_a_number(tmp_path, monkeypatch):
-    monkeypatch.setattr("common.report.records.RECORDS", tmp_path)
+    monkeypatch.setattr("common.report.claims.RECORDS", tmp_path)
     (tmp_path / "speed.csv").write_text("engine,ms,ms_low,ms_high\nours,0.25,0.1,0.4\npeer,5,,\n")
     lines = show_claims([Claim.model_validate(CLAIM | {"what": "ms", "paper": "{table3[allreduce][top1]}"})])
     assert lines.splitlines()[2] == (
@@ -65,3 +59,36 @@ def test_the_row_of_a_number(tmp_path, monkeypatch):
 def test_what_is_wrong_is_refused(wrong):
     with pytest.raises(ValueError, match="rule: expected"):
         Claim.model_validate(CLAIM | wrong)
+
+
+def test_numbers_of_several_files_beside_a_baseline(tmp_path, monkeypatch):
+    monkeypatch.setattr("common.report.claims.RECORDS", tmp_path)
+    (tmp_path / "speed.csv").write_text("engine,hosts,ms\nours,4,50\nours,8,90\npeer,4,200\npeer,8,100\n")
+    (tmp_path / "steps.csv").write_text("engine,steps\nours,10\npeer,20\n")
+    found = Evidence(
+        record="speed",
+        label="ours",
+        where="hosts == 4",
+        join={"steps": ["engine"]},
+        baseline={"where": "engine == 'peer'", "by": ["hosts"]},
+        assign={"s": "steps * ms / 1000"},
+        row="engine == 'ours'",
+        value="ms_ratio",
+    ).found()
+    assert [found[name] for name in ("ms_ratio", "low", "high", "s", "steps_ratio")] == [0.25, 0.25, 0.25, 0.5, 0.5]
+    with pytest.raises(UsageError, match=r"none\.csv: no such record"):
+        Evidence(record="none", label="", row="", value="").found()
+
+
+def test_only_what_is_between_the_markers_changes(monkeypatch):
+    monkeypatch.setattr(
+        "common.report.claims.load_claims",
+        lambda: [Claim.model_validate({"claim": "C", "paper": "P", "regime": "not tested"})],
+    )
+    Path("A.md").write_text("# A\n\n<!-- table: claims -->\nold\n<!-- end -->\n\nB <!-- table: other --> C\n")
+    assert main(["readme=A.md"]) == 0
+    filled = Path("A.md").read_text()
+    row = "| C | P | not tested | open |  |"
+    assert filled.startswith("# A\n\n<!-- table: claims -->\n\n| claim | paper | here | verdict | page |\n")
+    assert filled.endswith(f"{row}\n\n<!-- end -->\n\nB <!-- table: other --> C\n")
+    assert "old" not in filled

@@ -8,9 +8,8 @@ from common.experiments.collect import collect
 from common.experiments.quantities import QUANTITIES
 from common.experiments.tables import Table
 from common.report.comparisons import Compared, Equivalence, corrected, p_beyond, p_within
-from common.report.excerpts import Excerpt, show_excerpt
 from common.report.statistics import exact
-from common.report.tables import build_table, readable, write_table
+from common.report.tables import build_table, legend, readable, shown, write_table
 from tests.experiments.conftest import CONTENT, make_table
 from tests.experiments.synthetic import write_run
 
@@ -33,9 +32,9 @@ def compared(accuracy: dict[str, list[float | None]], **changes) -> Table:
 def test_cells_and_csv():
     table = compared({"allreduce": [89.0, 90.0, 93.0], "accumadam_aer": [90.0, 92.0, 97.0]})
     collection = collect(table, RUNS)
-    shown = readable(build_table(collection), table)
-    assert shown["top1_difference"].tolist() == ["baseline", "+2.33 [-1.46, +6.13]"]
-    assert shown["top1_equivalent"].tolist() == ["", "undecided (p = 0.26), to allreduce: +2.33 [-1.46, +6.13]"]
+    texts = readable(build_table(collection), table)
+    assert texts["top1_difference"].tolist() == ["baseline", "+2.33 [-1.46, +6.13]"]
+    assert texts["top1_equivalent"].tolist() == ["", "undecided (p = 0.26), to allreduce: +2.33 [-1.46, +6.13]"]
     write_table(collection, Path("out"), "make")
     lines = Path("out/small.csv").read_text().splitlines()
     assert lines[0] == (
@@ -48,14 +47,13 @@ def test_cells_and_csv():
     assert lines[2] == f"AccumAdam,{difference},undecided,allreduce,{p:.10g},1,{difference}"
 
 
-def test_an_excerpt_shows_the_margin_in_its_heading(monkeypatch):
-    table = compared({"allreduce": [89.0, 90.0, 93.0], "accumadam_aer": [90.0, 92.0, 97.0]}, margins={"top1": 0.5})
-    monkeypatch.setattr("common.report.excerpts.load_table", lambda name: table)
-    monkeypatch.setattr("common.report.excerpts.KEPT", RUNS)
-    cells = {"difference": "{top1_difference}", "equal to within ± {margins[top1]:g}?": "{top1_equivalent}"}
-    shown = show_excerpt(Excerpt(table="small", rows={"method": "{method}"}, cells=cells)).splitlines()
-    assert "equal to within ± 0.5? |" in shown[0]
-    assert "| +2.33 [-1.46, +6.13] | undecided (p = 0.91), to allreduce: +2.33 [-1.46, +6.13] |" in shown[3]
+def test_pages_show_a_verdict_and_the_legend_says_once_what_was_compared():
+    table = compared({"allreduce": [89.0, 90.0, 93.0], "accumadam_aer": [90.0, 92.0, 97.0]})
+    frame = build_table(collect(table, RUNS))
+    assert shown(frame, table)["top1 equal?"].tolist() == ["", "open"]
+    line = legend(table, frame)[-1]
+    assert line.startswith("`top1 equal?`: whether the row equals another one within ± 3: yes, no, or open where ")
+    assert line.endswith("over all tests of the table. accumadam_aer to allreduce")
 
 
 @pytest.mark.parametrize(
@@ -101,8 +99,8 @@ def test_comparisons_are_among_equal_numbers_of_workers_and_of_one_variant():
 
 
 def test_verdicts():
-    shown = [Equivalence(0.1, -0.2, 0.4, "", "ring", *p).show(TOP1) for p in ((0.049, 1), (0.05, 0.05), (1, 0.001))]
-    assert shown == [
+    texts = [Equivalence(0.1, -0.2, 0.4, "", "ring", *p).show(TOP1) for p in ((0.049, 1), (0.05, 0.05), (1, 0.001))]
+    assert texts == [
         "yes (p = 0.049), to ring: +0.10 [-0.20, +0.40]",
         "undecided (p = 0.05), to ring: +0.10 [-0.20, +0.40]",
         "no (p = 0.001), to ring: +0.10 [-0.20, +0.40]",

@@ -4,33 +4,35 @@ import re
 import string
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
-from common.experiments.definitions import ROOT, names_in
-from common.experiments.table_file import TableFile
+from common.experiments.definitions import ROOT
+from common.experiments.table_file import MOST_SHOWN, TableFile
 from common.experiments.tables import Table, full_name, table_names
 from common.launch.compose import compose_config
 from common.report.benchmark_tables import benchmark_names
-from common.report.excerpts import BLOCK, EXCERPTS, SCOREBOARD, fill_tables
+from common.report.claims import fill_blocks
 from common.report.figures import figure_names
 from scripts.tables import main
 
-READMES = [ROOT / "README.md", *sorted(ROOT.glob("*/README.md"))]
-GENERATED = [ROOT / "README.md", ROOT / "results" / "README.md"]
+RESULTS = ROOT / "results"
+MADE = sorted((RESULTS / "tables").glob("*.md"))
+READMES = [ROOT / "README.md", *sorted(ROOT.glob("*/README.md")), RESULTS / "HOWTO.md", RESULTS / "speed.md"]
 
 
-@pytest.mark.parametrize(
-    "readme", [GENERATED[0], pytest.param(GENERATED[1], marks=pytest.mark.slow)], ids=["top", "results"]
-)
-def test_making_the_tables_again_changes_nothing(readme: Path) -> None:
-    text = readme.read_text()
-    assert fill_tables(text) == text, f"python -m scripts.tables readme={readme.relative_to(ROOT)}"
+@pytest.mark.parametrize(("readme", "block"), [("README.md", "verdicts"), ("results/README.md", "claims")])
+def test_making_the_scoreboard_again_changes_nothing(readme: str, block: str) -> None:
+    text = (ROOT / readme).read_text()
+    assert f"<!-- table: {block} -->" in text
+    assert fill_blocks(text) == text, f"python -m scripts.tables readme={readme}"
 
 
-def test_every_excerpt_is_shown() -> None:
-    shown = {match["name"] for readme in GENERATED for match in BLOCK.finditer(readme.read_text())}
-    assert shown == {*names_in(EXCERPTS), *SCOREBOARD}
+def test_the_first_page_of_results_is_short_and_names_every_table() -> None:
+    text = (RESULTS / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    assert [page.stem for page in MADE if f"(tables/{page.name})" not in text] == []
 
 
 def anchors(text: str) -> set[str]:
@@ -40,15 +42,20 @@ def anchors(text: str) -> set[str]:
     return {"".join(c for c in heading.lower() if c in kept).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_and_commands(readme: Path) -> None:
-    text = readme.read_text()
+@pytest.mark.parametrize("page", [*READMES, *MADE], ids=lambda path: str(path.relative_to(ROOT)))
+def test_links(page: Path) -> None:
+    text = page.read_text()
     for link in re.findall(r"\]\(([^)\s]+)\)", text):
         if "://" not in link:
             file, _, anchor = link.partition("#")
-            target = (readme.parent / file).resolve() if file else readme
+            target = (page.parent / file).resolve() if file else page
             assert target.exists(), link
             assert not anchor or anchor in anchors(target.read_text()), link
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands(readme: Path) -> None:
+    text = readme.read_text()
     for module in re.findall(r"python -m ((?:cnn|common|gpt2|scripts|slurm|transformer)[\w.]*\w)", text):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists() or path.is_dir(), module
@@ -61,13 +68,10 @@ def test_links_and_commands(readme: Path) -> None:
 
 
 def test_the_example_of_a_table_is_one():
-    example = re.search(r"```yaml\n(title: .*?)```", GENERATED[1].read_text(), re.DOTALL)[1]
+    example = re.search(r"```yaml\n(title: .*?)```", (RESULTS / "HOWTO.md").read_text(), re.DOTALL)[1]
     table = Table.of("mine", TableFile.model_validate(yaml.safe_load(example)))
     for cell in table.cells(Path("runs")):
         assert compose_config(table.task, cell.overrides).run_dir.startswith("runs/mine/")
-
-
-MADE = sorted((ROOT / "results" / "tables").glob("*.md"))
 
 
 @pytest.mark.parametrize(
@@ -76,17 +80,40 @@ MADE = sorted((ROOT / "results" / "tables").glob("*.md"))
     ids=lambda page: page.stem,
 )
 def test_making_a_table_again_changes_nothing(page: Path) -> None:
-    if (ROOT / "runs" / page.stem).exists():  # as after `make quickstart`
-        pytest.skip("the table may have been made from runs of this checkout, not from the kept ones")
     Path("results").mkdir()
     for kept in ("runs", "benchmarks"):
-        Path("results", kept).symlink_to(ROOT / "results" / kept)
-    argument = re.search(r"`python -m scripts\.tables (table=\w+)`", page.read_text())[1]
-    assert main([argument]) == 0
+        Path("results", kept).symlink_to(RESULTS / kept)
+    arguments = re.search(r"`python -m scripts\.tables (table=\w+ --keep)`", page.read_text())[1]
+    assert main(arguments.split()) == 0
     for suffix in (".csv", ".md"):
         file = page.with_suffix(suffix)
-        made = Path("runs", "report", file.name).read_text()
-        assert made == file.read_text(), f"{file.name}: python -m scripts.tables {argument}"
+        made = Path("results", "tables", file.name).read_text()
+        assert made == file.read_text(), f"{file.name}: python -m scripts.tables {arguments}"
+    heading = next(line for line in page.read_text().splitlines() if line.startswith("| "))
+    assert heading.count("|") <= MOST_SHOWN + 1
+
+
+@pytest.mark.parametrize(
+    ("table", "timed", "rates"),
+    [
+        ("steps_to_target", "time_to_target", (25, 100)),
+        ("steps_to_target_digits", "time_to_target_digits", (10, 50, 300)),
+    ],
+)
+def test_times_in_findings_are_simulated_steps_times_measured_ones(table: str, timed: str, rates: tuple) -> None:
+    keys = ["method", "topology"]
+    steps, times = (pd.read_csv(RESULTS / "tables" / f"{name}.csv") for name in (table, timed))
+    text = (RESULTS / "tables" / f"{table}.md").read_text().split("## Findings")[1]
+    frame = steps.merge(times[[*keys, *(f"mbit_{rate}_mean_step_ms_median" for rate in rates)]], on=keys)
+    for _, row in frame.iterrows():
+        cells = []
+        for rate in rates:
+            step_ms = frame[f"mbit_{rate}_mean_step_ms_median"]
+            ratio = step_ms.iloc[0] / step_ms[row.name]  # the first row is all-reduce's
+            ends = [row[f"steps_to_target_speedup{end}"] * ratio for end in ("", "_low", "_high")]
+            speedup = "" if pd.isna(ends[0]) else "{:.2f} [{:.2f}, {:.2f}]".format(*ends)
+            cells += [f"{row['steps_to_target_median'] * step_ms[row.name] / 1000:.0f}", speedup]
+        assert f"| {row['method']} | {row['topology']} | {' | '.join(cells)} |" in text
 
 
 def test_a_page_that_is_no_text_is_refused_and_kept(tmp_path: Path, capsys) -> None:

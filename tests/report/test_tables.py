@@ -57,9 +57,11 @@ def test_csv_and_markdown(registered, capsys):
     ]
     text = Path("runs/report/small.md").read_text()
     assert text.startswith("# A small table\n\nMade by a test.\n\n| method ")
-    assert "| AccumAdam | aer        |         4 |       3 |             93.00 ± 7.21 |" in text
+    assert "| AccumAdam | aer | 4 | 3 | 93.00 ± 7.21 |" in text
+    assert "bytes_per_step" in text
+    assert "time_step_ms" not in text  # the eighth column
     for line in (
-        "- `accuracy_mean`: final validation accuracy of the averaged model in percent; mean over seeds",
+        "- `accuracy_mean ± 2sigma`: final validation accuracy of the averaged model in percent; mean over seeds, ± 2 ",
         "- Runs: 6 of 6 finished",
         "- Folder: runs",
         "- Hardware: Test CPU, 2 cores, no GPU",
@@ -110,10 +112,49 @@ def test_missing_seeds_are_listed_with_their_commands(registered, capsys):
 def test_a_table_wider_than_the_terminal_is_turned(registered, capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", columns)
     fill(registered, accumadam_aer=ACCUMADAM)
-    assert main(["table=small", "output=results/tables"]) == 0
+    assert main(["table=small"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert (["method", "AllReduce", "AccumAdam"] in rows) == (columns == "60")
-    assert "`python -m scripts.tables table=small`" in Path("results/tables/small.md").read_text()  # wherever it is
+
+
+def test_the_kept_page_is_made_from_kept_runs_alone_and_has_findings(monkeypatch, capsys):
+    table = make_table(findings="- AER wins.\n", shown=["topology", "accuracy_mean"])
+    monkeypatch.setattr("scripts.tables.load_table", lambda *_, **__: table)
+    for cell in table.cells(RUNS):
+        write_run(cell.run_dir, cell.overrides, accuracy=[1.0])
+    kept = list(table.cells(Path("results/runs")))[1:]
+    for cell in kept:
+        write_run(cell.run_dir, cell.overrides, accuracy=[80.0])
+    assert main(["table=small", "--keep"]) == 0
+    text = Path("results/tables/small.md").read_text()
+    for part in (
+        "\n\n| topology | accuracy_mean ± 2sigma |\n| --- | ---: |\n| complete | 80.00 ± 0.00 |\n",
+        "\n\n4 workers. [All columns](small.csv)\n\n## Findings\n\n- AER wins.\n\n## Columns\n\n- `topology`: who ",
+        "- Folder: results/runs\n",
+        "- Made by `python -m scripts.tables table=small --keep`\n",
+        "- Runs made by `python -m scripts.reproduce table=small`;",
+        "- allreduce seed 1: not run yet. `python -m cnn.train ",
+        "run_dir=runs/small/allreduce/seed_1`",
+    ):
+        assert part in text
+    assert main(["table=small"]) == 0
+    assert "## Findings" not in Path("runs/report/small.md").read_text()
+    for wrong in ("runs=runs", "benchmarks=b", "output=out"):
+        assert main(["table=small", "--keep", wrong]) == 2
+        assert "--keep" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "table=...: missing; expected a file"),
+        (["readme=none.md"], "readme=none.md: no such file"),
+        (["readme=A.md", "table=3"], "readme=A.md: expected no other key"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_any_runs_side_by_side(monkeypatch, capsys, caplog):
