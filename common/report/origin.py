@@ -1,5 +1,6 @@
 """The origin of a table's numbers, read from the runs' own files."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -44,10 +45,7 @@ def _tuned(table: Table) -> list[str]:
 
 
 def _census(runs: list[FinishedRun], describe: Callable[[FinishedRun], str]) -> str:
-    counts: dict[str, int] = {}
-    for run in runs:
-        text = describe(run)
-        counts[text] = counts.get(text, 0) + 1
+    counts = Counter(map(describe, runs))
     if len(counts) == 1:
         return next(iter(counts))
     return "; ".join(f"{text} ({count} of {len(runs)} runs)" for text, count in counts.items())

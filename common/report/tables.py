@@ -84,27 +84,24 @@ def readable(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
 
 
 def shown(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
-    """Return the columns that readers see first, at most seven, as texts; equality as yes, no or open."""
+    """Return the columns that pages show, at most eight, as texts; equality as yes, no or open."""
     texts = readable(frame, table)
-    columns = {}
     for heading, (column, _) in shown_headings(table).items():
-        equality = column.statistic == "equivalent"
-        columns[heading] = [_equality(value) for value in frame[column.name]] if equality else texts[heading]
-    return pd.DataFrame({_asked(heading): column for heading, column in columns.items()})
+        if column.statistic == "equivalent":
+            texts[heading] = [_equality(value) for value in frame[column.name]]
+    return texts[[*shown_headings(table)]].rename(columns=_asked)
 
 
 def shown_headings(table: Table) -> dict[str, tuple[Column, Column | None]]:
-    """Return those of `headings` that `shown` of the table names, in its order; the first seven if it names none."""
+    """Return those of `headings` that `shown` of the table names, in its order; the first eight if it names none."""
     of = headings(table)
     by_name = {column.name: heading for heading, (column, _) in of.items()}
-    names = [by_name[name] for name in table.shown if name in by_name] or [*of][: MOST_SHOWN - 1]
+    names = [by_name[name] for name in table.shown if name in by_name] or [*of][:MOST_SHOWN]
     return {heading: of[heading] for heading in names}
 
 
 def _equality(value: Equivalence) -> str:
-    if value.mean is None:
-        return value.reason
-    return value.verdict.replace("undecided", "open")
+    return value.reason if value.mean is None else value.verdict.replace("undecided", "open")
 
 
 def _asked(heading: str) -> str:
@@ -134,12 +131,10 @@ def markdown(shown: pd.DataFrame, left: Some[str]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def page(
-    title: str, note: str, table: str, findings: str = "", parts: Mapping[str, Sequence[str]] | None = None
-) -> str:
+def page(title: str, note: str, table: str, findings: str, parts: Mapping[str, Sequence[str]]) -> str:
     """Return a page in Markdown: title, note, table, findings, and a list below each heading that has points."""
     blocks = [f"# {title}", note, table, *(["## Findings", findings.strip()] if findings else [])]
-    for heading, points in (parts or {}).items():
+    for heading, points in parts.items():
         blocks += [f"## {heading}", "\n".join(f"- {point}" for point in points)] if points else []
     return "\n\n".join(filter(None, blocks)) + "\n"
 

@@ -3,7 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from common.cli import UsageError
 from common.experiments.collect import collect
+from common.experiments.tables import load_table
 from common.report.tables import build_table, readable
 from scripts.tables import main
 from tests.experiments.conftest import make_table
@@ -59,7 +61,7 @@ def test_csv_and_markdown(registered, capsys):
     assert text.startswith("# A small table\n\nMade by a test.\n\n| method ")
     assert "| AccumAdam | aer | 4 | 3 | 93.00 ± 7.21 |" in text
     assert "bytes_per_step" in text
-    assert "time_step_ms" not in text  # the eighth column
+    assert "time_step_ms" not in text  # the ninth column
     for line in (
         "- `accuracy_mean ± 2sigma`: final validation accuracy of the averaged model in percent; mean over seeds, ± 2 ",
         "- Runs: 6 of 6 finished",
@@ -310,3 +312,27 @@ def test_runs_without_scores_of_the_test_set_are_listed_with_the_command(monkeyp
     text = Path("runs/report/small.md").read_text()
     assert f"- runs/small/allreduce/seed_2: no scores of the test set. `{command}`" in text
     assert Path("runs/report/small.csv").read_text().splitlines()[1:] == ["AllReduce,3,", "AccumAdam,3,22"]
+
+
+def test_a_definition_takes_what_it_does_not_state_from_its_base():
+    base, table = load_table("time_to_target"), load_table("time_to_target_8x1")
+    assert (table.columns, table.target, table.base) == (base.columns, base.target, None)
+    assert [row.name for row in table.rows] == [row.name for row in base.rows]
+    ours, theirs = ({row.name: row for row in of.rows} for of in (table, base))
+    assert (ours["decent_dp"].topology, theirs["decent_dp"].topology) == ("hypercube", "aer")
+    assert ours["decent_dp"].method == theirs["decent_dp"].method
+    assert ours["allreduce"] == theirs["allreduce"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shown": ["method", "accuracy"]}, "shown='accuracy': did you mean 'accuracy_mean'"),
+        ({"base": "time_to_taget"}, "base=time_to_taget: unknown; did you mean 'time_to_target'"),
+        ({"base": "quickstart", "rows": [{"method": "A"}]}, "rows.7.name"),
+    ],
+)
+def test_wrong_bases_and_columns_are_refused(changes, message):
+    with pytest.raises((ValueError, UsageError)) as caught:
+        make_table(**changes)
+    assert message in str(caught.value)
