@@ -12,7 +12,7 @@ import pandas as pd
 
 from common.cli import UsageError
 from common.experiments.columns import Column
-from common.experiments.runs import FinishedRun, RunError, read_overrides, read_run
+from common.experiments.runs import FinishedRun, RunError, has_run, read_overrides, read_run, read_scores
 from common.experiments.tables import Cell, Table
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def collect(table: Table, *roots: Path, allow_empty: bool = False) -> Collection
     for cells in zip(*(table.cells(root) for root in roots), strict=True):
         run, reasons = None, [table.untuned] if table.untuned else []
         if not reasons:
-            run, reasons = _first_usable(table, [cell for cell in cells if cell.run_dir.exists()])
+            run, reasons = _first_usable(table, cells)
         if run is None:
             missing.append(Missing(cells[0], "; ".join(reasons) or "not run yet"))
         else:
@@ -143,7 +143,8 @@ def _first_usable(table: Table, cells: Sequence[Cell]) -> tuple[FinishedRun | No
     reasons: list[str] = []
     for cell in cells:
         try:
-            return read_cell(table, cell), reasons
+            if has_run(cell.run_dir):
+                return read_cell(table, cell), reasons
         except RunError as error:
             logger.warning("skipped %s", error)
             reasons.append(str(error).removeprefix(f"{cell.run_dir}: "))
@@ -161,10 +162,10 @@ def score_arguments(table: Table, run: Path, models: Literal["last", "all"] = "l
 
     The list is empty if the table needs no such scores or the run has them.
     """
-    scores = run / "evaluation" / "test.csv"
-    scored = scores.read_text(encoding="utf-8").splitlines() if scores.exists() else []
-    needed = any(quantity.of_test_set for quantity in table.quantities)
-    if not needed or any(line.startswith("step_" if models == "all" else "last") for line in scored):
+    if not any(quantity.of_test_set for quantity in table.quantities):
+        return []
+    scored = (read_scores(run) or "").splitlines()
+    if any(line.startswith("step_" if models == "all" else "last") for line in scored):
         return []
     return ["-m", f"{table.task}.evaluate", f"run={run}", f"models={models}"]
 

@@ -17,7 +17,7 @@ from common.config.bookkeeping import is_bookkeeping
 from common.experiments.collect import collect
 from common.experiments.overrides import meaning
 from common.experiments.quantities import QUANTITIES, Quantity
-from common.experiments.runs import FinishedRun, RunError, read_overrides, read_run
+from common.experiments.runs import FinishedRun, RunError, read_overrides, read_run, runs_below
 from common.experiments.tables import load_table
 
 logger = logging.getLogger(__name__)
@@ -60,9 +60,9 @@ def compare(folders: Sequence[Path]) -> pd.DataFrame:
     last validation, and totals. Raises UsageError if no run is finished.
     """
     runs, settings = [], []
-    for path in (path for folder in folders for path in sorted(folder.rglob("summary.json"))):
+    for path in (path for folder in folders for path in runs_below(folder)):
         try:
-            run = read_run(path.parent)
+            run = read_run(path)
             settings.append(_settings(run))
             runs.append(run)
         except RunError as error:

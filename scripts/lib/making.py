@@ -15,7 +15,7 @@ from datetime import timedelta
 from common.cli import UsageError
 from common.experiments.collect import check_overrides, read_cell, score_arguments
 from common.experiments.quantities import QUANTITIES
-from common.experiments.runs import RunError, read_json, read_status
+from common.experiments.runs import RunError, has_run, read_json, read_status
 from common.experiments.tables import Cell, Table
 from scripts.score import score
 
@@ -29,9 +29,14 @@ def state_of(table: Table, cell: Cell) -> str:
     """
     summary = cell.run_dir / "summary.json"
     environment = cell.run_dir / "environment.json"
-    if not summary.exists() and not environment.exists():
-        return "missing"
     try:
+        if not has_run(cell.run_dir):
+            return "missing"
+        if not cell.run_dir.is_dir():  # it is kept without a folder
+            read_cell(table, cell)
+            return "finished"
+        if not summary.exists() and not environment.exists():
+            return "missing"
         check_overrides(cell, read_json(environment))
         status = read_status(cell.run_dir) if summary.exists() else "unfinished"
         if status == "finished":

@@ -10,7 +10,7 @@ from common.config.bookkeeping import is_bookkeeping
 from common.config.config import Config
 from common.config.overrides import flatten
 from common.experiments.definitions import ROOT
-from common.experiments.runs import read_config
+from common.experiments.packs import read_pack
 from common.experiments.table_file import Row
 from common.experiments.tables import Table, load_table, table_names
 from common.launch.compose import compose_config
@@ -81,12 +81,12 @@ def assert_composes(table: Table, row: Row, variant: str | None) -> None:
 def assert_kept_runs_are_of_today(table: Table, row: Row, variant: str | None) -> None:
     """Runs count by their overrides alone: if a recipe changed, old ones would be averaged with new ones."""
     today = flat(composed(table, row, variant).model_dump(mode="json"))
-    files = kept(table, row, variant)
-    assert files or table.emulated or table.name not in KEPT, row.name  # emulated ones take hours
-    for file in files:
-        there = flat(read_config(file))
+    configs = kept(table, row, variant)
+    assert configs or table.emulated or table.name not in KEPT, row.name  # emulated ones take hours
+    for name, config in configs.items():
+        there = flat(config)
         shared = [key for key in there if key in today and key != "seed" and not is_bookkeeping(key)]
-        assert {key: there[key] for key in shared} == {key: today[key] for key in shared}, file
+        assert {key: there[key] for key in shared} == {key: today[key] for key in shared}, name
 
 
 def test_kept_runs_belong_to_tables() -> None:
@@ -99,10 +99,11 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
     return values | ({"parallel.bucket_mb": AUTO_MB} if values.get("parallel.bucket_mb") == "auto" else {})
 
 
-def kept(table: Table, row: Row, variant: str | None) -> list[Path]:
-    """Configurations of the runs that are in git."""
-    cells = [table.cell(row, seed, RUNS, variant) for seed in table.seeds]
-    return [file for cell in cells if (file := cell.run_dir / "config.yaml").exists()]
+def kept(table: Table, row: Row, variant: str | None) -> dict[str, dict[str, Any]]:
+    """Return the configurations of the runs that are in git."""
+    pack = read_pack(RUNS / table.runs)
+    names = [str(table.cell(row, seed, RUNS, variant).run_dir.relative_to(RUNS / table.runs)) for seed in table.seeds]
+    return {name: pack[name].config for name in names if name in pack}
 
 
 def test_everything_published_has_a_recipe_and_tables_of_runs_a_proxy() -> None:
