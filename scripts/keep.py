@@ -39,10 +39,7 @@ def main(argv: Sequence[str]) -> int:
         run.folder.relative_to(collection.root / folder).as_posix(): read_files(run.folder)
         for run in collection.all_runs
     }
-    try:
-        write_pack(Path(arguments.output) / folder, records)
-    except ValueError as error:
-        raise UsageError(f"output={arguments.output}: {folder}: {error}") from None
+    write_pack(Path(arguments.output) / folder, records)
     print(f"kept {len(collection.all_runs)} runs in {arguments.output}, {len(collection.missing)} missing")
     return 0
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from common.atomic import write_atomically
+from common.cli import UsageError, one_line
 
 RUNS, METRICS = "runs.jsonl", "metrics.parquet"
 
@@ -50,7 +51,7 @@ def table_of_rows(rows: Iterable[Mapping[str, Any]]) -> pa.Table:
 
 
 def find_kept(folder: Path) -> RunFiles | None:
-    """Return the kept run that stands for a run folder; None if there is none. Raises ValueError for a broken file."""
+    """Return the kept run that stands for a run folder; None if there is none. Raises UsageError for a broken file."""
     for table in folder.parents:
         if (table / RUNS).is_file():
             return read_pack(table).get(folder.relative_to(table).as_posix())
@@ -58,7 +59,7 @@ def find_kept(folder: Path) -> RunFiles | None:
 
 
 def read_pack(table: Path) -> Mapping[str, RunFiles]:
-    """Return a table's kept runs by name, none without such files; ValueError with file and reason if one is broken."""
+    """Return a table's kept runs by name, none without such files; UsageError naming a broken file."""
     if not (table / RUNS).exists():
         return {}
     return _read(table, tuple((table / name).stat().st_mtime_ns for name in (RUNS, METRICS) if (table / name).exists()))
@@ -69,7 +70,7 @@ def _read(table: Path, changed: tuple[int, ...]) -> Mapping[str, RunFiles]:
     try:
         rows = pq.read_table(table / METRICS).combine_chunks()
     except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{METRICS}: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{table / METRICS}: {one_line(error)}") from None
     runs = rows["run"].to_pandas()
     places = runs.groupby(runs).indices
     of_run = {name: rows.slice(at[0], len(at)).drop_columns("run") for name, at in places.items()}
@@ -80,7 +81,7 @@ def _read(table: Path, changed: tuple[int, ...]) -> Mapping[str, RunFiles]:
             parts = (run["summary"], run["config"], run["environment"], run.get("evaluation", {}))
             records[run["run"]] = RunFiles(*parts, of_run[run["run"]])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{RUNS}, line {number}: broken ({error!r})") from None
+            raise UsageError(f"{table / RUNS}, line {number}: broken ({error!r})") from None
     return records
 
 

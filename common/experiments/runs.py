@@ -118,22 +118,22 @@ class FinishedRun:
 
 def read_run(folder: Path) -> FinishedRun:
     """Read a finished run; raises RunError with folder and reason if it is missing, unfinished or broken."""
-    record = read_files(folder)
-    metrics = record.rows.select([name for name in record.rows.column_names if _is_recorded(record.rows[name])])
+    files = read_files(folder)
+    recorded = [name for name in files.rows.column_names if files.rows[name].null_count < len(files.rows)]
     return FinishedRun(
         folder=folder,
-        config=record.config,
-        environment=record.environment,
-        summary=record.summary,
-        metrics=pd.DataFrame({name: _values(metrics[name]) for name in metrics.column_names}),
-        scores=record.evaluation.get("test.csv"),
+        config=files.config,
+        environment=files.environment,
+        summary=files.summary,
+        metrics=pd.DataFrame({name: _values(files.rows[name]) for name in recorded}),
+        scores=files.evaluation.get("test.csv"),
     )
 
 
 def read_files(folder: Path) -> RunFiles:
     """Return the content of a finished run's files; raises RunError as `read_run` does."""
     if not folder.is_dir():
-        kept = _find_kept(folder)
+        kept = find_kept(folder)
         if kept is None:
             raise RunError(f"{folder}: no such folder")
         return kept
@@ -153,7 +153,7 @@ def read_files(folder: Path) -> RunFiles:
 
 def has_run(folder: Path) -> bool:
     """Return whether a run, finished or not, is in this folder or is kept for it."""
-    return folder.is_dir() or _find_kept(folder) is not None
+    return folder.is_dir() or find_kept(folder) is not None
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -176,7 +176,7 @@ def read_scores(folder: Path) -> str | None:
     """Return the text of a run's evaluation/test.csv, None if it has none."""
     if folder.is_dir():
         return _read_evaluation(folder).get("test.csv")
-    kept = _find_kept(folder)
+    kept = find_kept(folder)
     return kept and kept.evaluation.get("test.csv")
 
 
@@ -217,13 +217,6 @@ def read_config(path: Path) -> dict[str, Any]:
     return content
 
 
-def _find_kept(folder: Path) -> RunFiles | None:
-    try:
-        return find_kept(folder)
-    except (OSError, ValueError) as error:
-        raise RunError(f"{folder}: {one_line(error)}") from None
-
-
 def _read_evaluation(folder: Path) -> dict[str, str]:
     files = {name: folder / "evaluation" / name for name in EVALUATION}
     try:
@@ -254,10 +247,6 @@ def _read_metrics(path: Path) -> pa.Table:
         return table_of_rows(records)
     except ValueError as error:
         raise _broken(path, error) from None
-
-
-def _is_recorded(column: pa.ChunkedArray) -> bool:
-    return column.null_count < len(column)
 
 
 def _values(column: pa.ChunkedArray) -> list[Any] | pd.Series:

@@ -16,8 +16,7 @@ from pydantic import (
 
 from common.cli import nearest
 from common.experiments.columns import DEFAULT_COLUMNS, Column, parse_column
-from common.experiments.definitions import ROOT, Definition, names_in
-from common.experiments.overrides import Override, meaning, parse_override
+from common.experiments.definitions import ROOT, Definition, Override, meaning, names_in, parse_override
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import Target
 from common.experiments.sweeps import RATE, Axes, Sweep

@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from common.cli import UsageError
 from common.experiments.collect import collect
 from common.experiments.load import compare
 from common.experiments.packs import METRICS, RUNS
@@ -93,10 +94,10 @@ def test_a_broken_pack_is_named(registered, capsys, file, text, reason):
     write_run(cell.run_dir, cell.overrides)
     assert main(["table=small", "output=kept"]) == 0
     (KEPT / file).write_text(text)
-    with pytest.raises(RunError, match=f"^{KEPT}/allreduce/seed_1: {reason}"):
+    with pytest.raises(UsageError, match=f"^{KEPT}/{reason}"):
         read_run(KEPT / "allreduce" / "seed_1")
     assert main(["table=small", "output=kept"]) == 2
-    assert f"output=kept: small: {file}" in capsys.readouterr().err
+    assert f"error: {KEPT / file}" in capsys.readouterr().err
 
 
 def test_nothing_to_keep_is_an_error(registered):
