@@ -1,7 +1,4 @@
-"""YAML files that define tables, figures, excerpts and published numbers: how they are named, read and checked.
-
-Tables state runs by Hydra overrides; here is also what these mean, and which may stand in a definition.
-"""
+"""YAML files that define tables, figures, excerpts and published numbers: how they are named, read and checked."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -62,6 +59,9 @@ def explained(folder: Path, name: str, model: type[Definition]) -> Iterator[None
 def _shown(folder: Path, name: str) -> str:
     path = folder / f"{name}.yaml"
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+# Tables state their runs by Hydra overrides.
 
 
 @cache  # the parser is slow, and the runs of a table share most of their overrides
