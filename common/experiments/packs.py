@@ -3,6 +3,8 @@
 A line has `run`, which is <row>[/<variant>]/seed_<k>, then summary, config, environment and, if the run has scores of
 the test set, evaluation: the texts of these files. Lines and rows are sorted by `run`. In metrics.parquet a metric is
 NaN where metrics.jsonl had null, a number that is not finite, and null where it had no such metric.
+
+pd.read_parquet("results/runs/table3_fair/metrics.parquet").query("run == 'accumadam_aer/seed_4'")
 """
 
 import io
@@ -86,8 +88,11 @@ def _read(table: Path, changed: tuple[int, ...]) -> Mapping[str, RunFiles]:
 
 
 def write_pack(table: Path, records: Mapping[str, RunFiles]) -> None:
-    """Write these runs, and those that are kept already under other names, to a table's two files."""
-    records = dict(sorted((dict(read_pack(table)) | dict(records)).items()))
+    """Write these runs, and those that are kept already under other names, to a table's two files.
+
+    Raises UsageError, before anything is written, if a file that is there is broken.
+    """
+    records = dict(sorted({**read_pack(table), **records}.items()))
     lines = [
         json.dumps(
             {"run": name, "summary": record.summary, "config": record.config, "environment": record.environment}
