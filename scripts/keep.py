@@ -1,9 +1,11 @@
-"""Copy the records of a table's finished runs to results/runs, without checkpoints, small enough for git.
+"""Pack the records of a table's finished runs into two files of results/runs, without checkpoints, for git.
 
 python -m scripts.keep table=quickstart [runs=runs] [output=results/runs]
+
+Runs that are kept already stay beside new ones; those of the same row and seed are replaced. common.experiments.packs
+says what is in the files.
 """
 
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +14,9 @@ from pydantic import Field
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.experiments.collect import collect
+from common.experiments.packs import write_pack
+from common.experiments.runs import read_files
 from common.experiments.tables import load_table
-
-RECORDS = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")
-OPTIONAL = ("evaluation/test.csv", "evaluation/test.json")  # of transformer.evaluate
 
 
 class KeepArguments(Arguments):
@@ -28,20 +29,17 @@ class KeepArguments(Arguments):
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Copy the records of every usable run; exit code 2 if there is none."""
-    arguments = parse(KeepArguments, argv, "scripts.keep", "Copy the records of finished runs.")
+    """Pack the records of every usable run; exit code 2 if there is none."""
+    arguments = parse(KeepArguments, argv, "scripts.keep", "Pack the records of finished runs.")
     if Path(arguments.output).resolve() == Path(arguments.runs).resolve():
         raise UsageError(f"output={arguments.output}: expected another folder than runs, which holds them already")
     collection = collect(load_table(arguments.table), Path(arguments.runs))
-    for run in collection.all_runs:
-        target = Path(arguments.output) / run.folder.relative_to(collection.root)
-        target.mkdir(parents=True, exist_ok=True)
-        for name in (*RECORDS, *OPTIONAL):
-            if name in OPTIONAL and not (run.folder / name).exists():
-                (target / name).unlink(missing_ok=True)  # of an earlier run
-                continue
-            (target / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(run.folder / name, target / name)
+    folder = collection.table.runs
+    records = {
+        run.folder.relative_to(collection.root / folder).as_posix(): read_files(run.folder)
+        for run in collection.all_runs
+    }
+    write_pack(Path(arguments.output) / folder, records)
     print(f"kept {len(collection.all_runs)} runs in {arguments.output}, {len(collection.missing)} missing")
     return 0
 

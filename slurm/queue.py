@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 from common.cli import UsageError
-from common.experiments.overrides import parse_override
+from common.experiments.definitions import parse_override
 from common.experiments.tables import Table
 from slurm.starts import last_job
 

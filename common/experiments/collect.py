@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
 from common.cli import UsageError
 from common.experiments.columns import Column
-from common.experiments.runs import FinishedRun, RunError, read_overrides, read_run
+from common.experiments.runs import FinishedRun, RunError, has_run, read_overrides, read_run, read_scores
 from common.experiments.tables import Cell, Table
 
 logger = logging.getLogger(__name__)
@@ -28,54 +28,54 @@ class Missing:
 
 @dataclass(frozen=True)
 class Collection:
-    """A table's usable runs below the folders `roots`, row by row, and the cells without one."""
+    """A table's usable runs below the folders `roots`, and the cells without one.
+
+    frame:  a line for each run in the table's order: row, variant, seed, run (a FinishedRun) and the quantities that
+            the table needs, None where a run may lack one
+    """
 
     table: Table
     roots: tuple[Path, ...]
-    runs: Mapping[str, Sequence[FinishedRun]]
+    frame: pd.DataFrame
     missing: Sequence[Missing]
-    variant_of: Mapping[Path, str | None]
 
     @property
     def root(self) -> Path:
         """The folder in which missing runs would be made: the first."""
         return self.roots[0]
 
+    @cached_property
+    def runs(self) -> Mapping[str, Sequence[FinishedRun]]:
+        """The usable runs of each row."""
+        return {row.name: self.of(row.name) for row in self.table.rows}
+
     @property
     def all_runs(self) -> list[FinishedRun]:
         """Every usable run, in the table's order."""
-        return [run for runs in self.runs.values() for run in runs]
+        return self.frame["run"].tolist()
+
+    @cached_property
+    def variant_of(self) -> Mapping[Path, str | None]:
+        """The variant of each run, by its folder."""
+        return {run.folder: variant for run, variant in zip(self.frame["run"], self.frame["variant"], strict=True)}
 
     def of(self, row: str, variant: str | None = None) -> list[FinishedRun]:
         """Return the usable runs of a row, of one variant or of all."""
-        return [run for run in self.runs[row] if variant in (None, self.variant_of[run.folder])]
-
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """A line for each usable run: row, variant, seed, and the table's quantities; None where a run may lack one."""
-        lines = [
-            {"row": row, "variant": self.variant_of[run.folder], "seed": run.seed}
-            | {quantity.name: quantity.of(run) for quantity in self.table.quantities}
-            for row, runs in self.runs.items()
-            for run in runs
-        ]
-        names = ["row", "variant", "seed", *(quantity.name for quantity in self.table.quantities)]
-        return pd.DataFrame(lines, columns=names, dtype=object)  # numbers would have NaN (diverged) in place of None
+        frame = _of_variant(self.frame, variant)
+        return frame.loc[frame["row"] == row, "run"].tolist()
 
     def values(self, column: Column) -> dict[str, dict[tuple[str | None, int], float | None]]:
         """Return {row: {(variant, seed): the column's quantity}}, an empty one for rows without runs."""
-        frame = self.frame if column.variant is None else self.frame[self.frame["variant"] == column.variant]
-        found = {
-            row: dict(zip(zip(of["variant"], of["seed"], strict=True), of[column.quantity.name], strict=True))
-            for row, of in frame.groupby("row", sort=False)
-        }
-        return {row.name: found.get(row.name, {}) for row in self.table.rows}
+        found: dict[str, dict[tuple[str | None, int], float | None]] = {row.name: {} for row in self.table.rows}
+        frame = _of_variant(self.frame, column.variant)
+        lines = frame[["row", "variant", "seed", column.quantity.name]]
+        for row, variant, seed, value in lines.itertuples(index=False, name=None):
+            found[row][variant, seed] = value
+        return found
 
     def by_variant(self) -> list["Collection"]:
         """Return a collection for each variant, named after it; only this one if the table has none."""
-        if not self.table.variants:
-            return [self]
-        return [self._only(variant) for variant in self.table.variants]
+        return [self._of_variant(variant) for variant in self.table.variants] or [self]
 
     def of_rows(self, rows: Sequence[str], title: str) -> "Collection":
         """Return the collection of these rows alone, under another title."""
@@ -83,17 +83,23 @@ class Collection:
         return replace(
             self,
             table=self.table.model_copy(update={"rows": kept, "title": title}),
-            runs={row.name: self.runs[row.name] for row in kept},
+            frame=self.frame[self.frame["row"].isin(rows)],
             missing=[m for m in self.missing if m.cell.row.name in rows],
         )
 
-    def _only(self, variant: str) -> "Collection":
-        table = self.table.model_copy(
-            update={"name": f"{self.table.name}_{variant}", "title": f"{self.table.title}, {variant}", "variants": {}}
+    def _of_variant(self, variant: str) -> "Collection":
+        name, title = f"{self.table.name}_{variant}", f"{self.table.title}, {variant}"
+        return replace(
+            self,
+            table=self.table.model_copy(update={"name": name, "title": title, "variants": {}}),
+            frame=_of_variant(self.frame, variant),
+            missing=[m for m in self.missing if m.cell.variant == variant],
         )
-        runs = {row: self.of(row, variant) for row in self.runs}
-        missing = [m for m in self.missing if m.cell.variant == variant]
-        return Collection(table, self.roots, runs, missing, self.variant_of)
+
+
+def _of_variant(frame: pd.DataFrame, variant: str | None) -> pd.DataFrame:
+    """Return the lines of a variant, all if it is None."""
+    return frame if variant is None else frame[frame["variant"] == variant]
 
 
 def collect(table: Table, *roots: Path, allow_empty: bool = False) -> Collection:
@@ -105,45 +111,43 @@ def collect(table: Table, *roots: Path, allow_empty: bool = False) -> Collection
     """
     if table.untuned and not allow_empty:
         raise UsageError(table.untuned)
-    runs: dict[str, list[FinishedRun]] = {row.name: [] for row in table.rows}
-    variant_of: dict[Path, str | None] = {}
-    missing = []
+    lines, missing = [], []
     for cells in zip(*(table.cells(root) for root in roots), strict=True):
-        run, reasons = None, [table.untuned] if table.untuned else []
-        if not reasons:
-            run, reasons = _first_usable(table, [cell for cell in cells if cell.run_dir.exists()])
-        if run is None:
+        line, reasons = (None, [table.untuned]) if table.untuned else _first_usable(table, cells)
+        if line is None:
             missing.append(Missing(cells[0], "; ".join(reasons) or "not run yet"))
         else:
-            runs[cells[0].row.name].append(run)
-            variant_of[run.folder] = cells[0].variant
-    if not any(runs.values()) and not allow_empty:
+            cell = cells[0]
+            lines.append({"row": cell.row.name, "variant": cell.variant, "seed": cell.seed} | line)
+    if not lines and not allow_empty:
         where = " or ".join(str(root / table.runs) for root in roots)
         raise UsageError(
             f"runs={','.join(map(str, roots))}: no finished run in {where}; "
             f"make them with: {reproduce_command(table, roots[0])}"
         )
-    return Collection(_recorded(table, runs, variant_of), roots, runs, missing, variant_of)
+    names = ["row", "variant", "seed", "run", *(quantity.name for quantity in table.quantities)]
+    frame = pd.DataFrame(lines, columns=names, dtype=object)  # numbers would have NaN (diverged) in place of None
+    return Collection(_recorded(table, frame), roots, frame, missing)
 
 
-def _recorded(table: Table, runs: Mapping[str, Sequence[FinishedRun]], variant_of: Mapping[Path, str | None]) -> Table:
+def _recorded(table: Table, frame: pd.DataFrame) -> Table:
     """Return the table without columns of quantities that runs may do without and that none of these has."""
 
     def is_shown(column: Column) -> bool:
         if not column.of_runs or column.quantity.absent is None:
             return True
-        own = [run for of_row in runs.values() for run in of_row if column.variant in (None, variant_of[run.folder])]
-        return any(column.quantity.of(run) is not None for run in own)
+        return any(value is not None for value in _of_variant(frame, column.variant)[column.quantity.name])
 
     return table.model_copy(update={"columns": tuple(column for column in table.columns if is_shown(column))})
 
 
-def _first_usable(table: Table, cells: Sequence[Cell]) -> tuple[FinishedRun | None, list[str]]:
-    """Return the first run that can be read and why those before it cannot; each of these gets a warning."""
+def _first_usable(table: Table, cells: Sequence[Cell]) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return the first run that can be read, with its quantities, and why those before it cannot, after a warning."""
     reasons: list[str] = []
     for cell in cells:
         try:
-            return read_cell(table, cell), reasons
+            if has_run(cell.run_dir):
+                return _measure(table, cell), reasons
         except RunError as error:
             logger.warning("skipped %s", error)
             reasons.append(str(error).removeprefix(f"{cell.run_dir}: "))
@@ -161,22 +165,25 @@ def score_arguments(table: Table, run: Path, models: Literal["last", "all"] = "l
 
     The list is empty if the table needs no such scores or the run has them.
     """
-    scores = run / "evaluation" / "test.csv"
-    scored = scores.read_text(encoding="utf-8").splitlines() if scores.exists() else []
-    needed = any(quantity.of_test_set for quantity in table.quantities)
-    if not needed or any(line.startswith("step_" if models == "all" else "last") for line in scored):
+    if not any(quantity.of_test_set for quantity in table.quantities):
+        return []
+    scored = (read_scores(run) or "").splitlines()
+    if any(line.startswith("step_" if models == "all" else "last") for line in scored):
         return []
     return ["-m", f"{table.task}.evaluate", f"run={run}", f"models={models}"]
 
 
 def read_cell(table: Table, cell: Cell) -> FinishedRun:
     """Return the finished run of a cell with all numbers that the table needs; raises RunError if there is none."""
+    return _measure(table, cell)["run"]
+
+
+def _measure(table: Table, cell: Cell) -> dict[str, Any]:
+    """Return the run of a cell and its quantities by name; raises RunError as `read_cell` does."""
     run = replace(read_run(cell.run_dir), target=table.target)
     check_overrides(cell, run.environment)
     run.total("workers")
-    for quantity in table.quantities:
-        quantity.of(run)
-    return run
+    return {"run": run} | {quantity.name: quantity.of(run) for quantity in table.quantities}
 
 
 def check_overrides(cell: Cell, environment: Mapping[str, object]) -> None:

@@ -1,18 +1,22 @@
 """YAML files that define tables, figures, claims and published numbers: how they are named, read and checked."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from yaml import YAMLError
 
 from common.cli import UsageError, explain, nearest, one_line
 
 ROOT = Path(__file__).resolve().parents[2]
+OF_EACH_RUN = ("seed", "run_dir", "resume")  # keys that are set for each run when it is made
 
 
 class Definition(BaseModel):
@@ -55,3 +59,36 @@ def explained(folder: Path, name: str, model: type[Definition]) -> Iterator[None
 def _shown(folder: Path, name: str) -> str:
     path = folder / f"{name}.yaml"
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+# Tables state their runs by Hydra overrides.
+
+
+@cache  # the parser is slow, and the runs of a table share most of their overrides
+def parse_override(text: str) -> tuple[str, Any]:
+    """Return (key, value) of a Hydra override, so that 1e-3 equals 0.001; ValueError if it is none or a sweep."""
+    try:
+        override = OverridesParser.create().parse_override(text)
+    except HydraException:
+        raise ValueError(f"{text!r}: expected one Hydra override, key=value") from None
+    if override.is_sweep_override():
+        raise ValueError(f"{text!r}: expected one value, got a sweep over several")
+    prefix = "~" if override.is_delete() else ""
+    package = f"@{override.package}" if override.package else ""
+    return f"{prefix}{override.key_or_group}{package}", override.value()
+
+
+def meaning(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return {key: value} of overrides."""
+    return dict(map(parse_override, overrides))
+
+
+def check_override(text: str) -> str:
+    """Return an override that may stand in a definition; ValueError for any other."""
+    key, _ = parse_override(text)
+    if key in OF_EACH_RUN:
+        raise ValueError(f"{key} is set for each run when it is made; expected any other key")
+    return text
+
+
+Override = Annotated[str, AfterValidator(check_override)]

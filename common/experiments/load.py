@@ -15,9 +15,9 @@ import pandas as pd
 from common.cli import DEFAULT_RUNS, UsageError
 from common.config.bookkeeping import is_bookkeeping
 from common.experiments.collect import collect
-from common.experiments.overrides import meaning
+from common.experiments.definitions import meaning
 from common.experiments.quantities import QUANTITIES, Quantity
-from common.experiments.runs import FinishedRun, RunError, read_overrides, read_run
+from common.experiments.runs import FinishedRun, RunError, read_overrides, read_run, runs_below
 from common.experiments.tables import load_table
 
 logger = logging.getLogger(__name__)
@@ -34,14 +34,14 @@ def load(table: str, *roots: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     and what else metrics.jsonl has. Raises UsageError for an unknown table, and if no run is finished.
     """
     collection = collect(load_table(table), *map(Path, roots or DEFAULT_RUNS))
+    rows = {row.name: row for row in collection.table.rows}
     lines, metrics = [], []
-    for row in collection.table.rows:
-        for run in collection.runs[row.name]:
-            key = {"row": row.name, "variant": collection.variant_of[run.folder], "seed": run.seed}
-            about = {"method": row.method, "topology": row.topology, **row.labels, "workers": int(run.total("workers"))}
-            numbers = {name: _of(quantity, run) for name, quantity in QUANTITIES.items()}
-            lines.append(key | about | {"folder": str(run.folder)} | numbers)
-            metrics.append(run.metrics.drop(columns=list(key), errors="ignore").assign(**key))
+    for key in collection.frame[["row", "variant", "seed", "run"]].to_dict("records"):
+        run, row = key.pop("run"), rows[key["row"]]
+        about = {"method": row.method, "topology": row.topology, **row.labels, "workers": int(run.total("workers"))}
+        numbers = {name: _of(quantity, run) for name, quantity in QUANTITIES.items()}
+        lines.append(key | about | {"folder": str(run.folder)} | numbers)
+        metrics.append(run.metrics.drop(columns=list(key), errors="ignore").assign(**key))
     every = pd.concat(metrics, ignore_index=True)
     return pd.DataFrame(lines), every[["row", "variant", "seed", *every.columns.drop(["row", "variant", "seed"])]]
 
@@ -60,9 +60,9 @@ def compare(folders: Sequence[Path]) -> pd.DataFrame:
     last validation, and totals. Raises UsageError if no run is finished.
     """
     runs, settings = [], []
-    for path in (path for folder in folders for path in sorted(folder.rglob("summary.json"))):
+    for path in (path for folder in folders for path in runs_below(folder)):
         try:
-            run = read_run(path.parent)
+            run = read_run(path)
             settings.append(_settings(run))
             runs.append(run)
         except RunError as error:

@@ -8,7 +8,6 @@ import numpy as np
 from common.experiments.derived import (
     ASSUMED,
     host_megabytes_to_target,
-    megabytes_to_target,
     predicted_step_ms,
     seconds_to_target,
     steps_to_target,
@@ -175,14 +174,6 @@ _ALL = (
         higher_is_better=True,
     ),
     Quantity(
-        "test_bleu",
-        "sacreBLEU of the last model's translations of the test set; empty until transformer.evaluate has made them",
-        ".2f",
-        _translation("bleu"),
-        of_test_set=True,
-        higher_is_better=True,
-    ),
-    Quantity(
         "test_paper_bleu",
         "BLEU as the paper's code computes it, of the last model's greedy translations of the test set and of cut "
         "references, both in Moses tokens; not sacreBLEU",
@@ -283,13 +274,6 @@ _ALL = (
         "steps until the first evaluation that reached the table's target; inf if none did",
         ".0f",
         steps_to_target,
-    ),
-    Quantity(
-        "megabytes_to_target",
-        "what one worker hands to the network until its run reaches the table's target, in 1e6 bytes; inf if it does "
-        "not",
-        ",.0f",
-        megabytes_to_target,
     ),
     Quantity(
         "host_megabytes_to_target",

@@ -1,5 +1,6 @@
-"""Finished runs, read from their folders: config.yaml, environment.json, metrics.jsonl, summary.json."""
+"""Finished runs, read from their folders (config.yaml, environment.json, metrics.jsonl, summary.json) or from packs."""
 
+import io
 import json
 import math
 import shlex
@@ -10,11 +11,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+import pyarrow as pa
 import yaml
 
 from common.cli import one_line
+from common.experiments.packs import METRICS, RUNS, RunFiles, find_kept, read_pack, table_of_rows
 
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")
+EVALUATION = ("test.csv", "test.json")  # in its folder evaluation, by transformer.evaluate
 
 
 class RunError(ValueError):
@@ -38,10 +42,12 @@ class Target:
 class FinishedRun:
     """A finished run.
 
+    folder:       where it is, or would be if it were not kept in its table's two files (common.experiments.packs)
     config:       the whole configuration
     environment:  versions, hardware, commit, overrides, start and end
     summary:      the run's totals
     metrics:      metrics.jsonl with columns step, split, loss, ... (NaN where a line has null or no such metric)
+    scores:       the text of evaluation/test.csv, if transformer.evaluate has scored the run
     target:       of the table that it was read for, if that has one
     """
 
@@ -50,6 +56,7 @@ class FinishedRun:
     environment: dict[str, Any]
     summary: dict[str, Any]
     metrics: pd.DataFrame
+    scores: str | None = None
     target: Target | None = None
 
     @property
@@ -66,12 +73,11 @@ class FinishedRun:
 
     def test_scores(self) -> pd.DataFrame | None:
         """Return a line for each model that transformer.evaluate has scored on the test set; None before it has."""
-        path = self.folder / "evaluation" / "test.csv"
-        if not path.exists():
+        if self.scores is None:
             return None
         try:
-            return pd.read_csv(path).set_index("model")
-        except (OSError, ValueError, KeyError) as error:
+            return pd.read_csv(io.StringIO(self.scores)).set_index("model")
+        except (ValueError, KeyError) as error:
             raise RunError(f"{self.folder}: evaluation/test.csv: {one_line(error)}") from None
 
     def test_curve(self, score: str) -> pd.DataFrame:
@@ -112,20 +118,66 @@ class FinishedRun:
 
 def read_run(folder: Path) -> FinishedRun:
     """Read a finished run; raises RunError with folder and reason if it is missing, unfinished or broken."""
+    files = read_files(folder)
+    recorded = [name for name in files.rows.column_names if files.rows[name].null_count < len(files.rows)]
+    return FinishedRun(
+        folder=folder,
+        config=files.config,
+        environment=files.environment,
+        summary=files.summary,
+        metrics=pd.DataFrame({name: _values(files.rows[name]) for name in recorded}),
+        scores=files.evaluation.get("test.csv"),
+    )
+
+
+def read_files(folder: Path) -> RunFiles:
+    """Return the content of a finished run's files; raises RunError as `read_run` does."""
     if not folder.is_dir():
-        raise RunError(f"{folder}: no such folder")
+        kept = find_kept(folder)
+        if kept is None:
+            raise RunError(f"{folder}: no such folder")
+        return kept
     if not (folder / "summary.json").exists():
         raise RunError(f"{folder}: not finished: no summary.json")
     summary, status = read_json(folder / "summary.json"), read_status(folder)
     if status != "finished":
         raise RunError(f"{folder}: not finished: status {status!r} at step {summary.get('steps')}")
-    return FinishedRun(
-        folder=folder,
+    return RunFiles(
+        summary=summary,
         config=read_config(folder / "config.yaml"),
         environment=read_json(folder / "environment.json"),
-        summary=summary,
-        metrics=_read_metrics(folder / "metrics.jsonl"),
+        evaluation=_read_evaluation(folder),
+        rows=_read_metrics(folder / "metrics.jsonl"),
     )
+
+
+def has_run(folder: Path) -> bool:
+    """Return whether a run, finished or not, is in this folder or is kept for it."""
+    return folder.is_dir() or find_kept(folder) is not None
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the folders of all ended runs in a folder, sorted; also of kept ones, for which it may stand."""
+    packs = {path.parent for path in folder.rglob(RUNS)} | {path for path in folder.parents if (path / RUNS).exists()}
+    kept = [pack / name for pack in packs for name in read_pack(pack)]
+    found = {path.parent for path in folder.rglob("summary.json")}
+    return sorted(found.union(run for run in kept if run.is_relative_to(folder)))
+
+
+def files_of(folder: Path) -> dict[str, Path]:
+    """Return the files that have what a run recorded, by their names."""
+    if folder.is_dir():
+        return {name: folder / name for name in FILES}
+    pack = next((path for path in folder.parents if (path / RUNS).exists()), folder)
+    return {name: pack / name for name in (RUNS, METRICS)}
+
+
+def read_scores(folder: Path) -> str | None:
+    """Return the text of a run's evaluation/test.csv, None if it has none."""
+    if folder.is_dir():
+        return _read_evaluation(folder).get("test.csv")
+    kept = find_kept(folder)
+    return kept and kept.evaluation.get("test.csv")
 
 
 def read_status(folder: Path) -> str:
@@ -165,7 +217,15 @@ def read_config(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_metrics(path: Path) -> pd.DataFrame:
+def _read_evaluation(folder: Path) -> dict[str, str]:
+    files = {name: folder / "evaluation" / name for name in EVALUATION}
+    try:
+        return {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.exists()}
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder}: evaluation: {one_line(error)}") from None
+
+
+def _read_metrics(path: Path) -> pa.Table:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -175,17 +235,23 @@ def _read_metrics(path: Path) -> pd.DataFrame:
         try:
             record = {key: math.nan if value is None else value for key, value in json.loads(line).items()}
             split = str(record.pop("split"))
-            numbers = {
-                key: value for key, value in record.items() if split != "membership"
-            }  # which has lists of workers
+            numbers = {} if split == "membership" else record  # which has lists of workers
             if wrong := [key for key, value in numbers.items() if not isinstance(value, int | float)]:
                 raise TypeError(f"{wrong[0]}: expected a number")
-            records.append({"step": int(record["step"]), "split": split, **record})
+            records.append({"step": int(record.pop("step")), "split": split, **record})
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise RunError(f"{path.parent}: metrics.jsonl, line {number}: broken ({error!r})") from None
     if not records:
         raise RunError(f"{path.parent}: metrics.jsonl is empty")
-    return pd.DataFrame(records)
+    try:
+        return table_of_rows(records)
+    except ValueError as error:
+        raise _broken(path, error) from None
+
+
+def _values(column: pa.ChunkedArray) -> list[Any] | pd.Series:
+    """Return a metric of all rows, NaN where a row lacks it; lists of workers as lists."""
+    return column.to_pylist() if pa.types.is_list(column.type) else column.to_pandas()
 
 
 def _broken(path: Path, error: Exception) -> RunError:

@@ -26,8 +26,15 @@ from pydantic import (
 )
 
 from common.cli import nearest
-from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
-from common.experiments.overrides import Override, check_override
+from common.experiments.definitions import (
+    ROOT,
+    Definition,
+    Override,
+    check_override,
+    explained,
+    names_in,
+    read_definition,
+)
 from common.experiments.quantities import QUANTITIES, Quantity
 
 SWEEPS = ROOT / "results" / "sweeps"

@@ -16,8 +16,15 @@ from pydantic import (
 
 from common.cli import nearest
 from common.experiments.columns import DEFAULT_COLUMNS, Column, parse_column
-from common.experiments.definitions import ROOT, Definition, names_in, read_definition
-from common.experiments.overrides import Override, meaning, parse_override
+from common.experiments.definitions import (
+    ROOT,
+    Definition,
+    Override,
+    meaning,
+    names_in,
+    parse_override,
+    read_definition,
+)
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import Target
 from common.experiments.sweeps import RATE, Axes, Sweep

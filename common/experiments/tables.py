@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.config.bookkeeping import is_bookkeeping
-from common.experiments.definitions import ROOT, explained, names_in, read_definition
-from common.experiments.overrides import meaning
+from common.experiments.definitions import ROOT, explained, meaning, names_in, read_definition
 from common.experiments.quantities import QUANTITIES, Quantity
 from common.experiments.sweeps import SWEEPS, TunedFile, read_tuned, sweep_command
 from common.experiments.table_file import Emulated, Row, TableFile

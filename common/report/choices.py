@@ -11,7 +11,7 @@ from typing import Any
 
 from common.cli import UsageError
 from common.experiments.collect import read_cell
-from common.experiments.overrides import meaning, parse_override
+from common.experiments.definitions import meaning, parse_override
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import RunError, read_json, read_status
 from common.experiments.sweeps import RATE, Candidate, Sweep, Tuned

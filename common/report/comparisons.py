@@ -44,15 +44,11 @@ def mean_and_interval(differences: Sequence[float]) -> tuple[float, float | None
 
 def p_within(differences: Sequence[float], margin: float) -> float:
     """Return p of the equivalence test, two one-sided t-tests: small if the mean difference is within the margin."""
-    if not _spread(differences):
-        return 1.0
     return float(max(_p(differences, -margin, "greater"), _p(differences, margin, "less")))
 
 
 def p_beyond(differences: Sequence[float], margin: float) -> float:
     """Return p of the opposite, on either side: small if the mean difference exceeds the margin."""
-    if not _spread(differences):
-        return 1.0
     return float(min(1, 2 * min(_p(differences, margin, "greater"), _p(differences, -margin, "less"))))
 
 
@@ -66,7 +62,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _p(differences: Sequence[float], mean: float, alternative: str) -> float:
-    return ttest_1samp(differences, mean, alternative=alternative).pvalue
+    return ttest_1samp(differences, mean, alternative=alternative).pvalue if _spread(differences) else 1.0
 
 
 def _spread(differences: Sequence[float]) -> bool:

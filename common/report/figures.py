@@ -14,10 +14,9 @@ from common.cli import UsageError, nearest
 from common.experiments.collect import Collection
 from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
 from common.planner.conditions import CONDITIONS
-from common.report.bars import draw_bars
 from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
 from common.report.curves import draw_below_published, draw_table, draw_variants
-from common.report.lines import draw_over_setting, draw_record
+from common.report.lines import draw_bars, draw_over_setting, draw_record
 from common.report.style import FORMATS, save
 from common.report.tables import missing_summary
 

@@ -1,6 +1,7 @@
-"""Numbers against a setting: final metrics of a table, columns of a record, and the trials of a sweep."""
+"""Numbers against a setting: final metrics of a table, columns of a record, trials of a sweep, and bars of any."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,8 @@ from common.experiments.tables import Table
 from common.report.choices import Method
 from common.report.style import COLOURS, STYLES, label_of, line_names, looks, seeds_of
 
+HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
+WIDTH = 0.86  # of a group of bars
 DODGE = 0.06  # between lines, in powers of two of the setting
 LABELS = {
     "workers.count": "workers",
@@ -78,6 +81,37 @@ def draw_record(frame: pd.DataFrame, x: str, line: str, values: Mapping[str, str
         ax.set_xticks(ticks, [f"{value:,}" for value in ticks])
         ax.xaxis.set_minor_locator(NullLocator())
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def draw_bars(frame: pd.DataFrame, ylabel: str, columns: int, mark: str = "") -> Figure:
+    """Draw a frame with the columns panel, group, bar and height, and with `mark`, a height to mark on each bar.
+
+    Bars have their heights as numbers above them, or marks. `columns` panels are beside each other.
+    """
+    panels, bars = list(frame.groupby("panel", sort=False)), list(dict.fromkeys(frame["bar"]))
+    rows, width = -(-len(panels) // columns), WIDTH / len(bars)
+    figure = Figure(figsize=(10.2, 0.8 + 2.9 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    colours, hatches = (COLOURS[1:], ("",)) if mark else (COLOURS, HATCHES)  # marks are black
+    for ax, (title, data) in zip(axes, panels, strict=False):
+        groups = list(dict.fromkeys(data["group"]))
+        for number, (name, colour, hatch) in enumerate(zip(bars, cycle(colours), cycle(hatches), strict=False)):
+            of = data[data["bar"] == name]
+            places = [groups.index(group) + (number - (len(bars) - 1) / 2) * width for group in of["group"]]
+            look = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.4}
+            drawn = ax.bar(places, of["height"], width, label=name, **look)
+            if mark:
+                ax.plot(places, of[mark], "_", color="black", markersize=9, markeredgewidth=1.5, label=mark)
+            else:
+                ax.bar_label(drawn, fmt="%.1f", fontsize=5.5, padding=1)
+        ax.set_xticks(range(len(groups)), groups, fontsize=6.5 if mark else None)
+        ax.grid(visible=False, axis="x")
+        ax.set(title=title, ylabel=ylabel)
+    for ax in axes[len(panels) :]:
+        ax.set_axis_off()
+    handles = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(len(handles), 4))
     return figure
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import pandas as pd
+import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from pandas.api.types import is_numeric_dtype
 from tqdm import tqdm
@@ -19,7 +20,7 @@ from tqdm import tqdm
 from common.cli import UsageError
 from common.experiments.collect import Collection, collect
 from common.experiments.derived import ASSUMED, is_simulated
-from common.experiments.runs import FILES, FinishedRun
+from common.experiments.runs import FinishedRun, files_of
 from common.experiments.sweeps import SWEEPS, sweep_command
 from common.experiments.tables import Table, load_table, table_names
 from common.report.benchmark_tables import (
@@ -259,15 +260,15 @@ def _runs(collection: Collection, page: Path) -> list[dict[str, Any]]:
 
 
 def _run(run: FinishedRun, label: str, page: Path, with_config: bool) -> dict[str, Any]:
-    link = os.path.relpath(run.folder, page.parent)
+    files = {name: os.path.relpath(file, page.parent) for name, file in files_of(run.folder).items()}
     return {
         "label": label,
         "hardware": describe_hardware(run.environment),
         "commit": describe_commit(run.environment),
         "start": run.environment.get("start"),
         "command": run.environment.get("command"),
-        "links": {file: quote(f"{link}/{file}") for file in FILES},
-        "config": (run.folder / "config.yaml").read_text(encoding="utf-8") if with_config else "",
+        "links": {name: quote(file) for name, file in files.items()},
+        "config": yaml.safe_dump(run.config, sort_keys=False) if with_config else "",
     }
 
 

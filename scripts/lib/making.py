@@ -8,14 +8,15 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import timedelta
+from functools import partial
 
 from common.cli import UsageError
 from common.experiments.collect import check_overrides, read_cell, score_arguments
 from common.experiments.quantities import QUANTITIES
-from common.experiments.runs import RunError, read_json, read_status
+from common.experiments.runs import RunError, has_run, read_json, read_status
 from common.experiments.tables import Cell, Table
 from scripts.score import score
 
@@ -29,9 +30,14 @@ def state_of(table: Table, cell: Cell) -> str:
     """
     summary = cell.run_dir / "summary.json"
     environment = cell.run_dir / "environment.json"
-    if not summary.exists() and not environment.exists():
-        return "missing"
     try:
+        if not has_run(cell.run_dir):
+            return "missing"
+        if not cell.run_dir.is_dir():  # it is kept without a folder
+            read_cell(table, cell)
+            return "finished"
+        if not summary.exists() and not environment.exists():
+            return "missing"
         check_overrides(cell, read_json(environment))
         status = read_status(cell.run_dir) if summary.exists() else "unfinished"
         if status == "finished":
@@ -99,8 +105,7 @@ def make(table: Table, cells: Sequence[Cell], states: Sequence[str], jobs: int) 
 def _train_all(table: Table, cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, str | None, float]]:
     """Make these runs, `jobs` at a time; yield each with why it failed and its seconds, as they end."""
     if jobs == 1:
-        for cell in cells:
-            yield _timed(table, cell)
+        yield from (_timed(partial(_train, table), cell) for cell in cells)
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max(1, cores // jobs)
@@ -108,7 +113,8 @@ def _train_all(table: Table, cells: Sequence[Cell], jobs: int) -> Iterator[tuple
     running: set[subprocess.Popen[bytes]] = set()
     with ThreadPoolExecutor(jobs) as pool:  # at its end it waits for the runs that are being made
         try:
-            futures = [pool.submit(_timed_beside_others, table, cell, threads, running) for cell in cells]
+            train = partial(_train_beside_others, table, threads, running)
+            futures = [pool.submit(_timed, train, cell) for cell in cells]
             for future in as_completed(futures):
                 yield future.result()
         except KeyboardInterrupt:
@@ -120,23 +126,20 @@ def _train_all(table: Table, cells: Sequence[Cell], jobs: int) -> Iterator[tuple
             signal.signal(signal.SIGTERM, former)
 
 
-def _timed(table: Table, cell: Cell) -> tuple[Cell, str | None, float]:
+def _timed(train: Callable[[Cell], str | None], cell: Cell) -> tuple[Cell, str | None, float]:
     started = time.monotonic()
-    failure = _train(table, cell)
+    failure = train(cell)
     return cell, failure, time.monotonic() - started
 
 
-def _timed_beside_others(
-    table: Table, cell: Cell, threads: int, running: set[subprocess.Popen[bytes]]
-) -> tuple[Cell, str | None, float]:
-    """Do as _timed in a process that is in `running` as long as it runs."""
-    started = time.monotonic()
+def _train_beside_others(table: Table, threads: int, running: set[subprocess.Popen[bytes]], cell: Cell) -> str | None:
+    """Do as _train in a process that is in `running` as long as it runs."""
     quiet = [f"training.threads={threads}", "logging.progress=false"]
     process = subprocess.Popen([sys.executable, *cell.arguments(*quiet, *_resume(cell))])
     running.add(process)
     code = process.wait()
     running.discard(process)
-    return cell, _judge(table, cell, code), time.monotonic() - started
+    return _judge(table, cell, code)
 
 
 def _train(table: Table, cell: Cell) -> str | None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
 from common.config.config import ConfigError
 from common.config.moments import decay_sum, half_lives
 from common.experiments.definitions import ROOT
+from common.experiments.runs import read_run
 from common.launch.compose import compose_config
 from common.launch.processes import launch
 from common.optim.schedules import Cosine
@@ -141,11 +143,12 @@ def test_a_run_with_these_keys_is_the_run_that_they_stand_for(tmp_path: Path) ->
     assert (summary["half_life_first"], summary["half_life_second"]) == (pytest.approx(50), pytest.approx(800))
 
 
-def test_runs_from_before_these_keys_existed_have_the_same_configuration() -> None:
-    folder = ROOT / "results" / "runs" / "gpt2_fair" / "dadam_complete" / "seed_4"
-    recorded = json.loads((folder / "environment.json").read_text())["overrides"]
+def test_runs_from_before_these_keys_existed_have_the_same_configuration(tmp_path) -> None:
+    run = read_run(ROOT / "results" / "runs" / "gpt2_fair" / "dadam_complete" / "seed_4")
+    recorded = run.environment["overrides"]
+    OmegaConf.save(run.config, tmp_path / "config.yaml")
     config = compose_config("gpt2", recorded)
     added = ("optimizer.decay", "optimizer.half_life", "optimizer.betas", "parallel.share_second_moment")
-    assert not [line for line in compare(folder / "config.yaml", config) if line.startswith(added)]
+    assert not [line for line in compare(tmp_path / "config.yaml", config) if line.startswith(added)]
     typed = [*recorded, "optimizer.decay=coupled", "optimizer.half_life.first=null"]
     assert fingerprint(compose_config("gpt2", typed)) == fingerprint(config)

@@ -8,8 +8,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from common.experiments.definitions import Definition
-from common.experiments.overrides import parse_override
+from common.experiments.definitions import Definition, parse_override
 from common.experiments.tables import load_table
 from common.launch.compose import CONFIGS, compose_config
 from common.report.published import PAPER

@@ -83,13 +83,15 @@ def test_a_topology_that_cannot_be_made_makes_a_run_unusable(tmp_path, topology)
 def test_scores_of_the_test_set_come_from_the_evaluation(tmp_path):
     run = read_run(write_run(tmp_path / "run", []))
     assert QUANTITIES["test_paper_bleu"].of(run) is None
-    (run.folder / "evaluation").mkdir()
-    (run.folder / "evaluation" / "test.csv").write_text("model,step,paper_bleu\nbest,1,5\nlast,2,27.5\n")
+    scores = run.folder / "evaluation" / "test.csv"
+    scores.parent.mkdir()
+    scores.write_text("model,step,paper_bleu\nbest,1,5\nlast,2,27.5\n")
+    run = read_run(run.folder)
     assert QUANTITIES["test_paper_bleu"].of(run) == 27.5
     assert QUANTITIES["test_paper_meteor"].of(run) is None
-    (run.folder / "evaluation" / "test.csv").write_text("model,step,paper_bleu\nbest,1,5\n")
+    scores.write_text("model,step,paper_bleu\nbest,1,5\n")
     with pytest.raises(RunError, match=r"evaluation/test\.csv: no 'paper_bleu' of the last model"):
-        QUANTITIES["test_paper_bleu"].of(run)
+        QUANTITIES["test_paper_bleu"].of(read_run(run.folder))
 
 
 @pytest.mark.parametrize("bucket_mb", [25.0, 1000.0])

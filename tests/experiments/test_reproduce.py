@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.experiments.collect import score_arguments
-from common.experiments.overrides import parse_override
+from common.experiments.definitions import parse_override
 from scripts.reproduce import main
 from tests.experiments.synthetic import write_run
 
@@ -41,7 +41,7 @@ def write_cell(cell, extra=(), **values):
     return write_run(cell.run_dir, [*cell.overrides, *extra], **values)
 
 
-def test_makes_every_run_seed_by_seed_with_a_line_each(registered, launched, capsys):
+def test_makes_every_run_seed_by_seed_with_a_line_each_and_once_only(registered, launched, capsys):
     assert main(["table=small"]) == 0
     cells = sorted(registered.cells(RUNS), key=lambda cell: cell.seed)
     expected = [[*cell.overrides, "logging.progress=false"] for cell in cells]
@@ -52,6 +52,9 @@ def test_makes_every_run_seed_by_seed_with_a_line_each(registered, launched, cap
     assert lines[0].endswith(" left")
     assert lines[1].startswith("[2/6] accumadam_aer seed 1  accuracy 90.00  ")
     assert lines[-1] == "6 of 6 runs finished"
+    assert main(["table=small"]) == 0
+    assert len(launched.calls) == 6
+    assert capsys.readouterr().out.count("finished before") == 6
 
 
 def test_rows_of_a_variant_are_made_side_by_side(registered, launched, monkeypatch):
@@ -66,15 +69,6 @@ def test_rows_of_a_variant_are_made_side_by_side(registered, launched, monkeypat
         for variant in ("slow", "fast")
         for row in ("allreduce", "accumadam_aer")
     ]
-
-
-def test_finished_runs_are_skipped(registered, launched, capsys):
-    assert main(["table=small"]) == 0
-    launched.calls.clear()
-    capsys.readouterr()
-    assert main(["table=small"]) == 0
-    assert launched.calls == []
-    assert capsys.readouterr().out.count("finished before") == 6
 
 
 def test_unfinished_runs_are_made_and_continue_what_their_folder_holds(registered, launched):
@@ -140,12 +134,13 @@ def raise_interrupt(overrides):
 @pytest.mark.parametrize("interrupt", [raise_interrupt, lambda overrides: 75])
 def test_an_interruption_stops_and_says_how_to_continue(registered, launched, capsys, interrupt):
     launched.behave = lambda overrides: interrupt(overrides) if len(launched.calls) == 3 else 0
-    assert main(["table=small", "runs=my runs"]) == 75
+    part = ["table=small", "runs=my runs", "rows=allreduce,accumadam_aer", "seeds=2,3"]
+    assert main(part) == 75
     assert len(launched.calls) == 3
-    expected = "to continue: python -m scripts.reproduce table=small 'runs=my runs'"
-    assert expected in capsys.readouterr().err
-    assert main(["table=small", "runs=my runs"]) == 0
-    assert len(launched.calls) == 3 + 4
+    typed = "table=small 'runs=my runs' 'rows=[allreduce,accumadam_aer]' 'seeds=[2,3]'\n"
+    assert f"to continue: python -m scripts.reproduce {typed}" in capsys.readouterr().err
+    assert main(part) == 0
+    assert len(launched.calls) == 3 + 2
 
 
 def damage_overrides(cell):
@@ -248,6 +243,7 @@ def test_a_variant_of_a_row(capsys):
         ("rows=allreduce/en_de", "rows=allreduce/en_de: unknown; did you mean 'allreduce'? expected one of: "),
         ("rows=", "rows.0=None: expected a valid string"),
         ("seeds=1,x", "seeds=1,x: expected integers, as seeds=1,2"),
+        ("jobs=0", "jobs=0: expected greater than 0"),
         ("seeds=1.5", "seeds=1.5: expected integers, as seeds=1,2"),
     ],
 )
@@ -258,13 +254,6 @@ def test_unknown_rows_and_seeds_that_are_no_integers_are_refused(registered, lau
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"error: {message}")
-
-
-def test_an_interruption_names_the_part(registered, launched, capsys):
-    launched.behave = raise_interrupt
-    assert main(["table=small", "rows=allreduce,accumadam_aer", "seeds=2"]) == 75
-    expected = "to continue: python -m scripts.reproduce table=small 'rows=[allreduce,accumadam_aer]' seeds=2\n"
-    assert expected in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -305,11 +294,6 @@ def test_the_test_set_is_scored_where_the_table_shows_that(registered, launched,
     assert score_arguments(table, folders[0], "all") == [*calls[0][:-1], "models=all"]
     (folders[0] / "evaluation" / "test.csv").write_text("model,paper_bleu\nstep_00000030,27.5\nlast,27.5\n")
     assert score_arguments(table, folders[0], "all") == score_arguments(table, folders[0]) == []
-
-
-def test_jobs_must_be_positive(registered, launched, capsys):
-    assert main(["table=small", "jobs=0"]) == 2
-    assert "jobs=0" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from omegaconf import OmegaConf
 
 from common.cli import UsageError
-from common.experiments.overrides import meaning
+from common.experiments.definitions import meaning
 from common.experiments.sweeps import folder_of, read_tuned
 from common.experiments.tables import load_table
 from common.experiments.trials import Grid
@@ -403,7 +403,7 @@ def test_a_wrong_sweep_is_refused(capsys):
     for message, changes in {
         "sweep.seeds: expected none that the table reports, got 2": {"sweep": {"seeds": [2, 9]}},
         "quantity='accurracy': did you mean 'accuracy'?": {"sweep": {"quantity": "accurracy"}},
-        "expected one of the validation set": {"sweep": {"quantity": "test_bleu"}},
+        "expected one of the validation set": {"sweep": {"quantity": "test_paper_bleu"}},
         "sweep.rates=2: expected greater than or equal to 3": {"sweep": {"rates": 2}},
         "row 'dadam': expected either centre, tuned_with, or overrides of optimizer.lr": {
             "rows": [rows[0], rows[1] | {"tuned_with": "allreduce"}]

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from common.cli import UsageError
-from common.experiments.overrides import parse_override
+from common.experiments.definitions import parse_override
 from common.experiments.tables import load_table, table_names
 from common.record.run_folder import compare
 from tests.experiments.conftest import CONTENT

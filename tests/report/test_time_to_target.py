@@ -29,7 +29,6 @@ TIMED = {
         "method",
         *(f"slow_time_to_target_s_{name}" for name in ("median", "lowest", "highest", "reached", "speedup")),
         "slow_steps_to_target_median",
-        "slow_megabytes_to_target_median",
         "slow_host_megabytes_to_target_median",
     ],
 }
@@ -59,7 +58,6 @@ def test_median_extremes_and_speed_up():
     time = {name: shown[f"slow_time_to_target_s_{name}"].tolist() for name in ("median", "lowest", "reached")}
     assert time == {"median": ["3.0", "1.5"], "lowest": ["3.0", "1.5"], "reached": ["3", "3"]}
     assert shown["slow_steps_to_target_median"].tolist() == ["30", "15"]
-    assert shown["slow_megabytes_to_target_median"].tolist() == ["60", "30"]
     assert shown["slow_host_megabytes_to_target_median"].tolist() == ["60", "30"]  # half of what its two send
     baseline, speedup = shown["slow_time_to_target_s_speedup"]
     assert baseline == "baseline"
