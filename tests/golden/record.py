@@ -181,8 +181,12 @@ def run(name: str, folder: Path) -> dict[str, Any]:
 
 
 def machine() -> str:
-    """Return what the last bits of a run depend on."""
-    return f"torch {torch.__version__}, {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    """Return what the last bits of a run depend on; MKL and oneDNN choose their code by the kind of CPU."""
+    file = Path("/proc/cpuinfo")
+    lines = file.read_text().splitlines() if file.exists() else []
+    known = dict(line.split("\t: ", 1) for line in lines if "\t: " in line)
+    cpu = [known.get(key, "unknown") for key in ("vendor_id", "cpu family", "model\t", "stepping")]
+    return f"torch {torch.__version__}, {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {' '.join(cpu)}"
 
 
 def record() -> dict[str, Any]:
