@@ -77,6 +77,37 @@ def test_no_step_syncs_with_the_host(options: dict[str, Any], here: SimpleNamesp
     assert sum(entry.group is not None and "step" in entry.label for entry in here.trace.entries) >= 2
 
 
+def assert_ordered(here: SimpleNamespace, **options: Any) -> None:
+    """Check that messages come after what wrote the parameters, and what comes after the merge after its messages."""
+    mixer, trace = train(here, steps=0, **options).mixer, here.trace
+    written = trace.queue("kernel")
+    mixer.launch()
+    posted = [number for number in range(written + 1, len(trace.entries)) if trace.entries[number].group is not None]
+    assert posted
+    assert all(depends_on(trace, number, [written]) for number in posted)
+    mixer.merge()
+    merged = trace.queue("kernel")
+    assert depends_on(trace, merged, posted) == posted
+
+
+@pytest.mark.parametrize("options", [{}, {"topology": BETWEEN_HOSTS}, {"topology": "complete"}], ids=str)
+def test_streams_order_parameters_messages_and_merges(options: dict[str, Any], here: SimpleNamespace) -> None:
+    assert_ordered(here, **options)
+
+
+FAULTS = {
+    "the side stream does not wait for the parameters": ("tests.cuda.device.Stream.wait_stream", lambda *_: None),
+    "the merge does not wait for the side stream": ("tests.cuda.device.Stream.wait_event", lambda *_: None),
+    "the merge does not wait for its messages": ("tests.cuda.device.Work.wait", lambda *_: True),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_missing_wait_is_found(fault: str, here: SimpleNamespace) -> None:
+    with patch(*FAULTS[fault]), pytest.raises(AssertionError):
+        assert_ordered(here, topology="ring" if "its messages" in fault else BETWEEN_HOSTS)
+
+
 @pytest.mark.parametrize("options", [{"topology": "aer", "workers_per_host": 2}, {}], ids=["aer", "ring"])
 def test_merging_a_bucket_waits_for_no_message_of_the_next_round(options: dict, here: SimpleNamespace) -> None:
     mixer, trace = train(here, steps=0, optimizer="fused", **options).mixer, here.trace
