@@ -29,8 +29,8 @@ class Bounds:
         return f"[{self.low:g}, {self.high:g}]{note}"
 
 
-TIMEOUT_S = Bounds(0.001, 1e9)  # from gloo's unit up to what its clocks, which count nanoseconds, can hold
-BUCKET_MB = Bounds(1e-9, 1e9)  # up to what 64 bits can count
+TIMEOUT_S = Bounds(0.001, 1e9, "seconds")  # from gloo's unit up to what its clocks, which count nanoseconds, can hold
+BUCKET_MB = Bounds(1e-9, 1e9, "MiB")  # up to what 64 bits can count
 
 
 def check_arguments(

@@ -42,11 +42,11 @@ class Slot:
 
 
 def layout(
-    named_parameters: Sequence[tuple[str, Tensor]], rooms: Sequence[int] | None = None
+    named_parameters: Sequence[tuple[str, Tensor]], sizes: Sequence[int] | None = None
 ) -> tuple[list[Slot], int]:
     """Return slots one after another, each aligned, and the length of the vector in elements.
 
-    rooms: elements that each parameter takes, if more than its own: what is left over stays 0
+    sizes: elements that each parameter takes, if more than its own: what is left over stays 0
 
     Memory formats survive: a channels_last weight keeps its strides.
     """
@@ -56,7 +56,7 @@ def layout(
         offset = -(-end // alignment) * alignment
         dense = torch.empty_like(parameter, device="meta")  # dense strides in the parameter's own order
         slots.append(Slot(name, offset, tuple(parameter.shape), dense.stride()))
-        end = offset + (rooms[index] if rooms is not None else parameter.numel())
+        end = offset + (sizes[index] if sizes is not None else parameter.numel())
     return slots, end
 
 
@@ -105,7 +105,7 @@ class FlatVector:
             view.copy_(value)
             self._attach(parameter, slot, view)
 
-    # -- what differs where a rank holds shards of the parameters (`common.parallel.sharded`)
+    # -- what differs where a rank holds shards of the parameters (`common.parallel.replica`)
 
     def _layout(self, named_parameters: Sequence[tuple[str, nn.Parameter]]) -> tuple[list[Slot], int]:
         return layout(named_parameters)

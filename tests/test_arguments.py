@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from common.arguments import Bounds, check_arguments
-from common.local_steps import LocalSteps, resolve_local_steps
 from common.optim import AccumAdam
 from common.optim.schedules import Constant
+from common.options import GossipOptions, LocalSteps
 from common.parallel import AllReduceDataParallel, DecentralizedDataParallel, Mixing, Outer
 from common.simulate import simulate
 from common.topology import Round, Topology, build
 
-TAKERS = (DecentralizedDataParallel, AllReduceDataParallel, simulate, resolve_local_steps)
+TAKERS = (DecentralizedDataParallel, AllReduceDataParallel, simulate, GossipOptions)
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,8 @@ TAKERS = (DecentralizedDataParallel, AllReduceDataParallel, simulate, resolve_lo
         for taker in TAKERS
         for name, parameter in inspect.signature(taker).parameters.items()
         if parameter.kind is not parameter.VAR_KEYWORD
-    ],
+    ]
+    + [(taker, name) for taker in (DecentralizedDataParallel, simulate) for name in GossipOptions.names()],
 )
 def test_an_argument_of_another_type_is_named(taker: Callable[..., Any], name: str) -> None:
     good = {"module": nn.Linear(2, 2), "topology": "ring", "world_size": 1, "order": None}
@@ -51,7 +52,7 @@ def test_an_argument_of_another_type_is_named(taker: Callable[..., Any], name: s
         ({"local_steps": 4, "fragments": np.float64(2)}, "fragments=np.float64(2.0): expected an integer"),
         ({"phases": "stagered"}, "phases='stagered': expected 'aligned' or 'staggered'"),
         ({"push_sum": 1}, "push_sum=1: expected True or False"),
-        ({"bucket_mb": float("inf")}, "bucket_mb=inf: expected a size in MiB > 0"),
+        ({"bucket_mb": float("inf")}, "bucket_mb=inf: expected a number in [1e-09, 1e+09] (MiB) or 'auto'"),
     ],
 )
 def test_what_users_try(options: dict[str, Any], message: str) -> None:

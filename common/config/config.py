@@ -20,7 +20,6 @@ from common.config.base import FilePath, Seed, Strict
 from common.config.elastic import ElasticConfig
 from common.config.optimization import OptimizerConfig, ScheduleConfig
 from common.config.parallel import ParallelConfig, check_method
-from common.local_steps import check_topology
 from common.paths import expand_home
 from common.topology import Topology, build
 
@@ -198,7 +197,7 @@ class Config(Strict):
         if parallel.method == "allreduce" or parallel.share_second_moment is None:
             return
         adapts = optimizer.name == "accumadamw" and not optimizer.fused and self.training.precision != "fp16"
-        if not (adapts and self.workers.kind == "simulated" and parallel.plan().every_update):
+        if not (adapts and self.workers.kind == "simulated" and parallel.options().plan.every_update):
             raise ValueError(
                 f"parallel.share_second_moment={parallel.share_second_moment} with workers={self.workers.kind}, "
                 f"optimizer={optimizer.name}: expected workers=simulated and optimizer=accumadamw (AdamW with "
@@ -281,7 +280,7 @@ class Config(Strict):
         topology, parallel = self.topology.build(self.n, self.workers.per_host or 1), self.parallel
         if parallel.method == "decentralized":
             try:
-                check_topology(parallel.plan(), parallel.local_options()["mixing"], topology, parallel.push_sum)
+                parallel.options().check_topology(topology)
             except ValueError as error:
                 raise ConfigError(f"parallel.{error}") from error
         return topology

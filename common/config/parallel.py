@@ -13,7 +13,7 @@ from pydantic import (
 
 from common.arguments import BUCKET_MB, TIMEOUT_S
 from common.config.base import NonNegative, Strict
-from common.local_steps import LocalSteps, Mixing, Outer, resolve_local_steps
+from common.options import GossipOptions, Mixing, Outer, order_of
 
 Timeout = Annotated[float, Field(gt=0, le=TIMEOUT_S.high)]
 
@@ -58,8 +58,8 @@ class MixingConfig(Strict):
 class DecentralizedConfig(Strict):
     """Parameters averaged with peers; see DecentralizedDataParallel.
 
-    shard: whether the ranks of a worker share one replica out among them (FSDP2), see common.parallel.sharded
-    share_second_moment: whether simulated workers divide by a common second moment, see common.simulate.second_moments
+    shard: whether the ranks of a worker share one replica out among them (FSDP2), see common.parallel.replica
+    share_second_moment: whether simulated workers divide by a common second moment, see common.simulate.methods
     """
 
     method: Literal["decentralized"]
@@ -87,12 +87,12 @@ class DecentralizedConfig(Strict):
     def _order_that_fits(cls, values: Any) -> Any:
         """Put the order that `merge_after` means where none is given."""
         if isinstance(values, dict) and values.get("order") is None:
-            values = values | {"order": "atc" if values.get("merge_after") == 0 else "awc"}
+            values = values | {"order": order_of(values.get("merge_after"))}
         return values
 
     @model_validator(mode="after")
     def _rounds_fit(self) -> "DecentralizedConfig":
-        self.plan()
+        self.options()
         return self
 
     @model_validator(mode="after")
@@ -105,22 +105,11 @@ class DecentralizedConfig(Strict):
             raise ValueError("find_unused_parameters=true with shard=true: expected false: FSDP averages gradients")
         return self
 
-    def local_options(self) -> dict[str, Any]:
-        """Return the arguments of DecentralizedDataParallel and simulate() that concern local steps."""
-        return {
-            "local_steps": self.local_steps,
-            "outer": Outer(**self.outer.model_dump()),
-            "merge_after": self.merge_after,
-            "local_steps_from": self.local_steps_from,
-            "fragments": self.fragments,
-            "mixing": Mixing(**self.mixing.model_dump()),
-        }
-
-    def plan(self) -> LocalSteps:
-        """Return which updates are rounds. Raises ValueError where keys contradict each other."""
-        options = self.local_options()
-        del options["mixing"]
-        return resolve_local_steps(self.order, **options)
+    def options(self) -> GossipOptions:
+        """Return what gossip computes. Raises ValueError where keys contradict each other."""
+        given = {name: getattr(self, name) for name in GossipOptions.names()}
+        outer, mixing = Outer(**self.outer.model_dump()), Mixing(**self.mixing.model_dump())
+        return GossipOptions(**given | {"outer": outer, "mixing": mixing})
 
 
 ParallelConfig = Annotated[AllReduceConfig | DecentralizedConfig, Field(discriminator="method")]
@@ -151,7 +140,7 @@ def check_method(parallel: ParallelConfig, topology: str, workers: str, needing_
     for choice in needing_atc:
         if parallel.order != "atc":
             raise ValueError(f"parallel.order={parallel.order} with {choice}: expected parallel.order=atc")
-        if not parallel.plan().every_update:
+        if not parallel.options().plan.every_update:
             raise ValueError(
                 f"parallel.local_steps={parallel.local_steps}, outer.lr={parallel.outer.lr:g} with {choice}: it is "
                 "defined for a round in every update without an outer step; expected another optimizer"

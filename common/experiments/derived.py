@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from common.experiments.runs import FinishedRun, RunError
-from common.local_steps import resolve_local_steps
+from common.options import GossipOptions
 from common.planner.cluster import Cluster
 from common.planner.steps import simulate_allreduce, simulate_gossip
 from common.topology import Transport, build, bytes_sent, transport_of
@@ -56,7 +56,7 @@ def _predict(config: str) -> float:
         return float(simulate_allreduce(cluster).step)
     graph, steps = build(topology.pop("name"), count, per_host, **topology), parallel.get("local_steps", 1)
     rounds = {"merge_after": parallel.get("merge_after"), "fragments": parallel.get("fragments", 1)}
-    local = resolve_local_steps(order, steps, **rounds) if steps > 1 else None
+    local = GossipOptions(order, steps, **rounds).plan if steps > 1 else None
     momentum = bool(optimizer.get("momentum_mixing", False))
     return float(simulate_gossip(cluster, graph, order, momentum=momentum, local=local).step)
 

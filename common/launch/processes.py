@@ -30,8 +30,7 @@ from common.elastic.membership import Member
 from common.elastic.wire import LOCAL, Hello, listen, only_here
 from common.launch.compose import LauncherError, compose_config, from_launcher
 from common.parallel.collectives import gather_objects
-from common.parallel.devices import gpu_shortage, local_device
-from common.parallel.process_groups import open_process_group
+from common.parallel.process_groups import gpu_shortage, local_device, open_process_group
 from common.parallel.pulse import open_pulse
 from common.record.checkpoint import CheckpointError, Checkpoints
 from common.record.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED

@@ -24,7 +24,7 @@ rail      the workers with the same index in their hosts; they exchange the same
 launch    post an exchange's messages; merge: wait for them and mix; drain: wait for them and drop what they brought
 """
 
-from common.local_steps import Mixing, Outer
+from common.options import Mixing, Outer
 from common.parallel.allreduce import AllReduceDataParallel
 from common.parallel.counters import CommunicationCounters
 from common.parallel.data_parallel import DataParallel

@@ -1,26 +1,36 @@
-"""The all-reduce baseline: PyTorch's DistributedDataParallel behind the contract of the gossip wrapper."""
+"""The all-reduce baseline: PyTorch's DistributedDataParallel behind the contract of the gossip wrapper.
 
-from collections.abc import Mapping
+Gradients can be compressed by PyTorch's own communication hooks, as a user of DDP would try before gossip:
+
+fp16:     gradients are averaged in 16 bits
+powersgd: matrices are averaged as products of two thin ones, with error feedback (arXiv 1905.13727)
+"""
+
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Annotated
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
 
-from common.arguments import check_arguments
+from common.arguments import BUCKET_MB, TIMEOUT_S, check_arguments
 from common.flat import refuse_dtensors
-from common.parallel.averaging import average_buffers_, consensus_distance
+from common.parallel.averaging import average_buffers_, averageable_buffers, consensus_distance
 from common.parallel.checks import (
-    check_device,
     check_equal_on_all_ranks,
-    check_module,
-    check_ownership,
-    check_sizes,
+    check_unwrapped,
     refuse_complex,
 )
 from common.parallel.collectives import broadcast_from_first
-from common.parallel.data_parallel import OPEN, DataParallel, averageable_buffers
-from common.parallel.hooks import Compression
-from common.parallel.process_groups import ProcessGroups, patience
+from common.parallel.data_parallel import OPEN, DataParallel
+from common.parallel.process_groups import ProcessGroups, group_timeout
 from common.parallel.streams import is_queued
+
+HOOKS = ("fp16", "powersgd")
+FIRST_POWERSGD = 2  # DDP lays its buckets out anew after its first backward
 
 
 class AllReduceDataParallel(DataParallel):
@@ -29,7 +39,7 @@ class AllReduceDataParallel(DataParallel):
     bucket_mb:              DDP's bucket size (its default: 25)
     find_unused_parameters: as in DDP, needed when some parameters get no gradient in some steps
     timeout_s:              seconds to wait for a peer
-    hook:                   how gradients are compressed, "fp16" or "powersgd" (`common.parallel.hooks`)
+    hook:                   how gradients are compressed, "fp16" or "powersgd", see above
     powersgd_rank:          rank of PowerSGD's approximation
     powersgd_from:          backward passes before it begins
 
@@ -45,24 +55,21 @@ class AllReduceDataParallel(DataParallel):
         self,
         module: nn.Module,
         *,
-        bucket_mb: float = 25.0,
+        bucket_mb: Annotated[float, BUCKET_MB] = 25.0,
         find_unused_parameters: bool = False,
-        timeout_s: float = 600.0,
+        timeout_s: Annotated[float, TIMEOUT_S] = 600.0,
         hook: str | None = None,
         powersgd_rank: int = 1,
         powersgd_from: int = 1000,
     ) -> None:
         check_arguments(AllReduceDataParallel.__init__, locals())
-        check_module(module)
-        check_ownership(module)
-        check_sizes(bucket_mb, timeout_s)
+        device = check_unwrapped(module)
         refuse_dtensors(module)
         if hook is not None:
             refuse_complex(f"hook={hook}", module.parameters())
         self._compression = Compression(hook, powersgd_rank, powersgd_from)
-        device = check_device(p for p in module.parameters() if p.requires_grad)
         self._queued = is_queued(device)
-        groups = ProcessGroups(1, patience(timedelta(seconds=timeout_s), device))
+        groups = ProcessGroups(1, group_timeout(timedelta(seconds=timeout_s), device))
         super().__init__(module, groups.rank, groups.world_size, groups.world)
         self._groups = groups
         facts = {
@@ -132,3 +139,87 @@ class AllReduceDataParallel(DataParallel):
 
     def _write_mean(self) -> None:
         average_buffers_(self._mean_state(), self.world_size, self._groups.world)
+
+
+class Compression:
+    """A communication hook of DDP, its state, and what it sends.
+
+    hook:          one of HOOKS; None: gradients travel as they are
+    powersgd_rank: columns of the thin matrices
+    powersgd_from: backward passes that are averaged as they are before PowerSGD begins
+
+    Raises ValueError for an argument out of range.
+    """
+
+    def __init__(self, hook: str | None, powersgd_rank: int, powersgd_from: int) -> None:
+        check_hook(hook, powersgd_rank, powersgd_from)
+        self._hook, self._rank, self._from = hook, powersgd_rank, powersgd_from
+        self._state: powerSGD_hook.PowerSGDState | None = None
+        self._counted = 0  # elements that PowerSGD has sent
+        self._device = torch.device("cpu")
+
+    def register(self, model: DistributedDataParallel, group: dist.ProcessGroup) -> None:
+        """Have DDP average by the hook over `group`."""
+        self._device = next(model.parameters()).device
+        if self._hook == "powersgd":
+            self._state = powerSGD_hook.PowerSGDState(
+                group, matrix_approximation_rank=self._rank, start_powerSGD_iter=self._from
+            )
+            model.register_comm_hook(self._state, powerSGD_hook.powerSGD_hook)
+        elif self._hook == "fp16":
+            model.register_comm_hook(group, default_hooks.fp16_compress_hook)
+
+    def bytes_averaged(self, parameters: Sequence[Tensor]) -> float:
+        """Return the bytes that the last backward averaged; of PowerSGD both thin matrices and what stayed whole."""
+        if self._state is not None:
+            before, self._counted = self._counted, self._state.total_numel_after_compression
+            if self._counted > before:
+                return (self._counted - before) * parameters[0].element_size()
+        if self._hook == "fp16":
+            return 2.0 * sum(parameter.numel() for parameter in parameters)
+        return sum(parameter.nbytes for parameter in parameters)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what the next backward depends on: PowerSGD's count; of each bucket the error and both matrices."""
+        if self._state is None:
+            return {}
+        kept = {
+            f"{name}.{bucket}": tensor for name, memory in self._memories().items() for bucket, tensor in memory.items()
+        }
+        return {"powersgd_passes": torch.tensor(self._state.iter)} | kept
+
+    def load(self, saved: Mapping[str, Tensor]) -> None:
+        """Continue from `state()`.
+
+        Raises ValueError when it is that of another hook.
+        """
+        if saved if self._state is None else "powersgd_passes" not in saved:
+            raise ValueError(
+                f"communication state: expected that of parallel.hook={self._hook}, got {', '.join(saved) or 'nothing'}"
+            )
+        if self._state is None:
+            return
+        tensors = dict(saved)
+        self._state.iter = int(tensors.pop("powersgd_passes"))
+        memories = self._memories()
+        for name, tensor in tensors.items():
+            memory, _, bucket = name.rpartition(".")
+            memories[memory][int(bucket)] = tensor.to(self._device, copy=True)
+
+    def _memories(self) -> dict[str, dict[int, Tensor]]:
+        """Return PowerSGD's tensors of each bucket: the error, and both thin matrices."""
+        state = self._state
+        return {"error": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
+
+
+def check_hook(hook: str | None, powersgd_rank: int, powersgd_from: int) -> None:
+    """Raise ValueError for an unknown hook, or for a number that PowerSGD cannot take."""
+    if hook is not None and hook not in HOOKS:
+        raise ValueError(f"hook={hook!r}: expected one of {', '.join(HOOKS)}, or none")
+    if powersgd_rank < 1:
+        raise ValueError(f"powersgd_rank={powersgd_rank}: expected a number of columns >= 1")
+    if powersgd_from < FIRST_POWERSGD:
+        raise ValueError(
+            f"powersgd_from={powersgd_from}: expected a number of backward passes >= {FIRST_POWERSGD}: DDP lays its "
+            "buckets out anew after the first one"
+        )

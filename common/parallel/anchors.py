@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from common.flat import Bucket, FlatVector
-from common.local_steps import LocalSteps, Outer
+from common.options import LocalSteps, Outer
 
 
 class Anchors:
-    """Anchors a and momenta v, laid out as the parameters x; all empty where they would equal x, or v is not used.
+    """Outer parameters a and outer momenta v, laid out as the parameters x.
+
+    Not allocated where a would equal x, or where momentum is 0.
 
     parameters: x, 1-D or stacked [N, P]; in their dtype and on their device all is kept and computed
     fragments:  the slices of each fragment, along the last dimension; to be set before first use
@@ -79,11 +81,23 @@ class Anchors:
         """Make all anchors the parameters: rounds in progress go on from there."""
         self._copy_parameters(range(self._plan.fragments))
 
+    def launch(self, clock: int, launch: Callable[..., None]) -> None:
+        """Launch what travels after `clock` updates.
+
+        launch: called with a fragment, and whether parameters may be written before its merge
+        """
+        self.prepare(clock)
+        # What is merged before the next update must not be written until then: with anchors it would be lost.
+        writable = self._plan.sends_anchors and not self._plan.merges_at_beginning(clock)
+        for fragment in self._plan.launched(clock):
+            launch(fragment, writable=writable)
+
     def merge(self, clock: int, mix: Callable[[int, Sequence[Tensor]], None]) -> None:
         """Merge what is due before update number `clock`.
 
         mix: called with a fragment and the tensors, laid out as the anchors, that move as far as these do when mixed
         """
+        self.prepare(clock)
         for fragment in self._plan.merging(clock):
             equal = not self.anchors or self._plan.merges_at_beginning(clock)  # x is a
             mix(fragment, [] if equal else self._parameters)

@@ -1,13 +1,18 @@
-"""Means over all workers of parameters and buffers, and how far the workers are from them."""
+"""Means over all workers of parameters and buffers, how far workers are from them, and the weights of push-sum.
+
+With push-sum (stochastic gradient push, Assran et al., ICML 2019) parameters hold z = x / w, at which gradients are
+taken. An update d belongs to x: z changes by d / w. And the mean over the workers is that of x: sum_i w_i z_i / n.
+"""
 
 import contextlib
 from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.parallel.collectives import mean_over_ranks_, sendable, sum_over_ranks
+from common.topology import Topology, weights_of
 
 CHUNK = 1 << 22  # elements handled at once, so that extra memory stays small
 
@@ -21,6 +26,12 @@ def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
     finally:
         for tensor, copy in zip(tensors, saved, strict=True):
             tensor.copy_(copy)
+
+
+def averageable_buffers(module: nn.Module) -> list[Tensor]:
+    """Return the persistent floating point buffers, the statistics that workers collect, each once."""
+    persistent = module.state_dict().keys()
+    return [b for name, b in module.named_buffers() if name in persistent and (b.is_floating_point() or b.is_complex())]
 
 
 def average_buffers_(buffers: Sequence[Tensor], n: int, group: dist.ProcessGroup | None) -> None:
@@ -58,3 +69,29 @@ def consensus_distance(
             mean_over_ranks_([mean], n, group)
             square += (own - mean).square().sum()
     return float((sum_over_ranks(square, everyone or group) / n).sqrt())
+
+
+class Debiasing:
+    """The push-sum weight of a worker: scale its updates by it. With a doubly stochastic topology, w = 1, no cost."""
+
+    def __init__(self, topology: Topology, worker: int, vectors: Sequence[Tensor]) -> None:
+        self._topology, self._worker, self._vectors = topology, worker, vectors
+        self.needed = not topology.doubly_stochastic
+        self._before: list[Tensor] = []
+
+    def weight(self, clock: int) -> float:
+        """w of this worker after `clock` rounds."""
+        return 1.0 if not self.needed else float(weights_of(self._topology, clock)[self._worker])
+
+    def remember(self) -> None:
+        """Before the update, after what merges first."""
+        self._before = [vector.clone() for vector in self._vectors] if self.needed else []
+
+    @torch.no_grad()
+    def scale(self, clock: int) -> None:
+        """After the update: z <- z_before + (z - z_before) / w(clock)."""
+        weight = self.weight(clock)
+        for vector, before in zip(self._vectors, self._before, strict=False):
+            if weight != 1:
+                vector.copy_(torch.lerp(before, vector, 1 / weight))
+        self._before = []

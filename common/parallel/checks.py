@@ -1,9 +1,10 @@
-"""Checks at the door: of arguments, which real and simulated workers share, and of what all ranks must agree about."""
+"""Checks of arguments, which real and simulated workers share, and of what all ranks must agree about."""
 
 import gc
 import hashlib
+import inspect
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,20 +13,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from common.arguments import BUCKET_MB, TIMEOUT_S
 from common.dtensors import is_dtensor
 from common.launcher import from_launcher
+from common.options import GossipOptions, warnings_of
 from common.parallel.data_parallel import OPEN, DataParallel
 from common.spelling import did_you_mean
 from common.topology import Topology, build, knows_hosts, push_sum
-
-
-def check_sizes(bucket_mb: float | str, timeout_s: float = TIMEOUT_S.high) -> None:
-    """Raise ValueError unless both are > 0 and not beyond what torch can count; a bucket's size may be "auto"."""
-    if bucket_mb != "auto" and bucket_mb not in BUCKET_MB:
-        raise ValueError(f"bucket_mb={bucket_mb!r}: expected a size in MiB > 0, in {BUCKET_MB}, or 'auto'")
-    if timeout_s not in TIMEOUT_S:
-        raise ValueError(f"timeout_s={timeout_s}: expected seconds > 0, in {TIMEOUT_S}")
 
 
 def check_message_dtype(dtype: torch.dtype | None, parameters: Iterable[Tensor]) -> None:
@@ -67,6 +60,16 @@ def check_module(module: nn.Module) -> None:
             )
 
 
+def check_unwrapped(module: nn.Module) -> torch.device:
+    """Return the device of the trained parameters of a module that is about to be wrapped.
+
+    Raises ValueError as `check_module`, `check_ownership` and `check_device` do.
+    """
+    check_module(module)
+    check_ownership(module)
+    return check_device(p for p in module.parameters() if p.requires_grad)
+
+
 def check_ownership(module: nn.Module) -> None:
     """Raise ValueError naming a trained parameter that another wrapper holds: it would leave that one's flat vector."""
     trained = {p: name for name, p in module.named_parameters() if p.requires_grad}
@@ -99,11 +102,16 @@ def check_device(parameters: Iterable[Tensor]) -> torch.device:
     return device
 
 
-def refuse_unknown(where: str, unknown: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for keyword arguments that do not exist, with the nearest one that does."""
-    for name in unknown:
-        hint = "; workers are all ranks of the default group, never a part of them" if name == "process_group" else ""
-        raise TypeError(f"{where}: unexpected keyword argument {name!r}{hint or did_you_mean(name, known)}")
+def refuse_unknown(taker: Callable[..., Any], options: Iterable[str], names: Sequence[str]) -> None:
+    """Raise TypeError for the first of the options of a class or function that has not one of these names.
+
+    The message has the nearest of all its keyword arguments.
+    """
+    for name in options:
+        if name not in names:
+            hint = "; workers are all ranks of the default group, never a part of them" * (name == "process_group")
+            near = did_you_mean(name, [*inspect.signature(taker).parameters, *names])
+            raise TypeError(f"{taker.__name__}: unexpected keyword argument {name!r}{hint or near}")
 
 
 def workers_of_host(given: int | None, topology: str | Topology, ranks_per_worker: int, rank: int) -> int:
@@ -124,23 +132,33 @@ def workers_of_host(given: int | None, topology: str | Topology, ranks_per_worke
 
 
 def resolve_topology(
-    topology: str | Topology, workers: int, workers_per_host: int = 1, with_push_sum: bool = False
+    topology: str | Topology,
+    options: GossipOptions,
+    workers: int,
+    workers_per_host: int = 1,
+    warns: bool = False,
 ) -> Topology:
     """Return the topology itself, or the one of that name over `workers`; with push-sum, what that makes of it.
 
-    Raises ValueError if it is for another number of workers, or does not keep the mean and there is no push-sum.
+    warns: whether to warn of options that diverge on it, or nearly do
+
+    Raises ValueError if it is for another number of workers, does not fit the options, or does not keep the mean and
+    there is no push-sum.
     """
     if isinstance(topology, str):
         topology = build(topology, workers, workers_per_host)
     if topology.world_size != workers:
         raise ValueError(f"topology {topology.name} is for {topology.world_size} workers, but there are {workers}")
-    if with_push_sum:
-        return push_sum(topology)
-    if not topology.doubly_stochastic:
+    if options.push_sum:
+        topology = push_sum(topology)
+    elif not topology.doubly_stochastic:
         raise ValueError(
             f"topology {topology.name}: expected doubly stochastic mixing matrices, got rows that do not sum to 1; "
             "without push_sum=True parameters would drift away"
         )
+    options.check_topology(topology)
+    for sentence in warnings_of(options.plan, topology) if warns else ():
+        warnings.warn(sentence, stacklevel=3)
     return topology
 
 

@@ -5,13 +5,10 @@ An update is, in this order: `_before_update`, the optimizer's step, `_after_upd
 """
 
 import contextlib
-import inspect
 import sys
-import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 import torch
@@ -22,16 +19,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from common.arguments import check_arguments
-from common.dtensors import local
 from common.parallel.averaging import restored
 from common.parallel.bare import Bare
+from common.parallel.collectives import Place
 from common.parallel.counters import CommunicationCounters
-from common.parallel.meeting import Place
-
-# torch 2.13 deprecates `broadcast_buffers` for `forward_sync_buffers`; torch 2.6 knows only the former.
-_SIGNATURE = inspect.signature(DistributedDataParallel).parameters
-_KEEP_BUFFERS = {"forward_sync_buffers" if "forward_sync_buffers" in _SIGNATURE else "broadcast_buffers": False}
-
+from common.parallel.optimizers import OutsideParameters, warn_of_clock
 
 OPEN: weakref.WeakSet["DataParallel"] = weakref.WeakSet()  # wrappers that are ready and not closed
 
@@ -61,9 +53,7 @@ class DataParallel(Bare, ABC):
         self._loaded = False  # a state dict, and no clock with it
         # What workers keep in common, in gradients or parameters: what is trained when the module is wrapped.
         self._common = {p for p in module.parameters() if p.requires_grad}
-        self._held = 0  # parameters of the attached optimizers
-        self._others: list[tuple[str, nn.Parameter]] = []  # the module's among these that workers do not have in common
-        self._warned = world_size == 1
+        self._outside = OutsideParameters(said=world_size == 1)
         self._handles: list[RemovableHandle] = []
         # Kept out of the module tree: its parameters are the module's own.
         self.__dict__["_ddp"] = None
@@ -75,7 +65,7 @@ class DataParallel(Bare, ABC):
     def _average_gradients(self, group: dist.ProcessGroup, **options: Any) -> None:
         """Have DDP average gradients over `group`; buffers stay the worker's."""
         self.__dict__["_ddp"] = DistributedDataParallel(
-            self.module, process_group=group, gradient_as_bucket_view=True, **_KEEP_BUFFERS, **options
+            self.module, process_group=group, gradient_as_bucket_view=True, forward_sync_buffers=False, **options
         )
 
     # -- what a method of data parallelism defines
@@ -280,31 +270,13 @@ class DataParallel(Bare, ABC):
                 f"an optimizer stepped twice before all {len(self._optimizers)} attached ones stepped once: "
                 "an update is one step of every attached optimizer"
             )
-        if self._loaded:
-            self._warn_of_clock()
+        if self._loaded and self.clock == self.worker == 0:
+            warn_of_clock(self._optimizers)
+        self._loaded = False
         if not self._stepping:
             self._before_update()
-            if not self._warned:
-                self._warn_of_others()
+            self._outside.look(self, self._optimizers, self._common)
         self._stepping.add(key)
-
-    def _warn_of_others(self) -> None:
-        """Warn once about a parameter of the module that each worker trains on its own."""
-        held = sum(len(group["params"]) for optimizer in self._optimizers for group in optimizer.param_groups)
-        if held != self._held:
-            groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-            trained = {p for group in groups for p in group["params"]} - self._common
-            self._held, self._others = held, [(name, p) for name, p in self.named_parameters() if p in trained]
-        for name, parameter in self._others:
-            if parameter.grad is not None:
-                warnings.warn(
-                    f"parameter '{name}' is trained, but was frozen or missing when the module was wrapped: each "
-                    "worker trains it for itself, and averages leave it out. To train it together, call close(), make "
-                    "it trainable, and wrap and attach again",
-                    stacklevel=4,
-                )
-                self._warned = True
-                return
 
     @torch._disable_dynamo
     def _post_step(self, key: int) -> None:
@@ -372,22 +344,3 @@ class DataParallel(Bare, ABC):
 
     def _after_load(self) -> None:
         self._loaded = True
-
-    def _warn_of_clock(self) -> None:
-        """Warn of a resume without `load_clock`, after which rounds would be others than in an uninterrupted run."""
-        self._loaded = False
-        if self.clock or self.worker:
-            return
-        state = chain(*(of.values() for optimizer in self._optimizers for of in optimizer.state.values()))
-        if any(local(value).any() for value in state if isinstance(value, Tensor)):
-            warnings.warn(
-                "the optimizer has made updates before, but model.clock is 0: to continue a run, call "
-                "model.load_clock(updates) on every rank after load_state_dict()",
-                stacklevel=2,
-            )
-
-
-def averageable_buffers(module: nn.Module) -> list[Tensor]:
-    """Return the persistent floating point buffers, the statistics that workers collect, each once."""
-    persistent = module.state_dict().keys()
-    return [b for name, b in module.named_buffers() if name in persistent and (b.is_floating_point() or b.is_complex())]

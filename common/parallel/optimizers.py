@@ -4,45 +4,22 @@ To go bucket by bucket, to have momentum mixed, or to see what mixing did to the
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeGuard
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.dtensors import local, placed_as
-from common.flat import Bucket, FlatVector
-from common.local_steps import LocalSteps
+from common.flat import FlatVector
 from common.optim import AccumAdam, DmSGD, QGDmSGD
-from common.optim.flat_state import Incoming
+from common.options import LocalSteps
 from common.topology import Topology
 
 
-class BucketwiseOptimizer(Protocol):
-    """An optimizer that can merge and update one bucket of the flat vectors at a time.
-
-    arriving: if set, its `step()` calls this once and `update`s every bucket it yields, in this order; a
-              `flatten_state` for further vectors unsets it
-    """
-
-    arriving: Callable[[], Iterable[tuple[Bucket, Incoming | None]]] | None
-
-    def flatten_state(self, vectors: Sequence[FlatVector], *, place_gradients: bool) -> None:
-        """Keep gradients and state in vectors laid out as these."""
-
-    def release_state(self, vectors: Sequence[FlatVector]) -> None:
-        """Forget vectors of `flatten_state`."""
-
-    def has_flat(self, vectors: Sequence[FlatVector]) -> bool:
-        """Return whether these are all vectors of `flatten_state`."""
-
-    def update(self, bucket: Bucket, incoming: Incoming | None) -> None:
-        """Merge `incoming`, if given, into the bucket, then update it."""
-
-
-def is_bucketwise(optimizer: Optimizer) -> TypeGuard[BucketwiseOptimizer]:
-    """Return whether the optimizer can go bucket by bucket: a fused AccumAdam(W)."""
+def is_bucketwise(optimizer: Optimizer) -> TypeGuard[AccumAdam]:
+    """Return whether the optimizer can merge and update one bucket at a time: a fused AccumAdam(W)."""
     return isinstance(optimizer, AccumAdam) and all(group["fused"] for group in optimizer.param_groups)
 
 
@@ -66,51 +43,114 @@ def warn_of_window(optimizer: Optimizer, plan: LocalSteps) -> None:
         )
 
 
-def mixes_momentum(optimizer: Optimizer, order: str, topology: Topology, plan: LocalSteps) -> bool:
-    """Return whether the momentum of `optimizer` travels too.
-
-    Raises ValueError for DmSGD(momentum_mixing=True) in another order than "atc", with local steps, or with a topology
-    that needs push-sum, and for one that is attached already.
-    """
-    if not (isinstance(optimizer, DmSGD) and optimizer.momentum_mixing and topology.world_size > 1):
-        return False
-    _require_definition("DmSGD(momentum_mixing=True)", order, topology, plan, "momentum_mixing=False")
-    _require_unattached("DmSGD(momentum_mixing=True)", optimizer)
-    return True
-
-
-def tracks_mixing(optimizer: Optimizer, order: str, topology: Topology, plan: LocalSteps) -> TypeGuard[QGDmSGD]:
-    """Return whether `optimizer` needs a call of `track()` after the parameters were mixed.
-
-    Raises ValueError for QGDmSGD in another order than "atc", with local steps, or with a topology that needs push-sum,
-    and for one that is attached already.
-    """
-    if not isinstance(optimizer, QGDmSGD) or topology.world_size == 1:
-        return False
-    _require_definition("QGDmSGD", order, topology, plan, "DmSGD(momentum_mixing=False)")
-    _require_unattached("QGDmSGD", optimizer)
-    return True
-
-
-def _require_unattached(name: str, optimizer: DmSGD | QGDmSGD) -> None:
-    if optimizer.deferred:
-        raise ValueError(
-            f"attach: this {name} is attached already, and its wrapper finishes each step after mixing: expected an "
-            "optimizer for each wrapper, or one wrapper around all modules (close() a former wrapper first)"
+def warn_of_clock(optimizers: Sequence[Optimizer]) -> None:
+    """Warn of a resume without `load_clock`, after which rounds would be others than in an uninterrupted run."""
+    values = (value for optimizer in optimizers for state in optimizer.state.values() for value in state.values())
+    if any(local(value).any() for value in values if isinstance(value, Tensor)):
+        warnings.warn(
+            "the optimizer has made updates before, but model.clock is 0: to continue a run, call "
+            "model.load_clock(updates) on every rank after load_state_dict()",
+            stacklevel=2,
         )
 
 
-def _require_definition(optimizer: str, order: str, topology: Topology, plan: LocalSteps, instead: str) -> None:
-    if order != "atc":
-        raise ValueError(f"{optimizer} needs order='atc', got order={order!r}")
-    if not plan.every_update:
-        raise ValueError(
-            f"{optimizer} is defined for a round in every update without an outer step, got "
-            f"local_steps={plan.steps}, outer.lr={plan.outer.lr:g}, outer.momentum={plan.outer.momentum:g}: use "
-            f"{instead}"
-        )
-    if not topology.doubly_stochastic:
-        raise ValueError(f"{optimizer} is defined for doubly stochastic topologies, got {topology.name}: use {instead}")
+class OutsideParameters:
+    """Warns once about a parameter of the module that each worker trains on its own.
+
+    said: whether there is nothing to be said any more
+    """
+
+    def __init__(self, said: bool) -> None:
+        self.said = said
+        self._held = 0  # parameters of the attached optimizers
+        self._named: list[tuple[str, nn.Parameter]] = []  # the module's among these that workers do not have in common
+
+    def look(self, module: nn.Module, optimizers: Sequence[Optimizer], common: Collection[nn.Parameter]) -> None:
+        """Warn if a parameter that is not one of these in common has a gradient."""
+        if self.said:
+            return
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        held = sum(len(group["params"]) for group in groups)
+        if held != self._held:
+            trained = {p for group in groups for p in group["params"]}.difference(common)
+            self._held, self._named = held, [(name, p) for name, p in module.named_parameters() if p in trained]
+        for name, parameter in self._named:
+            if parameter.grad is not None:
+                warnings.warn(
+                    f"parameter '{name}' is trained, but was frozen or missing when the module was wrapped: each "
+                    "worker trains it for itself, and averages leave it out. To train it together, call close(), make "
+                    "it trainable, and wrap and attach again",
+                    stacklevel=4,
+                )
+                self.said = True
+                return
+
+
+class Deferred:
+    """A worker's optimizers whose steps its wrapper finishes: DmSGD with momentum mixing, and QGDmSGD.
+
+    momentum: of each DmSGD, to be mixed before the parameters
+
+    With one worker alone nothing is mixed, and they are optimizers as others.
+    """
+
+    def __init__(self, topology: Topology, plan: LocalSteps, vectors: Sequence[FlatVector]) -> None:
+        self._topology, self._plan, self._vectors = topology, plan, vectors
+        self.momentum: list[MomentumVectors] = []
+        self._tracking: list[QGDmSGD] = []
+
+    def name_of(self, optimizer: Optimizer) -> str | None:
+        """Return what an optimizer that belongs here is called in messages; None for any other.
+
+        Raises ValueError if it is attached already, and with another order than "atc", local steps, or a topology that
+        needs push-sum.
+        """
+        if isinstance(optimizer, QGDmSGD):
+            name, instead = "QGDmSGD", "DmSGD(momentum_mixing=False)"
+        elif isinstance(optimizer, DmSGD) and optimizer.momentum_mixing:
+            name, instead = "DmSGD(momentum_mixing=True)", "momentum_mixing=False"
+        else:
+            return None
+        plan, topology = self._plan, self._topology
+        if topology.world_size == 1:
+            return None
+        if plan.order != "atc":
+            raise ValueError(f"{name} needs order='atc', got order={plan.order!r}")
+        if not plan.every_update:
+            raise ValueError(
+                f"{name} is defined for a round in every update without an outer step, got local_steps={plan.steps}, "
+                f"outer.lr={plan.outer.lr:g}, outer.momentum={plan.outer.momentum:g}: use {instead}"
+            )
+        if not topology.doubly_stochastic:
+            raise ValueError(f"{name} is defined for doubly stochastic topologies, got {topology.name}: use {instead}")
+        if optimizer.deferred:
+            raise ValueError(
+                f"attach: this {name} is attached already, and its wrapper finishes each step after mixing: expected "
+                "an optimizer for each wrapper, or one wrapper around all modules (close() a former wrapper first)"
+            )
+        return name
+
+    def add(self, optimizer: DmSGD | QGDmSGD) -> None:
+        """Finish the steps of this optimizer from now on."""
+        if isinstance(optimizer, DmSGD):
+            self.momentum.append(MomentumVectors(optimizer, self._vectors))
+        else:
+            optimizer.deferred = True
+            self._tracking.append(optimizer)
+
+    def track(self) -> None:
+        """Finish the steps of QGDmSGD, after the parameters were mixed."""
+        for optimizer in self._tracking:
+            optimizer.track()
+
+    def close(self) -> None:
+        """Give whole steps back to the optimizers."""
+        for momentum in self.momentum:
+            momentum.close()
+        for optimizer in self._tracking:
+            optimizer.deferred = False
+        self.momentum.clear()
+        self._tracking.clear()
 
 
 class MomentumVectors:

@@ -1,6 +1,10 @@
-"""Process groups: the default one of a program, and those that gossip needs, made once in one order on every rank."""
+"""The device of a local process, and process groups.
+
+The default group of a program, and those that gossip needs, made once in one order on every rank.
+"""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -8,14 +12,40 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from common.launcher import check_launcher, find_master
+from common.launcher import check_launcher, find_master, from_launcher
 from common.parallel.checks import check_equal_on_all_ranks
 from common.parallel.collectives import explained, is_distributed
-from common.parallel.devices import local_device
 from common.parallel.streams import is_queued
 
 WATCH_FIRST = timedelta(seconds=10)
 UNUSED_TAG = 1 << 30  # of messages; theirs are smaller, see `common.parallel.gossip.exchange.tag_of`
+
+
+def local_device() -> torch.device:
+    """Return the GPU of this local rank, made the current one, or the CPU where GPUs are missing.
+
+    Where there are GPUs, but fewer than local processes, rank 0 says so.
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    shortage = gpu_shortage()
+    if shortage is not None:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"notice: {shortage}; all of them compute on the CPU", file=sys.stderr, flush=True)
+        return torch.device("cpu")
+    device = torch.device("cuda", from_launcher("LOCAL_RANK") or 0)
+    torch.cuda.set_device(device)
+    return device
+
+
+def gpu_shortage() -> str | None:
+    """Return how many local processes there are for how many visible GPUs; None if each can have its own.
+
+    The launcher announces the processes of this host as LOCAL_WORLD_SIZE.
+    """
+    processes = from_launcher("LOCAL_WORLD_SIZE") or (from_launcher("LOCAL_RANK") or 0) + 1
+    gpus = torch.cuda.device_count()
+    return f"{processes} local processes for {gpus} visible GPU{'s' * (gpus != 1)}" if processes > gpus else None
 
 
 def open_process_group(device: torch.device, timeout_s: float) -> None:
@@ -25,7 +55,7 @@ def open_process_group(device: torch.device, timeout_s: float) -> None:
     """
     check_launcher()
     find_master()
-    timeout = patience(timedelta(seconds=timeout_s), device)
+    timeout = group_timeout(timedelta(seconds=timeout_s), device)
     try:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     except dist.DistNetworkError as error:
@@ -60,10 +90,11 @@ def abort_groups(groups: Iterable[dist.ProcessGroup] | None = None) -> None:
                     backend.recv([torch.empty(1)], peer, UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
-def patience(timeout: timedelta, device: torch.device) -> timedelta:
-    """Return the timeout of process groups on a device: where it would end the run without a word, a little longer.
+def group_timeout(timeout: timedelta, device: torch.device) -> timedelta:
+    """Return the timeout of process groups on a device; 10 s longer on CUDA.
 
-    There `common.parallel.streams.Watch` first says which messages have not arrived after `timeout`.
+    There NCCL ends the run without a word, and `common.parallel.streams.Watch` has to say first which messages have
+    not arrived after `timeout`.
     """
     return timeout + WATCH_FIRST if is_queued(device) else timeout
 

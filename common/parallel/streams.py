@@ -1,7 +1,7 @@
 """Devices whose work is queued on streams (CUDA): the host runs ahead of them, and streams order what they do.
 
-There a wait makes a stream wait, not the host, so neither a timeout nor a clock of the host sees it: `Watch` looks for
-messages that do not arrive, `Stalls` measures how long a stream stood still.
+`wait()` blocks the stream, not the host, so host timers and timeouts miss it: `Watch` looks for messages that do not
+arrive, `Stalls` measures how long a stream stood still.
 """
 
 import sys

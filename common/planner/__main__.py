@@ -9,7 +9,7 @@ import pandas as pd
 from pydantic import Field
 
 from common.cli import ONE_OR_SEVERAL, Arguments, Text, UsageError, main_function, one_line, parse
-from common.local_steps import Outer, resolve_local_steps
+from common.options import GossipOptions, Outer
 from common.planner.cluster import Cluster
 from common.planner.conditions import CONDITIONS
 from common.planner.memory import STATE
@@ -92,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
             raise ValueError("hosts=...: missing; expected the number of machines")
         cluster = Cluster(**numbers)
         rounds = {"merge_after": arguments.merge_after, "fragments": arguments.fragments}
-        local = resolve_local_steps(None, arguments.local_steps, Outer(**arguments.outer), **rounds)
+        local = GossipOptions(None, arguments.local_steps, Outer(**arguments.outer), **rounds).plan
         steps = arguments.steps or max(60, min(MOST_STEPS, 2**15 // cluster.workers))
         local_steps = None if local.every_update and local.merge_after > 0 else local  # None: bucket by bucket
         planned = plan(cluster, arguments.topology, local_steps, optimizer=arguments.optimizer, steps=steps)

@@ -6,7 +6,7 @@ moment, and what libraries allocate.
 
 from dataclasses import astuple, dataclass
 
-from common.local_steps import LocalSteps
+from common.options import LocalSteps
 from common.planner.cluster import Cluster
 from common.topology import Round, Topology
 from common.topology.cost import Transport, bytes_sent, transport_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from common.local_steps import LocalSteps
+from common.options import LocalSteps
 from common.planner.cluster import Cluster
 from common.planner.conditions import CONDITIONS
 from common.planner.memory import rank_memory, sent_mb

@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from common.local_steps import LocalSteps
+from common.options import LocalSteps
 from common.planner.cluster import Cluster
 from common.planner.links import allreduce_ms
 from common.planner.round_time import Busy, RoundTime, round_time

@@ -1,8 +1,7 @@
 """All simulated workers together: their parameters as matrices, and what they do to each other in an update."""
 
-import itertools
+import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -10,48 +9,47 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.flat import ALIGNMENT_BYTES, FlatVector, flatten
-from common.local_steps import LocalSteps, Mixing
-from common.optim import DmSGD, QGDmSGD
+from common.options import GossipOptions
 from common.parallel.anchors import Anchors
+from common.parallel.averaging import Debiasing, averageable_buffers
 from common.parallel.collectives import sum_dtype
-from common.parallel.data_parallel import DataParallel, averageable_buffers
-from common.parallel.debiasing import Debiasing
+from common.parallel.data_parallel import DataParallel
 from common.parallel.gossip.buckets import ScheduledBucket, fragments_of, plan_buckets
-from common.parallel.optimizers import MomentumVectors
-from common.simulate.methods import average_gradients_, count_allreduce, count_gossip, mix_
-from common.simulate.second_moments import SharedSecondMoments
+from common.parallel.optimizers import Deferred, MomentumVectors
+from common.simulate.methods import SharedSecondMoments, average_gradients_, count_allreduce, count_gossip, mix_
 from common.topology import Topology, weights_of
 from common.transfer import to_device
 
 
 class Cohort:
-    """All simulated workers: one matrix [N, P] for each dtype, rows are the workers' flat vectors."""
+    """All simulated workers: one matrix [N, P] for each dtype, rows are the workers' flat vectors.
+
+    method, ranks_per_worker: as of `common.simulate.simulate`
+    """
 
     def __init__(
         self,
         modules: Sequence[nn.Module],
         method: str,
         topology: Topology,
-        plan: LocalSteps,
-        mixing: Mixing,
+        options: GossipOptions,
         ranks_per_worker: int,
-        bucket_mb: float | Literal["auto"],
-        phases: str,
     ) -> None:
-        self.method, self.topology, self.plan, self.mixing = method, topology, plan, mixing
-        self.order = plan.order
+        self.method, self.topology, self.plan, self.mixing = method, topology, options.plan, options.mixing
+        self.order = self.plan.order
         self.ranks_per_worker = ranks_per_worker
         self.world_size = len(modules)
         self.modules = list(modules)
         self.stacked, self.vectors = stack(modules)
         first = [vector.data for vector in self.vectors[0]]
-        self.buckets = plan_buckets(first, topology, bucket_mb, phases, plan.fragments)
-        self.anchors = Anchors(plan, self.stacked)
-        self.anchors.fragments = fragments_of(self.buckets, plan.fragments)
+        alike = options.phases == "aligned" and options.fragments == 1  # then buckets need not be told apart
+        bucket_mb = math.inf if alike else options.bucket_mb
+        self.buckets = plan_buckets(first, topology, bucket_mb, options.phases, options.fragments)
+        self.anchors = Anchors(self.plan, self.stacked)
+        self.anchors.fragments = fragments_of(self.buckets, options.fragments)
         rows = [[vector.data for vector in of_worker] for of_worker in self.vectors]
         self.debiasing = [Debiasing(topology, worker, vectors) for worker, vectors in enumerate(rows)]
-        self.momentum: dict[int, list[MomentumVectors]] = {}  # by worker, its optimizers in order
-        self.tracking: list[list[QGDmSGD]] = [[] for _ in modules]  # by worker
+        self.deferred = [Deferred(topology, self.plan, vectors) for vectors in self.vectors]
         self.second_moments: SharedSecondMoments | None = None
         self.clock = 0
         self.strength = 1.0  # of what is mixed
@@ -79,7 +77,6 @@ class Cohort:
             self.check("simulated update")
             self.strength = self.mixing.strength(optimizer, self.clock)
             if self.gossips:
-                self.anchors.prepare(self.clock)
                 self.anchors.merge(self.clock, self._merge)
             if self.second_moments is not None:
                 self.second_moments.before_update()
@@ -93,27 +90,18 @@ class Cohort:
         if len(self.updated) < self.world_size:
             return
         if self.gossips:
-            for momenta in zip(*self.momentum.values(), strict=True):
+            for momenta in zip(*(deferred.momentum for deferred in self.deferred), strict=True):
                 self._mix_momentum(momenta)
             self.anchors.end(self.clock, self._merge)
             if self.second_moments is not None:
                 self.second_moments.after_update(self.topology.matrix(self.clock))
-            for optimizer in itertools.chain(*self.tracking):
-                optimizer.track()
+            for deferred in self.deferred:
+                deferred.track()
         else:
             self._count_allreduce()
         self.updating.clear()
         self.updated.clear()
         self.synchronized = False
-
-    def add_momentum(self, worker: int, optimizer: DmSGD) -> None:
-        """Have the momentum of this worker's optimizer mixed; all workers attach theirs, in the same order."""
-        self.momentum.setdefault(worker, []).append(MomentumVectors(optimizer, self.vectors[worker]))
-
-    def remove_momentum(self, worker: int) -> None:
-        """Undo `add_momentum` for all optimizers of this worker."""
-        for momentum in self.momentum.pop(worker, ()):
-            momentum.close()
 
     def state_of(self, worker: int) -> list[Tensor]:
         """Return a worker's flat vectors and averaged buffers."""
@@ -184,7 +172,7 @@ class Cohort:
         round_ = self.plan.merged(self.clock, fragment)
         buckets = [bucket for bucket in self.buckets if bucket.fragment == fragment]
         counters = [replica.counters for replica in self.replicas]
-        optimizers = len(self.momentum.get(0, ()))  # whose momentum travels too
+        optimizers = len(self.deferred[0].momentum)  # whose momentum travels too
         for bucket in buckets:
             part = mixed[bucket.vector][:, bucket.span]
             before = part.clone() if following else None

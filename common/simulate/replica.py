@@ -7,29 +7,26 @@ done, X <- W(t) X, for all workers at once.
 
 import copy
 import math
-import warnings
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from common.arguments import Bounds, check_arguments
-from common.local_steps import Mixing, Outer, check_topology, resolve_local_steps, warnings_of
 from common.optim import AccumAdam, AccumAdamW
+from common.options import GossipOptions
 from common.parallel.anchors import with_layout, with_own_layout
-from common.parallel.checks import check_module, check_sizes, resolve_topology
+from common.parallel.checks import check_module, refuse_unknown, resolve_topology
 from common.parallel.data_parallel import OPEN, DataParallel
 from common.parallel.optimizers import (
     check_layout_is_free,
     is_bucketwise,
-    mixes_momentum,
-    tracks_mixing,
     warn_of_window,
 )
 from common.simulate.cohort import Cohort
-from common.simulate.second_moments import SharedSecondMoments
+from common.simulate.methods import SharedSecondMoments
 from common.topology import Topology
 
 
@@ -42,39 +39,31 @@ def simulate(
     order: Literal["awc", "atc"] | None = None,
     ranks_per_worker: Annotated[int, Bounds(1, math.inf)] = 1,
     *,
-    local_steps: int = 1,
-    outer: Outer | None = None,
-    merge_after: int | None = None,
-    local_steps_from: int = 0,
-    fragments: int = 1,
-    mixing: Mixing | None = None,
-    bucket_mb: float | Literal["auto"] = "auto",
-    phases: Literal["aligned", "staggered"] = "aligned",
-    push_sum: bool = False,
     share_second_moment: Literal["mean", "mixing"] | None = None,
+    **options: Any,
 ) -> list["SimulatedReplica"]:
     """Return N virtual workers that start from copies of `module` (which is left alone).
 
-    method: "decentralized" or "allreduce"; topology, order, phases, push_sum and all that local steps need as in
-            DecentralizedDataParallel.
-    bucket_mb: only matters where buckets mix differently, with phases="staggered" or fragments > 1; real workers on
-               GPUs have larger ones with "auto": give both a number to compare them; shards are cut
-               at other elements than whole replicas
-    ranks_per_worker: only matters for the bytes that an all-reduce over all ranks would send.
+    method: "decentralized" or "allreduce"; topology and order as in DecentralizedDataParallel
+    ranks_per_worker: only matters for the bytes that an all-reduce over all ranks would send
     share_second_moment: how workers share what their AccumAdamWs divide by, see SharedSecondMoments; None: not
+    options: see `common.options.GossipOptions`. bucket_mb only matters where buckets mix differently, with
+             phases="staggered" or fragments > 1; real workers on GPUs have larger ones with "auto": give both a number
+             to compare them; shards are cut at other elements than whole replicas
+
     In each step call forward and backward on every replica, then `synchronize_gradients()` on every replica (before
     clipping), then `optimizer.step()` on every replica.
 
     Raises ValueError for an argument of another type, an unknown method or order, a topology for another number of
     workers, and local steps that contradict each other or the topology.
     """
+    refuse_unknown(simulate, options, GossipOptions.names())
     check_arguments(simulate, locals())
     check_module(module)
-    check_sizes(bucket_mb)
     if world_size < 1:
         raise ValueError(f"world_size={world_size}: expected at least 1 simulated worker")
-    plan = resolve_local_steps(order, local_steps, outer, merge_after, local_steps_from, fragments)
-    mixing = mixing or Mixing()
+    gossip = GossipOptions(order, **options)
+    plan = gossip.plan
     if method == "allreduce" and not plan.every_update:
         raise ValueError(f"local_steps={plan.steps} with method='allreduce': expected method='decentralized'")
     if share_second_moment and not (method == "decentralized" and plan.every_update):
@@ -82,14 +71,9 @@ def simulate(
             f"share_second_moment={share_second_moment!r} with method={method!r}, local_steps={plan.steps}: expected "
             "None, or gossip in every update"
         )
-    topology = resolve_topology(topology, world_size, workers_per_host, push_sum)
-    check_topology(plan, mixing, topology, push_sum)
-    for sentence in warnings_of(plan, topology):
-        warnings.warn(sentence, stacklevel=2)
+    topology = resolve_topology(topology, gossip, world_size, workers_per_host, warns=True)
     modules = [copied(module) for _ in range(world_size)]
-    if phases == "aligned" and fragments == 1:
-        bucket_mb = math.inf  # buckets that all mix alike need not be told apart
-    cohort = Cohort(modules, method, topology, plan, mixing, ranks_per_worker, bucket_mb, phases)
+    cohort = Cohort(modules, method, topology, gossip, ranks_per_worker)
     replicas = [SimulatedReplica(module, worker, cohort) for worker, module in enumerate(modules)]
     cohort.replicas = replicas
     if share_second_moment:
@@ -114,7 +98,7 @@ class SimulatedReplica(DataParallel):
         super().__init__(module, worker, cohort.world_size)
         self._cohort = cohort
         self.topology, self.order, self.plan = cohort.topology, cohort.order, cohort.plan
-        self._warned |= not cohort.gossips  # gradients of whatever is trained are averaged
+        self._outside.said |= not cohort.gossips  # gradients of whatever is trained are averaged
         OPEN.add(self)
 
     def attach(self, optimizer: Optimizer) -> Optimizer:
@@ -127,18 +111,15 @@ class SimulatedReplica(DataParallel):
                 f"attach: a {type(optimizer).__name__} with share_second_moment: expected an AccumAdamW that is not "
                 "fused (with accumulation_steps=1 it is AdamW)"
             )
-        mixes = self._cohort.gossips and mixes_momentum(optimizer, self.order, self.topology, self.plan)
-        tracks = self._cohort.gossips and tracks_mixing(optimizer, self.order, self.topology, self.plan)
+        deferred = self._cohort.deferred[self.worker]
+        finished_later = self._cohort.gossips and deferred.name_of(optimizer) is not None
         super().attach(optimizer)
         if self._cohort.gossips and self.worker == 0:
             warn_of_window(optimizer, self.plan)
         if shared is not None:
             shared.add(self.worker, optimizer)
-        if mixes:
-            self._cohort.add_momentum(self.worker, optimizer)
-        if tracks:
-            optimizer.deferred = True
-            self._cohort.tracking[self.worker].append(optimizer)
+        if finished_later:
+            deferred.add(optimizer)
         if is_bucketwise(optimizer):
             optimizer.flatten_state(self._cohort.vectors[self.worker], place_gradients=True)
         return optimizer
@@ -149,10 +130,7 @@ class SimulatedReplica(DataParallel):
             if isinstance(optimizer, AccumAdam):
                 optimizer.release_state(self._cohort.vectors[self.worker])
         super().close()
-        self._cohort.remove_momentum(self.worker)
-        for optimizer in self._cohort.tracking[self.worker]:
-            optimizer.deferred = False
-        self._cohort.tracking[self.worker].clear()
+        self._cohort.deferred[self.worker].close()
 
     def _before_forward(self) -> None:
         if self._cohort.updating:

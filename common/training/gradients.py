@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 from common.config.config import Config
 from common.dtensors import whole
 from common.parallel.collectives import explained_if_lost
-from common.parallel.regions import region
+from common.parallel.counters import region
 from common.simulate import BatchedWorkers
 from common.training.numerics import autocast
 from common.training.task import Task

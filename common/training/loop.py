@@ -11,7 +11,7 @@ from torch import Tensor
 from common.config.config import Config
 from common.config.elastic import Members
 from common.parallel.collectives import gather_objects
-from common.parallel.regions import region
+from common.parallel.counters import region
 from common.training.gradients import backward_of, finish_gradients
 from common.training.interruption import Interruption, Request
 from common.training.members import config_of, follow, hand_over

@@ -159,21 +159,17 @@ def parallelize(module: torch.nn.Module, config: Config) -> list[DataParallel]:
     parallel = config.parallel
     topology = config.build_topology()
     if config.workers.kind == "simulated":
-        gossip = parallel.method == "decentralized"
-        local = parallel.local_options() if gossip else {}
+        options: dict[str, Any] = {}
+        if parallel.method == "decentralized":
+            options = {"share_second_moment": parallel.share_second_moment, **parallel.options().keywords()}
         return list(
             simulate(
                 module,
                 config.n,
                 parallel.method,
                 topology,
-                order=parallel.order if gossip else None,
                 ranks_per_worker=parallel.ranks_per_worker,
-                bucket_mb=parallel.bucket_mb,
-                phases=parallel.phases if gossip else "aligned",
-                push_sum=gossip and parallel.push_sum,
-                share_second_moment=parallel.share_second_moment if gossip else None,
-                **local,
+                **options,
             )
         )
     if parallel.method == "allreduce":
@@ -192,15 +188,11 @@ def parallelize(module: torch.nn.Module, config: Config) -> list[DataParallel]:
         DecentralizedDataParallel(
             module,
             topology,
-            parallel.order,
-            parallel.ranks_per_worker,
-            bucket_mb=parallel.bucket_mb,
+            ranks_per_worker=parallel.ranks_per_worker,
             transport=parallel.transport,
             message_dtype=getattr(torch, parallel.message_dtype) if parallel.message_dtype else None,
-            phases=parallel.phases,
-            push_sum=parallel.push_sum,
             find_unused_parameters=parallel.find_unused_parameters,
             timeout_s=parallel.timeout_s,
-            **parallel.local_options(),
+            **parallel.options().keywords(),
         )
     ]

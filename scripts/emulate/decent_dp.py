@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from common.config.config import Config, ConfigError
-from common.parallel.averaging import average_buffers_, consensus_distance
-from common.parallel.data_parallel import DataParallel, averageable_buffers
+from common.parallel.averaging import average_buffers_, averageable_buffers, consensus_distance
+from common.parallel.data_parallel import DataParallel
 
 # What decent-dp calls our topologies.
 TOPOLOGIES = {

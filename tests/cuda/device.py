@@ -39,7 +39,6 @@ class Entry:
     group:     communicator; None for kernels
     transfers: of a batch
     bytes:     of a collective
-    reads, writes: addresses [begin, end) of memory; kept by `Recorder` and for messages
     label:     for messages of errors
     """
 
@@ -49,8 +48,6 @@ class Entry:
     group: Group | None = None
     transfers: tuple[Transfer, ...] = ()
     bytes: int = 0
-    reads: tuple[tuple[int, int], ...] = ()
-    writes: tuple[tuple[int, int], ...] = ()
     label: str = ""
 
 
@@ -205,13 +202,6 @@ class Trace:
         return group
 
 
-def region_of(tensor: Tensor) -> tuple[int, int]:
-    """Return the addresses [begin, end) in which the tensor's elements lie."""
-    span = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = tensor.data_ptr()
-    return begin, begin + (span + 1) * tensor.element_size() if tensor.numel() else begin
-
-
 @contextmanager
 def queued_everywhere() -> Iterator[None]:
     """Take every device for one that runs behind the host."""
@@ -226,21 +216,13 @@ def queued_everywhere() -> Iterator[None]:
 def emulated() -> Iterator[SimpleNamespace]:
     """Replace CUDA and torch.distributed.
 
-    Of what is yielded `trace` is where notes go, and may be set anew; `lent` are tensors with the streams of which the
-    allocator was told.
+    Of what is yielded `trace` is where notes go, and may be set anew.
     """
-    here = SimpleNamespace(trace=Trace(0, 1), lent=[])
+    here = SimpleNamespace(trace=Trace(0, 1))
 
-    def collective(what: str, sent: Callable[..., tuple[list[Tensor], list[Tensor]]]) -> Callable[..., Work]:
+    def collective(what: str, sent: Callable[..., Tensor]) -> Callable[..., Work]:
         def call(*arguments: Any, group: Group | None = None, async_op: bool = False, **_: Any) -> Work:
-            read, written = sent(*arguments)
-            work = here.trace.post(
-                what,
-                group,
-                bytes=sum(tensor.nbytes for tensor in read),
-                reads=tuple(map(region_of, read)),
-                writes=tuple(map(region_of, written)),
-            )
+            work = here.trace.post(what, group, bytes=sent(*arguments).nbytes)
             if not async_op:
                 work.wait()
             return work
@@ -253,8 +235,6 @@ def emulated() -> Iterator[SimpleNamespace]:
             "batch",
             ops[0].group,
             transfers=transfers,
-            reads=tuple(region_of(op.tensor) for op in ops if op.kind == "send"),
-            writes=tuple(region_of(op.tensor) for op in ops if op.kind == "recv"),
         )
         return [work]
 
@@ -276,7 +256,7 @@ def emulated() -> Iterator[SimpleNamespace]:
         "torch.cuda.Event": lambda enable_timing=False: Event(here.trace, enable_timing),
         "torch.cuda.current_stream": lambda device=None: here.trace.current,
         "torch.cuda.stream": lambda stream: here.trace.on(stream),
-        "torch.Tensor.record_stream": lambda tensor, stream: here.lent.append((tensor, stream.name)),
+        "torch.Tensor.record_stream": lambda tensor, stream: None,
         "torch.distributed.is_initialized": lambda: True,
         "torch.distributed.get_rank": rank,
         "torch.distributed.get_world_size": lambda group=None: len((group or here.trace.world).ranks),
@@ -284,10 +264,10 @@ def emulated() -> Iterator[SimpleNamespace]:
         "torch.distributed.new_group": lambda ranks=None, **_: here.trace.new_group(
             range(here.trace.world_size) if ranks is None else ranks
         ),
-        "torch.distributed.all_reduce": collective("all_reduce", lambda tensor: ([tensor], [tensor])),
-        "torch.distributed.broadcast": collective("broadcast", lambda tensor, src=0: ([tensor], [tensor])),
-        "torch.distributed.reduce_scatter_single": collective("reduce_scatter", lambda out, own: ([own], [out])),
-        "torch.distributed.all_gather_single": collective("all_gather", lambda out, own: ([own], [out])),
+        "torch.distributed.all_reduce": collective("all_reduce", lambda tensor: tensor),
+        "torch.distributed.broadcast": collective("broadcast", lambda tensor, src=0: tensor),
+        "torch.distributed.reduce_scatter_single": collective("reduce_scatter", lambda out, own: own),
+        "torch.distributed.all_gather_single": collective("all_gather", lambda out, own: own),
         "torch.distributed.all_gather_object": gather_objects,
         "torch.distributed.batch_isend_irecv": batch,
         "torch.distributed.P2POp": message,

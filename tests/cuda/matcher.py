@@ -132,3 +132,13 @@ def describe(trace: Trace, host: int, waiting: Sequence[int]) -> str:
     where = f"rank {trace.rank} waits in {entry.what} ({entry.label})"
     peers = sorted({transfer.peer for transfer in entry.transfers})
     return f"{where} with {peers}" if peers else f"{where} of {entry.group.ranks}" if entry.group else where
+
+
+def depends_on(trace: Trace, number: int, others: Sequence[int]) -> list[int]:
+    """Return those of `others` that entry `number` waits for."""
+    seen, left = {number}, [number]
+    while left:
+        for before in trace.entries[left.pop()].after - seen:
+            seen.add(before)
+            left.append(before)
+    return [other for other in others if other in seen]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from common.flat import FlatVector
+from common.options import GossipOptions
 from common.parallel.gossip import Mixer, mixer
 from common.parallel.process_groups import ProcessGroups
 from common.topology import Topology, build
@@ -57,10 +58,9 @@ def trace_of(program: Program, here: SimpleNamespace, trace: Trace) -> Trace:
             [vector],
             program.topology,
             groups,
-            bucket_mb=BUCKET_MB,
+            GossipOptions(bucket_mb=BUCKET_MB, phases=program.phases),
             transport=program.transport,
             message_dtype=program.message_dtype,
-            phases=program.phases,
             timeout=timedelta(seconds=1),
         )
     gossip.set_clock(program.start)

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -118,13 +117,6 @@ def in_fp16() -> Callable[[], object]:
 
 def test_no_training_in_fp16_deadlocks(in_fp16: Callable[[], object]) -> None:
     check([Program(topology, after_backward=in_fp16) for topology in topologies(range(1, 8), NAMES)])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_no_training_in_fp16_deadlocks_with_any_transport(name: str, in_fp16: Callable[[], object]) -> None:
-    cases = programs(name, (3, 4, 8), ("auto", "send_recv", "subgroup"))
-    check([replace(case, after_backward=in_fp16) for case in cases])
 
 
 IDLING = [("one_peer_ring", 5, 1), ("random_matching", 7, 1), ("aer", 8, 1), ("base_k", 5, 1)]

@@ -86,16 +86,6 @@ def test_messages_of_8_bits_are_near() -> None:
     assert_equal_to_simulator(4, [SCENARIOS["8 bits between hosts"]], rtol=0.05, atol=0.02, run=on_streams)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("hosts", [(6, 3), (8, 4), (8, 2)])
-def test_larger_hosts(hosts: tuple[int, int]) -> None:
-    n, workers_per_host = hosts
-    topology = build("one_peer_ring", n, workers_per_host, between_hosts=True)
-    sizes = [{"bucket_mb": size} for size in (0.0001, 0.0007, 2.0)]
-    scenarios = [replace(AER, topology=topology, workers_per_host=workers_per_host, options=size) for size in sizes]
-    assert_equal_to_simulator(n, scenarios, run=on_streams)
-
-
 # With an option, so that bytes are not compared: the simulator has no shards.
 SHARDED = Scenario(topology="one_peer_exponential", ranks_per_worker=2, steps=8, options={"timeout_s": 30})
 
@@ -103,16 +93,3 @@ SHARDED = Scenario(topology="one_peer_exponential", ranks_per_worker=2, steps=8,
 @pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "fused_accumadamw"])
 def test_shards_are_those_of_the_simulator(optimizer: str) -> None:
     assert_equal_to_simulator(4, [replace(SHARDED, optimizer=optimizer)], run=sharded_on_streams)
-
-
-@pytest.mark.slow
-def test_shards_are_those_of_the_simulator_in_every_scenario() -> None:
-    scenarios = [
-        replace(SHARDED, optimizer="accumadamw", accumulate=2),
-        replace(SHARDED, optimizer="momentum", clip=0.1),
-        replace(SHARDED, optimizer="momentum", local=LOCAL),  # fragments of shards end at other elements
-        replace(SHARDED, optimizer="dmsgd", order="atc"),
-    ]
-    assert_equal_to_simulator(4, scenarios, run=sharded_on_streams)
-    between_hosts = replace(SHARDED, optimizer="adamw", topology="aer", workers_per_host=2)
-    assert_equal_to_simulator(8, [between_hosts], run=sharded_on_streams)

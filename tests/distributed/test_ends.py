@@ -52,7 +52,7 @@ def wrapped_and_closed(rank: int, n: int) -> list[tuple[int, int, int]]:
         model.close()
 
     found = []
-    for _ in range(4):
+    for _ in range(3):
         train(DecentralizedDataParallel(mlp(), "aer", workers_per_host=2))
         train(DecentralizedDataParallel(mlp(), "complete", "atc", ranks_per_worker=2))
         train(AllReduceDataParallel(mlp()))

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from common.options import GossipOptions
 from common.parallel import GradScaler
 from common.parallel.checks import resolve_topology
 from tests.distributed.comparison import ATOL, RTOL, assert_equal_to_simulator, assert_same
@@ -49,7 +50,7 @@ def replay(n: int, scenario: Scenario) -> list[dict[str, np.ndarray]]:
     models = [scenario.build().double() for _ in range(n)]
     plain = replace(scenario, optimizer=scenario.optimizer.removeprefix("fused_"))
     optimizers = [plain.optimizers(model) for model in models]
-    topology = resolve_topology(scenario.topology, n, scenario.workers_per_host)
+    topology = resolve_topology(scenario.topology, GossipOptions(), n, scenario.workers_per_host)
     for step in range(scenario.steps):
         for rank, model in enumerate(models):
             for micro in range(scenario.accumulate):

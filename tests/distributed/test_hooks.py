@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.parallel.hooks import check_hook
+from common.parallel.allreduce import check_hook
 from tests.distributed import models
 from tests.distributed.processes import run_processes
 from tests.distributed.scenarios import Scenario, in_process, simulated

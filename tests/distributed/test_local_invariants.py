@@ -1,4 +1,4 @@
-"""What holds of local steps in real processes: today's engine, DiLoCo, Lookahead, the mean, costs, the mean model."""
+"""What holds of local steps besides the rule: the plain step, DiLoCo, the mean of messages, and costs."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ BASE = Scenario(topology="one_peer_exponential", optimizer="adamw", steps=12)
 OUTER = Outer(lr=0.4, momentum=0.9)
 RULE = {"local_steps": 4, "merge_after": 2, "outer": OUTER}
 
-# -- today's engine, bit for bit
+# -- the plain step, bit for bit
 
 
 def idle(rounds: int, topology: str = "one_peer_exponential") -> Any:
@@ -54,7 +54,7 @@ def test_rounds_in_every_update_are_those_without_local_steps() -> None:
             assert local["counters"].bytes_sent == today["counters"].bytes_sent
 
 
-# -- DiLoCo, and one worker
+# -- DiLoCo
 
 
 def diloco(n: int, steps: int, local_steps: int, outer: Outer) -> np.ndarray:
@@ -77,70 +77,23 @@ def diloco(n: int, steps: int, local_steps: int, outer: Outer) -> np.ndarray:
     return np.array([worker.weight.detach()[0].numpy() for worker in workers])
 
 
-def plain_sgd(rank: int, n: int, options: dict[str, Any]) -> np.ndarray:
-    model = DecentralizedDataParallel(module(), "complete", **options)
-    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=LR))
+@pytest.mark.parametrize(("n", "merge_after"), [(3, 0), (1, 0), (1, 2), (1, 4)])
+def test_the_complete_graph_without_delay_is_diloco_and_one_worker_lookahead(n: int, merge_after: int) -> None:
+    options = {"local_steps": 4, "outer": Outer(lr=0.7, momentum=0.9), "merge_after": merge_after}
+    models = simulate(module(), n, topology="complete", **options)
+    optimizers = [model.attach(torch.optim.SGD(model.parameters(), lr=LR)) for model in models]
     for step in range(14):
-        B, b = map(torch.from_numpy, problem(rank, step))
-        optimizer.zero_grad()
-        (model(B)[:, 0] - b).square().mean().backward()
-        optimizer.step()
-    return model.module.weight.detach()[0].numpy().copy()
-
-
-def test_the_complete_graph_without_delay_is_diloco() -> None:
-    outer = Outer(lr=0.7, momentum=0.9)
-    got = np.array(run_processes(plain_sgd, 3, {"local_steps": 4, "outer": outer, "merge_after": 0}))
-    np.testing.assert_allclose(got, diloco(3, 14, 4, outer), rtol=1e-12)
-
-
-@pytest.mark.parametrize("merge_after", [0, 1, 2, 4])
-@pytest.mark.parametrize("outer", [Outer(0.7, 0.9), Outer(0.5), Outer(1.0, 0.5)], ids=str)
-def test_one_worker_is_lookahead_with_momentum_bit_for_bit(merge_after: int, outer: Outer) -> None:
-    options = {"local_steps": 4, "outer": outer, "merge_after": merge_after}
-    np.testing.assert_array_equal(plain_sgd(0, 1, options)[None], diloco(1, 14, 4, outer))
-    (model,) = simulate(module(), 1, topology="complete", **options)
-    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=LR))
-    for step in range(14):
-        B, b = map(torch.from_numpy, problem(0, step))
-        optimizer.zero_grad()
-        (model(B)[:, 0] - b).square().mean().backward()
-        optimizer.step()
-    np.testing.assert_array_equal(model.module.weight.detach().numpy(), diloco(1, 14, 4, outer))
+        for rank, model in enumerate(models):
+            B, b = map(torch.from_numpy, problem(rank, step))
+            (model(B)[:, 0] - b).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    got = np.array([model.module.weight.detach()[0].numpy() for model in models])
+    np.testing.assert_allclose(got, diloco(n, 14, 4, options["outer"]), rtol=1e-12)
 
 
 # -- the mean
-
-
-@pytest.mark.parametrize("topology", ["complete", "ring", "one_peer_exponential", "random_matching", "base_k"])
-@pytest.mark.parametrize("merge_after", [0, 1, 3, 5])
-def test_the_mean_follows_the_outer_optimizer_whatever_the_topology(topology: str, merge_after: int) -> None:
-    """mean(v)+ = mu mean(v) + mean(d), mean(a)+ = mean(a) + eta (mean(d) + mu mean(v)+)."""
-    n, H = 5, 5
-    models = simulate(module(), n, topology=topology, local_steps=H, merge_after=merge_after, outer=OUTER)
-    optimizers = [model.attach(torch.optim.SGD(model.parameters(), lr=LR)) for model in models]
-    a, v = models[0].module.weight.detach().clone()[0], torch.zeros(40).double()
-    for round_ in range(4):
-        d = torch.zeros_like(a)  # the mean of what inner steps add up to: merges leave it alone
-        for step in range(round_ * H, (round_ + 1) * H):
-            for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-                B, b = map(torch.from_numpy, problem(rank, step))
-                optimizer.zero_grad()
-                (model(B)[:, 0] - b).square().mean().backward()
-                d -= LR * model.module.weight.grad[0] / n
-            for optimizer in optimizers:
-                optimizer.step()
-        v = 0.9 * v + d
-        a = a + 0.4 * (d + 0.9 * v)
-        anchors, momenta = (
-            torch.stack([model.communication_state()[name] for model in models]).mean(0)[:40]
-            for name in ("anchor.0", "outer_momentum.0")
-        )
-        torch.testing.assert_close(anchors, a, rtol=1e-11, atol=1e-13)
-        torch.testing.assert_close(momenta, v, rtol=1e-11, atol=1e-13)
-        torch.testing.assert_close(
-            torch.stack([m.module.weight.detach()[0] for m in models]).mean(0), a, rtol=1e-11, atol=1e-13
-        )
 
 
 STILL = replace(BASE, optimizer="still", steps=13)
@@ -254,57 +207,7 @@ def test_bytes_are_a_share_of_the_rounds() -> None:
         assert result == [(bytes_sent, vectors) for _, bytes_sent, vectors in expected]
 
 
-# -- the mean model, and state that does not fit
-
-
-def looked_at(rank: int, n: int) -> list[dict[str, Any]]:
-    """Return what the mean model, checkpoint and anchors are in the middle and at the end of a round."""
-    results = []
-    for step in (6, 8):
-        scenario = replace(BASE, optimizer="momentum", local=RULE)
-        training = real(rank, scenario).run(range(step))
-        model = training.model
-        state = snapshot(model)
-        with model.averaged() as mean:
-            averaged = snapshot(mean)
-        anchors = model.communication_state()["anchor.0"].double().numpy().copy()
-        assert_same(snapshot(model), state)
-        distance = model.consensus_distance()
-        model.average_()
-        persistent = snapshot(model)
-        equal = model.consensus_distance()
-        after = [tensor.clone() for tensor in model.communication_state().values()]
-        training.run(range(step, step + 3))
-        results.append(
-            {
-                "state": state,
-                "averaged": averaged,
-                "anchors": anchors,
-                "persistent": persistent,
-                "distances": (distance, equal),
-                "after": [t.double().numpy() for t in after],
-            }
-        )
-        model.close()
-    return results
-
-
-def test_the_mean_model_is_that_of_the_inner_parameters() -> None:
-    for index in range(2):
-        ranks = [result[index] for result in run_processes(looked_at, 3)]
-        for name, value in ranks[0]["averaged"].items():
-            mean = np.mean([rank["state"][name] for rank in ranks], axis=0)
-            np.testing.assert_allclose(value, mean, rtol=1e-5, atol=1e-6)
-            for rank in ranks:
-                np.testing.assert_array_equal(rank["persistent"][name], value)
-        for rank in ranks:
-            assert rank["distances"][0] > 0.01
-            assert rank["distances"][1] < 1e-6
-            for mine, theirs in zip(rank["after"], ranks[0]["after"], strict=True):
-                np.testing.assert_array_equal(mine, theirs)  # average_() is also of anchors and momenta
-            inner = np.sort(np.concatenate([value.ravel() for value in rank["state"].values()]))
-            outer = np.sort(rank["anchors"][rank["anchors"] != 0])
-            assert (index == 1) == (inner.shape == outer.shape and bool(np.array_equal(inner, outer)))
+# -- state that does not fit
 
 
 def refused(rank: int, n: int) -> None:
@@ -333,7 +236,7 @@ def test_state_that_is_missing_or_of_another_method_is_refused() -> None:
 
 
 def disagreeing(rank: int, n: int) -> None:
-    with pytest.raises(RuntimeError, match="disagree with rank 0 about local steps"):
+    with pytest.raises(RuntimeError, match="disagree with rank 0 about local_steps"):
         DecentralizedDataParallel(module(), "ring", local_steps=3 + rank, outer=OUTER)
 
 

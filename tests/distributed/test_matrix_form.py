@@ -1,4 +1,5 @@
-"""The engine against the published matrix form in plain numpy, with no code of ours but `topology.matrix`.
+"""Processes and simulator against the published matrix form in plain numpy, with no code of ours but
+`topology.matrix`.
 
 Worker i has its own least-squares loss |A x - b|^2 / m in float64, another A, b in each step. With the rows of X as
 the workers' parameters and the gradient G(t) taken at X(t):
@@ -6,12 +7,17 @@ the workers' parameters and the gradient G(t) taken at X(t):
     awc      X(t+1) = W(t) X(t) + D(t)          atc      X(t+1) = W(t) (X(t) + D(t))
 
 D(t) = -lr (G + c Y) for SGD with weight decay c, acting on Y = W X in awc, on Y = X in atc; with momentum,
-M <- beta M + (G + c Y), D = -lr M. DmSGD (atc) mixes the momentum too: M <- W (beta M + G + c X); X <- W (X - lr M).
+M <- beta M + (G + c Y), D = -lr M; lr falls from step to step. DmSGD (atc) mixes the momentum too:
+
+    dmsgd       M <- W (beta M + G + c X);  X <- W (X - lr M)
+    qg_dmsgd    Y <- W (X - lr (beta M + G + c X));  M <- beta M + (1 - beta) (X - Y) / lr;  X <- Y
+
+All-reduce takes the mean of the gradients instead of W.
 
 Push-sum: W(t) need not have rows that sum to 1; w(t+1) = W(t) w(t), w(0) = 1, and gradients are taken at Z = X / w.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +26,9 @@ import pytest
 import torch
 from torch import nn
 
-from common.optim import DmSGD
-from common.parallel import DecentralizedDataParallel
+from common.optim import DmSGD, QGDmSGD
+from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel
+from common.simulate import simulate
 from common.topology import Round, Topology, build
 from tests.distributed.processes import run_processes
 
@@ -31,11 +38,14 @@ OPTIMIZERS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=LR, momentum=BETA, weight_decay=DECAY),
     "dmsgd": lambda p: DmSGD(p, lr=LR, momentum=BETA, weight_decay=DECAY),
     "dmsgd_local": lambda p: DmSGD(p, lr=LR, momentum=BETA, weight_decay=DECAY, momentum_mixing=False),
+    "qg_dmsgd": lambda p: QGDmSGD(p, lr=LR, momentum=BETA, weight_decay=DECAY),
 }
 
 
 @dataclass(frozen=True)
 class Case:
+    """order: "awc", "atc", or "allreduce"."""
+
     topology: Topology
     order: str
     optimizer: str
@@ -51,50 +61,105 @@ def start() -> np.ndarray:
     return np.random.default_rng(99).normal(size=FEATURES)
 
 
-def on_rank(rank: int, n: int, cases: list[Case]) -> list[np.ndarray]:
-    """Return this rank's parameters after all steps of each case."""
+def learning_rate(step: int) -> float:
+    """In terms of LR."""
+    return 1 - step / (2 * STEPS)
+
+
+def train(models: Sequence[DataParallel], ranks: Sequence[int], case: Case) -> None:
+    """Make all steps of the workers in this process."""
+    optimizers = [model.attach(OPTIMIZERS[case.optimizer](model.parameters())) for model in models]
+    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate) for optimizer in optimizers]
+    for step in range(STEPS):
+        for model, rank in zip(models, ranks, strict=True):
+            A, b = map(torch.from_numpy, problem(rank, step))
+            (model(A)[:, 0] - b).square().mean().backward()
+        for model in models:
+            model.synchronize_gradients()
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+
+
+def module(rank: int = 0) -> nn.Linear:
+    linear = nn.Linear(FEATURES, 1, bias=False, dtype=torch.float64)
+    linear.weight.data[0] = torch.from_numpy(start() if rank == 0 else np.full(FEATURES, np.nan))
+    return linear
+
+
+def outcome(model: DataParallel) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return a worker's parameters, the mean of all, and the consensus distance."""
+    with model.averaged():
+        mean = model.module.weight.detach()[0].numpy().copy()
+    return model.module.weight.detach()[0].numpy().copy(), mean, model.consensus_distance()
+
+
+def on_rank(rank: int, n: int, cases: list[Case]) -> list[tuple[np.ndarray, np.ndarray, float]]:
+    """Return the outcome of this rank's worker after all steps of each case."""
     results = []
-    for module, model in trained(rank, cases):
-        results.append(module.weight.detach()[0].numpy().copy())
+    for case in cases:
+        if case.order == "allreduce":
+            model: DataParallel = AllReduceDataParallel(module(rank), timeout_s=30)
+        else:
+            options = {"bucket_mb": 0.00015, "timeout_s": 30, "push_sum": case.push_sum}
+            model = DecentralizedDataParallel(module(rank), case.topology, case.order, **options)
+        train([model], [rank], case)
+        results.append(outcome(model))
         model.close()
     return results
 
 
-def trained(rank: int, cases: list[Case]) -> Iterator[tuple[nn.Linear, DecentralizedDataParallel]]:
-    """Yield module and wrapper after all steps of each case."""
-    for case in cases:
-        module = nn.Linear(FEATURES, 1, bias=False, dtype=torch.float64)
-        module.weight.data[0] = torch.from_numpy(start() if rank == 0 else np.full(FEATURES, np.nan))
-        options = {"bucket_mb": 0.00015, "timeout_s": 30, "push_sum": case.push_sum}
-        model = DecentralizedDataParallel(module, case.topology, case.order, **options)
-        optimizer = model.attach(OPTIMIZERS[case.optimizer](model.parameters()))
-        for step in range(STEPS):
-            A, b = map(torch.from_numpy, problem(rank, step))
-            (model(A)[:, 0] - b).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        yield module, model
+def in_simulation(n: int, case: Case) -> list[tuple[np.ndarray, np.ndarray, float]]:
+    """Return the same of simulated workers."""
+    if case.order == "allreduce":
+        models = simulate(module(), n, "allreduce")
+    else:
+        models = simulate(module(), n, topology=case.topology, order=case.order, push_sum=case.push_sum)
+    train(models, range(n), case)
+    return [outcome(model) for model in models]
 
 
-def in_numpy(n: int, case: Case) -> np.ndarray:
-    """Return X after all steps, [n, FEATURES]."""
-    X, M = np.tile(start(), (n, 1)), np.zeros((n, FEATURES))
+def in_numpy(n: int, case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Return X [n, FEATURES] and the weights w [n] of push-sum after all steps."""
+    X, M, w = np.tile(start(), (n, 1)), np.zeros((n, FEATURES)), np.ones(n)
     beta = 0.0 if case.optimizer == "sgd" else BETA
     for t in range(STEPS):
-        W = case.topology.matrix(t)
+        W, lr = case.topology.matrix(t), LR * learning_rate(t)
         A, b = map(np.array, zip(*(problem(i, t) for i in range(n)), strict=True))
-        residual = np.einsum("nsf,nf->ns", A, X) - b
-        G = 2 / SAMPLES * np.einsum("nsf,ns->nf", A, residual)
+        Z = X / w[:, None]
+        G = 2 / SAMPLES * np.einsum("nsf,ns->nf", A, np.einsum("nsf,nf->ns", A, Z) - b)
         if case.order == "awc":
-            X = W @ X
-            M = beta * M + G + DECAY * X
-            X = X - LR * M
+            X, w = W @ X, W @ w
+            M = beta * M + G + DECAY * X / w[:, None]
+            X = X - lr * M
+        elif case.order == "allreduce":
+            M = beta * M + G.mean(0) + DECAY * X
+            X = X - lr * M
+        elif case.optimizer == "qg_dmsgd":
+            Y = W @ (X - lr * (beta * M + G + DECAY * X))
+            X, M = Y, beta * M + (1 - beta) * (X - Y) / lr
         else:
-            M = beta * M + G + DECAY * X
+            M = beta * M + G + DECAY * Z
             if case.optimizer == "dmsgd":
                 M = W @ M
-            X = W @ (X - LR * M)
-    return X
+            X, w = W @ (X - lr * M), W @ w
+    return X, w
+
+
+def assert_same(n: int, cases: list[Case]) -> None:
+    """Check processes and simulator: parameters, the mean, and the distance from it."""
+    results = run_processes(on_rank, n, cases)
+    for index, case in enumerate(cases):
+        X, w = in_numpy(n, case)
+        Z, mean = X / w[:, None], X.mean(axis=0)
+        assert (abs(w - 1).max() > 0.1) == case.push_sum
+        for where, workers in {"processes": [r[index] for r in results], "simulator": in_simulation(n, case)}.items():
+            name = f"{where}: {case.topology.name} {case.order} {case.optimizer}"
+            for rank, (x, x_bar, distance) in enumerate(workers):
+                np.testing.assert_allclose(x, Z[rank], rtol=1e-10, atol=1e-12, err_msg=name)
+                np.testing.assert_allclose(x_bar, mean, rtol=1e-10, atol=1e-12, err_msg=name)
+                assert distance == pytest.approx(np.sqrt(((Z - mean) ** 2).sum(axis=1).mean()), rel=1e-9, abs=1e-12)
 
 
 SCHEDULES: dict[int, list[dict]] = {
@@ -125,24 +190,15 @@ def topologies(n: int, folder: Path) -> list[Topology]:
     return [build(world_size=n, **options) for options in SCHEDULES[n]] + [cycle]
 
 
-METHODS = [
-    ("awc", "sgd"),
-    ("awc", "momentum"),
-    ("atc", "sgd"),
-    ("atc", "momentum"),
-    ("atc", "dmsgd"),
-    ("atc", "dmsgd_local"),
-]
+METHODS = [("awc", "sgd"), ("awc", "momentum"), ("atc", "sgd"), ("atc", "momentum"), ("atc", "dmsgd")]
+METHODS += [("atc", "dmsgd_local"), ("atc", "qg_dmsgd")]
 
 
 @pytest.mark.parametrize(("n", "methods"), [(5, METHODS[1::3]), pytest.param(8, METHODS[::2], marks=pytest.mark.slow)])
-def test_processes_compute_the_matrix_form(n: int, methods: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_the_matrix_form(n: int, methods: list[tuple[str, str]], tmp_path: Path) -> None:
     cases = [Case(topology, *method) for topology in topologies(n, tmp_path) for method in methods]
-    results = run_processes(on_rank, n, cases)
-    for index, case in enumerate(cases):
-        got = np.array([result[index] for result in results])
-        name = f"{case.topology.name} {case.order} {case.optimizer}"
-        np.testing.assert_allclose(got, in_numpy(n, case), rtol=1e-11, atol=1e-13, err_msg=name)
+    cases += [Case(cases[0].topology, *METHODS[-1]), Case(build("complete", n), "allreduce", "momentum")]
+    assert_same(n, cases)
 
 
 def directed(n: int, period: int) -> Topology:
@@ -155,54 +211,14 @@ def directed(n: int, period: int) -> Topology:
     return Topology("directed", n, schedule=tuple(rounds))
 
 
-def push_sum_in_numpy(n: int, case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """Return X and w after all steps."""
-    X, M, w = np.tile(start(), (n, 1)), np.zeros((n, FEATURES)), np.ones(n)
-    beta = 0.0 if case.optimizer == "sgd" else BETA
-    for t in range(STEPS):
-        W = case.topology.matrix(t)
-        A, b = map(np.array, zip(*(problem(i, t) for i in range(n)), strict=True))
-        Z = X / w[:, None]
-        G = 2 / SAMPLES * np.einsum("nsf,ns->nf", A, np.einsum("nsf,nf->ns", A, Z) - b)
-        if case.order == "awc":
-            X, w = W @ X, W @ w
-            M = beta * M + G + DECAY * X / w[:, None]
-            X = X - LR * M
-        else:
-            M = beta * M + G + DECAY * Z
-            X, w = W @ (X - LR * M), W @ w
-    return X, w
-
-
-def pushing(rank: int, n: int, cases: list[Case]) -> list[tuple[np.ndarray, np.ndarray, float]]:
-    """Return this rank's z, the mean model and the consensus distance after all steps of each case."""
-    results = []
-    for module, model in trained(rank, cases):
-        with model.averaged():
-            mean = module.weight.detach()[0].numpy().copy()
-        results.append((module.weight.detach()[0].numpy().copy(), mean, model.consensus_distance()))
-        model.close()
-    return results
-
-
 @pytest.mark.parametrize("n", [3, pytest.param(5, marks=pytest.mark.slow)])
-def test_push_sum_computes_the_matrix_form(n: int) -> None:
+def test_push_sum(n: int) -> None:
     graphs = [directed(n, 1), directed(n, 3)]
     methods = [("awc", "sgd"), ("awc", "momentum"), ("atc", "momentum"), ("atc", "dmsgd_local")]
-    cases = [Case(graph, *method, push_sum=True) for graph in graphs for method in methods]
-    results = run_processes(pushing, n, cases)
-    for index, case in enumerate(cases):
-        X, w = push_sum_in_numpy(n, case)
-        assert abs(w - 1).max() > 0.1
-        Z, mean = X / w[:, None], X.mean(axis=0)
-        for rank in range(n):
-            z, x_bar, distance = results[rank][index]
-            np.testing.assert_allclose(z, Z[rank], rtol=1e-10, atol=1e-12)
-            np.testing.assert_allclose(x_bar, mean, rtol=1e-10, atol=1e-12)
-            assert distance == pytest.approx(np.sqrt(((Z - mean) ** 2).sum(axis=1).mean()))
+    assert_same(n, [Case(graph, *method, push_sum=True) for graph in graphs for method in methods])
 
 
 def test_push_sum_changes_nothing_where_the_mean_is_kept() -> None:
     cases = [Case(build("one_peer_exponential", 4), "awc", "momentum", push_sum) for push_sum in (False, True)]
     for without, with_ in run_processes(on_rank, 4, cases):
-        np.testing.assert_array_equal(with_, without)
+        np.testing.assert_array_equal(with_[0], without[0])

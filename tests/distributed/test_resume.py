@@ -1,23 +1,18 @@
 """Stopping after 10 updates and going on in new objects changes no bit of what 20 updates give."""
 
 import copy
-import os
-import signal
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from common.parallel import Outer
-from common.parallel.gossip.point_to_point import SendRecv
 from common.topology import build
 from tests.distributed import models
 from tests.distributed.comparison import assert_same
-from tests.distributed.processes import collect, run_processes
+from tests.distributed.processes import run_processes
 from tests.distributed.scenarios import Scenario, Training, in_process, real, snapshot
 from tests.naming import case
 
@@ -149,43 +144,3 @@ def test_resuming_and_rewinding_are_exact(n: int, scenarios: list[Scenario]) -> 
                 assert resumed["clock"] == 2 * HALF
                 assert resumed["bytes_sent"] == whole["counters"].bytes_sent
                 assert_same(rewound, whole["state"], "rewound")
-
-
-def killed(rank: int, n: int, folder: Path, during: str) -> None:
-    """Save a checkpoint in the middle of a round; then rank 1 is killed, in an exchange or in the local steps after."""
-    torch.save(saved(rank, LOCAL[0]), folder / f"{rank}.pt")
-    training = loaded(rank, LOCAL[0], torch.load(folder / f"{rank}.pt", weights_only=True))
-    dist.barrier()
-    if rank == 1:
-        merge, merged = SendRecv.merge, []
-
-        def killing(exchange: SendRecv) -> None:
-            merge(exchange)
-            merged.append(exchange)
-            if during == "exchange" and len(merged) == 1:  # of two buckets
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        SendRecv.merge = killing
-    training.run(range(HALF, HALF + 1))
-    if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    training.run(range(HALF + 1, 2 * HALF))
-
-
-def continued(rank: int, n: int, folder: Path) -> dict[str, np.ndarray]:
-    """Return the parameters at the end of a training that goes on from the checkpoint in a new process."""
-    training = loaded(rank, LOCAL[0], torch.load(folder / f"{rank}.pt", weights_only=True))
-    state = snapshot(training.run(range(HALF, 2 * HALF)).model)
-    training.model.close()
-    return state
-
-
-@pytest.mark.parametrize("during", ["exchange", "local steps"])
-def test_killed_in_an_exchange_or_in_local_steps(during: str, tmp_path: Path) -> None:
-    whole = run_processes(in_process, 3, LOCAL[:1])
-    outcomes = collect(killed, 3, (tmp_path, during))
-    assert not any(ok for ok, _ in outcomes)
-    assert outcomes[1][1] == "the process died without an answer"
-    assert any("gossip round" in text for _, text in outcomes)
-    for got, (expected,) in zip(run_processes(continued, 3, tmp_path), whole, strict=True):
-        assert_same(got, expected["state"])

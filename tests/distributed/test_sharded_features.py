@@ -19,7 +19,7 @@ from tests.distributed.comparison import ATOL, RTOL, assert_same
 from tests.distributed.models import mlp
 from tests.distributed.processes import run_processes
 from tests.distributed.scenarios import Scenario, Training, real, snapshot
-from tests.distributed.sharded import Statistics, sharded
+from tests.distributed.sharded import sharded
 from tests.naming import case
 
 BASE = Scenario(topology="one_peer_exponential", optimizer="adamw", ranks_per_worker=2, steps=6)
@@ -95,23 +95,6 @@ def evaluation(rank: int, n: int) -> None:
 
 def test_evaluation_and_averages_between_all_parts_of_a_step() -> None:
     run_processes(evaluation, 4)
-
-
-def statistics(rank: int, n: int) -> None:
-    """Buffers are every rank's own; the mean model has the mean over all ranks."""
-    training = sharded(rank, n, replace(BASE, model=Statistics)).run(range(3))
-    own = training.model.module.norm.running_mean.clone()
-    everyone = [torch.empty_like(own) for _ in range(n)]
-    torch.distributed.all_gather(everyone, own)
-    assert not torch.equal(everyone[0], everyone[1])
-    with training.model.averaged() as mean:
-        torch.testing.assert_close(mean.norm.running_mean, torch.stack(everyone).mean(0))
-    assert torch.equal(training.model.module.norm.running_mean, own)
-
-
-@pytest.mark.slow
-def test_statistics_are_averaged_over_all_ranks() -> None:
-    run_processes(statistics, 4)
 
 
 def state_of(training: Training) -> dict[str, Any]:
@@ -217,25 +200,6 @@ def mixed_precision(rank: int, n: int) -> None:
 @pytest.mark.slow
 def test_mixed_precision_equals_the_same_computation_by_hand_bit_for_bit() -> None:
     run_processes(mixed_precision, 4)
-
-
-def clipped(rank: int, n: int) -> None:
-    """The norm is that of the whole gradient, on all ranks of a worker."""
-    trainings = [build(rank, n, BASE) for build in (sharded, lambda rank, n, scenario: real(rank, scenario))]
-    norms = []
-    for training in trainings:
-        training.backward(0)
-        norm = nn.utils.clip_grad_norm_(training.model.parameters(), 0.05)
-        norms.append(float(norm.full_tensor() if is_dtensor(norm) else norm))
-        gradients = [p.grad.full_tensor() if is_dtensor(p.grad) else p.grad for p in training.model.parameters()]
-        assert float(nn.utils.get_total_norm(gradients)) == pytest.approx(0.05, rel=1e-4)
-    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
-    assert norms[0] > 0.1
-
-
-@pytest.mark.slow
-def test_clipping_is_by_the_norm_of_the_whole_gradient() -> None:
-    run_processes(clipped, 4)
 
 
 def overflowed(rank: int, n: int, method: type[torch.amp.GradScaler]) -> None:

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from common.flat import flatten
 from common.optim import AccumAdamW
 from common.parallel import AllReduceDataParallel, DecentralizedDataParallel
-from common.parallel.sharded import managed_parameters
+from common.parallel.replica import managed_parameters
 from tests.distributed.models import mlp
 from tests.distributed.processes import run_processes
 from tests.distributed.sharded import Uneven, mesh_of, shard
@@ -90,7 +90,8 @@ REFUSED: list[tuple[Callable[[DeviceMesh], nn.Module], dict[str, Any], str]] = [
 
 
 def refused(rank: int, n: int) -> list[str]:
-    """Return the message for each module."""
+    """Return the message for each module, after what is refused of meshes."""
+    on_meshes(n)
     mesh, messages = mesh_of(n, 2), []
     for build, options, _ in REFUSED:
         module = build(mesh)
@@ -107,11 +108,12 @@ def test_what_cannot_be_mixed_is_refused_by_name() -> None:
             assert re.search(pattern, message), message
 
 
-def on_meshes(rank: int, n: int) -> None:
+def on_meshes(n: int) -> None:
+    """A mesh says which ranks share a replica."""
     mesh, lone = mesh_of(n, 2), init_device_mesh("cpu", (n,), mesh_dim_names=("replicate",))
     assert DecentralizedDataParallel(mlp(), "complete", mesh=lone).world_size == n
     model = DecentralizedDataParallel(shard(mlp(), mesh), "complete", mesh=mesh)
-    assert (model.world_size, model.worker) == (n // 2, rank // 2)
+    assert (model.world_size, model.worker) == (n // 2, torch.distributed.get_rank() // 2)
     named = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     turned = DeviceMesh("cpu", torch.tensor([[1, 0], [3, 2]]), mesh_dim_names=("replicate", "shard"))
     for options, pattern in [
@@ -124,10 +126,6 @@ def on_meshes(rank: int, n: int) -> None:
     ]:
         with case(pattern), pytest.raises(ValueError, match=pattern):
             DecentralizedDataParallel(mlp(), "complete", **options)
-
-
-def test_a_mesh_says_which_ranks_share_a_replica() -> None:
-    run_processes(on_meshes, 4)
 
 
 def refused_elsewhere(rank: int, n: int) -> None:
@@ -205,6 +203,6 @@ def private_names(rank: int, n: int) -> None:
 
 
 def test_private_names_of_this_torch() -> None:
-    """If this fails with another torch, look at `common.parallel.sharded` before you widen the range of versions."""
+    """If this fails with another torch, look at `common.parallel.replica` before you widen the range of versions."""
     assert torch.__version__.startswith("2.13.")
     run_processes(private_names, 2)

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.optim import Optimizer
 
-from common.optim import AccumAdam, AccumAdamW, DmSGD, QGDmSGD
+from common.optim import AccumAdam, AccumAdamW, DmSGD, QGDmSGD, compiled
 from common.optim.foreach import CPU_CHUNK_BYTES
 from tests.distributed.processes import run_processes
 from tests.naming import case
@@ -77,6 +77,7 @@ def test_fused() -> None:
 
 
 def state_is_placed_as_parameters(rank: int, n: int) -> None:
+    compiled.fused_kernel = compiled.written_kernel  # takes no time to compile
     mesh = init_device_mesh("cpu", (n,))
     for fused in (False, True):
         parameter = nn.Parameter(distribute_tensor(torch.ones(5, 3), mesh, [Shard(0)]))

@@ -1,17 +1,13 @@
 """At the start everybody has what rank 0 has, under the names of the bare module."""
 
-from dataclasses import replace
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel
+from common.parallel import AllReduceDataParallel, DecentralizedDataParallel
 from tests.distributed import models
-from tests.distributed.comparison import assert_same
 from tests.distributed.processes import run_processes
-from tests.distributed.scenarios import Scenario, real, snapshot
 
 
 class Everything(nn.Module):
@@ -105,30 +101,3 @@ def groups_opened(rank: int, n: int) -> dict[str, int]:
 
 def test_few_process_groups() -> None:
     assert run_processes(groups_opened, 8) == [GROUPS] * 8
-
-
-def loading_mid_run(rank: int, n: int, scenario: Scenario) -> tuple[dict, dict]:
-    """Load the state dict into the bare module and back, with a round in flight."""
-    training = real(rank, scenario).run(range(3))
-    model: DataParallel = training.model
-    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    plain = scenario.build(seed=50)
-    plain.load_state_dict(state)
-    assert_same(snapshot(plain), snapshot(model))
-    training.run(range(3, 5))
-    model.load_state_dict(state)
-    assert_same(snapshot(model), snapshot(plain))
-    training.backward(5)
-    model.load_state_dict(state)  # between launch and merge: the round is launched again with what was loaded
-    training.update()
-    gradient_free = snapshot(model)
-    return snapshot(plain), gradient_free
-
-
-def test_loading_mid_run_drains() -> None:
-    scenario = replace(Scenario(optimizer="still"), topology="complete", model=models.mlp)
-    results = run_processes(loading_mid_run, 3, scenario)
-    for name in results[0][0]:
-        mean = np.mean([loaded[name] for loaded, _ in results], axis=0)
-        for _, merged in results:
-            np.testing.assert_allclose(merged[name], mean, atol=1e-6)

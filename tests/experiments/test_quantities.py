@@ -11,7 +11,7 @@ from common.cli import UsageError
 from common.experiments.collect import collect
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import RunError, read_run
-from common.local_steps import LocalSteps
+from common.options import LocalSteps
 from common.planner.steps import simulate_gossip
 from tests.experiments.conftest import make_table
 from tests.experiments.synthetic import write_run

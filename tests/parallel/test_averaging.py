@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from common.parallel import averaging, collectives
-from common.parallel.averaging import average_buffers_, restored
-from common.parallel.data_parallel import averageable_buffers
+from common.parallel.averaging import average_buffers_, averageable_buffers, restored
 
 
 def test_restored_bit_for_bit_also_after_an_exception() -> None:

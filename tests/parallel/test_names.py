@@ -78,23 +78,6 @@ def test_a_wrapper_is_not_copied_but_its_module_is(wrapper: str, copied: Callabl
     copied(model.bare_module)
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_wrapper_is_not_wrapped_again(wrapper: str) -> None:
-    wrap = WRAPPERS[wrapper]
-    with pytest.raises(
-        ValueError, match=r"(the module itself|submodule .*) is a DecentralizedDataParallel; expected the module inside"
-    ):
-        wrap(DecentralizedDataParallel(bare(), "ring"))
-    with pytest.raises(ValueError, match=r"submodule '.*generator' is a AllReduceDataParallel; expected the module"):
-        wrap(Pair(AllReduceDataParallel))
-
-
-def test_a_training_forward_without_an_optimizer_says_what_to_do() -> None:
-    model = DecentralizedDataParallel(bare(), "ring")
-    with pytest.raises(RuntimeError, match=r"model.attach\(optimizer\).*can be run on model.module or under no_grad"):
-        model(torch.ones(2, 2))
-
-
 def test_a_start_from_loaded_parameters_is_not_warned_of(recwarn: pytest.WarningsRecorder) -> None:
     model = DecentralizedDataParallel(bare(), "ring", "atc")
     optimizer = model.attach(DmSGD(model.parameters(), lr=0.1))

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from common.optim import DmSGD
 from common.parallel import AllReduceDataParallel, DecentralizedDataParallel, collectives
 from common.simulate import simulate
 from common.topology import build
@@ -24,12 +23,12 @@ def wrap(**options: Any) -> DecentralizedDataParallel:
     [
         ({"order": "cta"}, "order='cta': expected 'awc'"),
         ({"transport": "pigeon"}, "transport='pigeon': expected 'auto', 'send_recv' or 'subgroup'"),
-        ({"bucket_mb": 0}, "bucket_mb=0: expected a size in MiB > 0"),
+        ({"bucket_mb": 0}, r"bucket_mb=0: expected a number in \[1e-09, 1e\+09\] \(MiB\)"),
         ({"bucket_mb": float("nan")}, "bucket_mb=nan"),
-        ({"timeout_s": 0}, "timeout_s=0: expected seconds > 0"),
+        ({"timeout_s": 0}, r"timeout_s=0: expected a number in \[0.001, 1e\+09\] \(seconds\)"),
         ({"timeout_s": -1.0}, "timeout_s=-1.0"),
-        ({"timeout_s": float("inf")}, "timeout_s=inf: expected seconds > 0"),
-        ({"timeout_s": 1e300}, r"timeout_s=1e\+300: expected seconds > 0"),
+        ({"timeout_s": float("inf")}, "timeout_s=inf: expected a number in"),
+        ({"timeout_s": 1e300}, r"timeout_s=1e\+300: expected a number in"),
         ({"message_dtype": torch.int16}, "message_dtype=torch.int16: expected a floating point dtype"),
         ({"message_dtype": torch.complex64}, "message_dtype=torch.complex64: expected a floating point dtype"),
         ({"message_dtype": "bfloat16"}, "message_dtype='bfloat16': expected a torch.dtype or None"),
@@ -156,26 +155,6 @@ def test_training_without_an_attached_optimizer_is_refused() -> None:
 def test_bad_clock(clock: int) -> None:
     with pytest.raises(ValueError, match="clock=-1: expected the number of committed updates, >= 0"):
         wrap().load_clock(clock)
-
-
-def test_names_are_those_of_the_bare_module() -> None:
-    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    names = [name for name, _ in module.named_parameters()]
-    keys = module.state_dict().keys()
-    model = DecentralizedDataParallel(module, "ring")
-    assert [name for name, _ in model.named_parameters()] == names
-    assert [id(p) for p in model.parameters()] == [id(p) for p in module.parameters()]
-    assert [name for name, _ in model.named_buffers()] == [name for name, _ in module.named_buffers()]
-    assert model.state_dict().keys() == keys
-    assert model.load_state_dict(module.state_dict()).missing_keys == []
-    assert model.module is module
-    assert (model.worker, model.world_size, model.clock) == (0, 1, 0)
-
-
-def test_dmsgd_alone_is_not_deferred() -> None:
-    model = wrap(order="atc")
-    optimizer = model.attach(DmSGD(model.parameters(), lr=0.1))
-    assert not optimizer.deferred
 
 
 def test_module_without_trainable_parameters() -> None:

@@ -10,8 +10,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils._pytree import tree_leaves
 
 from common.dtensors import local
-from common.local_steps import LocalSteps, Outer
 from common.optim import AccumAdamW
+from common.options import LocalSteps, Outer
 from common.parallel import DecentralizedDataParallel
 from common.planner import Cluster
 from common.planner.memory import rank_memory, sent_mb

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.local_steps import LocalSteps
+from common.options import LocalSteps
 from common.planner.__main__ import main
 from common.planner.plan import plan, sensitivity
 from tests.planner.clusters import cluster

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from common.experiments.definitions import ROOT
-from common.local_steps import LocalSteps
+from common.options import LocalSteps
 from common.planner import Cluster, simulate_allreduce, simulate_gossip
 from common.planner.conditions import CONDITIONS
 from common.planner.plan import plan

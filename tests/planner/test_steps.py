@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from common.local_steps import LocalSteps
+from common.options import LocalSteps
 from common.planner import complete, simulate_allreduce, simulate_gossip, simulate_rounds
 from common.planner.links import allreduce_ms, mb_ms
 from common.planner.steps import DISCARDED, Update, staggering_pays

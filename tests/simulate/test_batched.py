@@ -1,7 +1,6 @@
 """Workers that run as one batch, against workers that run one after the other."""
 
 import copy
-import warnings
 from pathlib import Path
 
 import pytest
@@ -161,20 +160,6 @@ def test_a_worker_whose_parameters_were_replaced_is_noticed() -> None:
     replicas[1].module.load_state_dict(state, assign=True)
     with pytest.raises(RuntimeError, match=r"worker 1: parameter 'conv.weight' is no longer a view"):
         together.forward(batches(2))
-
-
-def test_tensors_that_hooks_compute_are_no_obstacle() -> None:
-    with warnings.catch_warnings(action="ignore"):
-        module = nn.utils.weight_norm(nn.Linear(3, 4))
-    single, batched = simulate(module, 2), simulate(module, 2)
-    for replica in [*single, *batched]:
-        replica.attach(torch.optim.SGD(replica.parameters(), lr=0.1))
-    own = [(torch.randn(5, 3), torch.randint(4, (5,))) for _ in range(2)]
-    together = BatchedWorkers(batched, loss_of)
-    together.backward(together.forward(own).sum())
-    for one, other, batch in zip(single, batched, own, strict=True):
-        loss_of(one, batch).backward()
-        torch.testing.assert_close(other.module.weight_g.grad, one.module.weight_g.grad)
 
 
 def test_buffers_that_were_replaced_are_the_ones_that_are_written() -> None:

@@ -18,8 +18,8 @@ from common.config.elastic import Members
 from common.flat import FlatVector, flatten
 from common.optim import DmSGD, QGDmSGD
 from common.parallel.anchors import Anchors
+from common.parallel.averaging import Debiasing
 from common.parallel.checks import resolve_topology
-from common.parallel.debiasing import Debiasing
 from common.parallel.gossip.buckets import ScheduledBucket, fragments_of, plan_buckets
 from common.parallel.gossip.exchange import mix_
 from common.parallel.optimizers import MomentumVectors
@@ -76,7 +76,7 @@ def begin(task: Task, config: Config, members: Members, member: int, dealing: De
     rank, n, per_worker = members.index(member), len(members), config.ranks_per_worker
     optimizer = build_optimizer(config.optimizer, staged.lr, module)
     schedule = build_schedule(config.schedule, optimizer, config.training.steps or 0, 1)
-    plan = config.parallel.plan()
+    plan = config.parallel.options().plan
     anchors = Anchors(plan, [vector.data])
     anchors.fragments = fragments_of(buckets_of(staged, vector), plan.fragments)
     streams = []
@@ -94,7 +94,7 @@ def begin(task: Task, config: Config, members: Members, member: int, dealing: De
 
 
 def topology_of(config: Config) -> Topology:
-    return resolve_topology(config.build_topology(), config.n, with_push_sum=config.parallel.push_sum)
+    return resolve_topology(config.build_topology(), config.parallel.options(), config.n)
 
 
 def buckets_of(config: Config, vector: FlatVector) -> list[ScheduledBucket]:
@@ -107,7 +107,7 @@ def run_stage(
     task: Task, config: Config, replicas: dict[int, Replica], clock: int, reports: Mapping[int, tuple[int, int | None]]
 ) -> None:
     """Let every replica do what its worker reported: (updates, buckets merged in the last round); the dead do all."""
-    members, plan = sorted(replicas), config.parallel.plan()
+    members, plan = sorted(replicas), config.parallel.options().plan
     buckets = buckets_of(config, replicas[members[0]].vector)
     last = max(updates for updates, _ in reports.values())
     for step in range(clock, last):

@@ -8,8 +8,7 @@ import torch
 
 from common.launch import processes as module
 from common.launch.processes import launch
-from common.parallel.devices import local_device
-from common.parallel.process_groups import process_group
+from common.parallel.process_groups import local_device, process_group
 from tests.ports import free_port
 
 CPU = torch.device("cpu")

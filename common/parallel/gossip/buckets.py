@@ -46,7 +46,7 @@ def plan_buckets(
     phases: str,
     fragments: int = 1,
 ) -> list[ScheduledBucket]:
-    """Cut the vectors [numel] into buckets of which messages have at most about `bucket_mb` MiB.
+    """Split the vectors [numel] into buckets whose messages are at most about `bucket_mb` MiB.
 
     bucket_mb: "auto": 2 on the CPU, 64 on a GPU
     phases:    "aligned", or "staggered": every second bucket runs the rounds in the other order of

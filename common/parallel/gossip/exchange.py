@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from common.optim.flat_state import Incoming
+from common.parallel.gossip.messages import Message
 from common.parallel.gossip.routes import Route
 from common.parallel.streams import is_queued
 
@@ -87,6 +88,7 @@ class Exchange(ABC):
         self.route = route
         self._buffers = buffers
         self._taken: list[Tensor] = []
+        self._narrow: Message | None = None  # if the dtype of messages is not that of the chunk
         self.staged = threading.Event()  # set when the last stage is over
         self.done: torch.cuda.Event | None = None  # what the device has passed when the last stage is over
         self._works: list[list[dist.Work]] = []
@@ -117,8 +119,9 @@ class Exchange(ABC):
         return own_weight if self.strength == 1 else 1 - self.strength * (1 - own_weight)
 
     def settle(self) -> None:
-        """Remember what the next round of this bucket has to know; called once the round is merged for good."""
-        return
+        """Remember what a narrow message left out; called once the round is merged for good."""
+        if self._narrow is not None:
+            self._narrow.settle()
 
     @property
     @abstractmethod

@@ -64,7 +64,6 @@ class Hierarchical(Exchange):
         narrow = message_dtype not in (None, self._sum_dtype) and route.allreduce is None
         self._message_dtype = message_dtype if narrow else None
         self._error = None if error is None else self._shard(error, route.index)
-        self._narrow: Message | None = None
         self._from_rail: dict[int, Tensor] = {}
         self._railed: list[dist.Work] = []
         if route.allreduce is None and (route.receives or route.sends):
@@ -97,11 +96,6 @@ class Hierarchical(Exchange):
             self.chunk.copy_(self._result[: self._numel])
         else:
             self.chunk.mul_(self.weakened(0.0)).add_(self._result[: self._numel], alpha=self.strength)
-
-    def settle(self) -> None:
-        """Remember what this worker's message between hosts left out."""
-        if self._narrow is not None:
-            self._narrow.settle()
 
     @abstractmethod
     def _average_inside(self, timeout: timedelta) -> None:

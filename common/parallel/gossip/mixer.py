@@ -13,24 +13,22 @@ from contextlib import nullcontext
 from datetime import timedelta
 from functools import partial
 from itertools import chain
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from common.flat import FlatVector
 from common.optim.flat_state import Incoming
+from common.options import GossipOptions
 from common.parallel.collectives import SKIPPED, PeerError
-from common.parallel.counters import CommunicationCounters
+from common.parallel.counters import CommunicationCounters, region
 from common.parallel.gossip.buckets import ScheduledBucket, plan_buckets
 from common.parallel.gossip.exchange import Exchange, ReceiveBuffers, tag_of
 from common.parallel.gossip.hierarchical import HierarchicalByCollectives, HierarchicalByMessages
 from common.parallel.gossip.network import Network, end_with_process
-from common.parallel.gossip.point_to_point import SendRecv
+from common.parallel.gossip.point_to_point import SendRecv, SubgroupAllReduce
 from common.parallel.gossip.routes import Route, Routes
-from common.parallel.gossip.subgroup import SubgroupAllReduce
 from common.parallel.process_groups import ProcessGroups
-from common.parallel.regions import region
 from common.parallel.streams import Stalls, Watch, is_queued
 from common.topology import Topology, Transport, in_phases
 
@@ -41,16 +39,14 @@ class Mixer:
     """Launches and merges gossip rounds over flat vectors. Every rank calls the same methods in the same order.
 
     vectors:       the flat vectors of the parameters, the same layout on every rank
-    anchors:       what is mixed in place of the parameters, tensors laid out as they are; empty: the parameters
-    fragments:     number of runs of buckets whose rounds are launched and merged one by one
-    unit:          what a round is called in messages: "step" where every update is one
     topology:      schedule over workers
-    bucket_mb:     size of a message in MiB, see `plan_buckets`; "auto": as suits the device
+    options:       of these bucket_mb and phases cut the buckets, see `plan_buckets`; the rounds of the fragments, runs
+                   of buckets, are launched and merged one by one
     transport:     "auto", or force "send_recv" or "subgroup" wherever the round allows it
     message_dtype: dtype of messages between peers, None for the parameters' own; int8 with error feedback, see
                    `messages.py`. All-reduces, and averages inside hosts that talk to others, keep their precision
-    phases:        "aligned" or "staggered", see `plan_buckets`
     timeout:       how long to wait for a peer
+    anchors:       what is mixed in place of the parameters, tensors laid out as they are; empty: the parameters
     """
 
     def __init__(
@@ -58,24 +54,23 @@ class Mixer:
         vectors: Sequence[FlatVector],
         topology: Topology,
         groups: ProcessGroups,
+        options: GossipOptions,
         *,
-        bucket_mb: float | Literal["auto"],
         transport: str,
         message_dtype: torch.dtype | None,
-        phases: str,
         timeout: timedelta,
         anchors: Sequence[Tensor] = (),
-        fragments: int = 1,
-        unit: str = "step",
     ) -> None:
         self.vectors = list(vectors)
-        self._anchors = list(anchors)
         device = vectors[0].data.device if vectors else torch.device("cpu")
         queued = is_queued(device)
-        self.buckets = plan_buckets([vector.data for vector in vectors], topology, bucket_mb, phases, fragments)
+        fragments = options.fragments
+        data = [vector.data for vector in vectors]
+        self._mixed = list(anchors) or data
+        self.buckets = plan_buckets(data, topology, options.bucket_mb, options.phases, fragments)
         belong = [bucket.fragment for bucket in self.buckets]
         self._fragments = [range(bisect_left(belong, f), bisect_right(belong, f)) for f in range(fragments)]
-        self._unit = unit
+        self._unit = "step" if options.local_steps == 1 else "round"  # what errors call a round
         # What messages of 8 bits have left out so far, laid out as the vectors. Together with parameters and clock this
         # is all that the next round depends on.
         self.errors = [torch.zeros_like(vector.data) for vector in vectors] if message_dtype == torch.int8 else []
@@ -89,8 +84,9 @@ class Mixer:
         self._mixed_now = 0  # exchanges in this update
         self.counters = CommunicationCounters()
         self._groups = groups
-        schedules = in_phases(topology, phases)
-        self._routes = Routes(schedules, groups, transport, message_dtype, collectives_inside=queued)
+        self._routes = Routes(
+            in_phases(topology, options.phases), groups, transport, message_dtype, collectives_inside=queued
+        )
         if queued:
             groups.warm_up(device)
         self._message_dtype = message_dtype
@@ -100,7 +96,6 @@ class Mixer:
         # Where the host runs ahead, its clock sees neither how long messages are waited for nor that one is missing.
         self._stalls = Stalls(device) if queued else None
         self._watch = Watch(timeout) if queued else None
-        self._hierarchical = HierarchicalByCollectives if queued else HierarchicalByMessages
         self._in_flight: dict[int, list[Exchange | None]] = {}  # by fragment
         self._launched_at: dict[int, float] = {}
         self._attempt = 0  # how often rounds were dropped, to be launched again
@@ -136,7 +131,7 @@ class Mixer:
         with region("gossip::launch"):
             indices = self._fragments[fragment]
             self._check(f"gossip launch of {self._unit} {self.clock}")
-            self._in_flight[fragment] = [self._exchange_mixed(self.buckets[index]) for index in indices]
+            self._in_flight[fragment] = [self._exchange(self.buckets[index]) for index in indices]
             self._post(self._in_flight[fragment], first=indices.start)
             self._protect(fragment, writable)
 
@@ -190,7 +185,7 @@ class Mixer:
                     exchange.release()  # the next launch takes the same memory
                 bucket.clock += 1
                 if self.broken is None:
-                    exchanges[index] = self._exchange_mixed(bucket)
+                    exchanges[index] = self._exchange(bucket)
                     self._post(exchanges[index : index + 1], first=index)
             self.counters.rounds += 1
             if self.broken is None:
@@ -224,9 +219,8 @@ class Mixer:
         self.wait()
         self._attempt += bool(self._in_flight)
         for fragment, exchanges in list(self._in_flight.items()):
-            for exchange in exchanges:
-                if exchange is not None:
-                    exchange.release()
+            for exchange in filter(None, exchanges):
+                exchange.release()
             self._forget(fragment)
 
     def abandon(self) -> None:
@@ -249,21 +243,17 @@ class Mixer:
         process groups can be destroyed: with NCCL that would wait for what is in flight.
         """
         queued = self._stalls is not None
-        if patient and not queued:
-            self._wait_a_moment()
         if not queued:
+            deadline = time.monotonic() + min(self._timeout, LAST_WAIT).total_seconds()
+            for exchange in filter(None, chain(*self._in_flight.values())) if patient else ():
+                if not exchange.settled(deadline - time.monotonic()):
+                    break
             self._groups.abort()
         self._in_flight.clear()
         for vector in self.vectors:
             vector.release()
         self.close()
         return not queued
-
-    def _wait_a_moment(self) -> None:
-        deadline = time.monotonic() + min(self._timeout, LAST_WAIT).total_seconds()
-        for exchange in chain(*self._in_flight.values()):
-            if exchange is not None and not exchange.settled(deadline - time.monotonic()):
-                return
 
     def _check(self, where: str) -> None:
         for vector in self.vectors:
@@ -298,13 +288,12 @@ class Mixer:
         for vector in self.vectors:
             vector.release()
 
-    def _exchange_mixed(self, bucket: ScheduledBucket) -> Exchange | None:
-        return self._exchange(bucket, self._anchors or [vector.data for vector in self.vectors], self.errors)
+    def _exchange(self, bucket: ScheduledBucket, vectors: Sequence[Tensor] | None = None) -> Exchange | None:
+        """Return the exchange of the bucket's next round; None where this worker has nobody to talk to.
 
-    def _exchange(
-        self, bucket: ScheduledBucket, vectors: Sequence[Tensor], errors: Sequence[Tensor] = ()
-    ) -> Exchange | None:
-        """Return the exchange of the bucket's next round; None where this worker has nobody to talk to."""
+        vectors: what is mixed beside the parameters, without error feedback; None: the parameters, or their anchors
+        """
+        vectors, errors = (self._mixed, self.errors) if vectors is None else (vectors, ())
         route = self._routes.at(bucket.topology, bucket.clock)
         if route is None:
             return None
@@ -312,14 +301,16 @@ class Mixer:
         if route.kind is Transport.SUBGROUP:
             return SubgroupAllReduce(chunk, route, self._buffers)
         error = errors[bucket.vector][bucket.span] if errors else None
-        kind = self._hierarchical if route.kind is Transport.HIERARCHICAL else SendRecv
+        kind = SendRecv
+        if route.kind is Transport.HIERARCHICAL:
+            kind = HierarchicalByMessages if self._stalls is None else HierarchicalByCollectives
         exchange = kind(chunk, route, self._buffers, self._message_dtype, error)
         exchange.turn, exchange.tag = bucket.clock, tag_of(bucket.clock, self._attempt, bucket.fragment)
         return exchange
 
     def _post(self, exchanges: Sequence[Exchange | None], first: int = 0) -> None:
         """Post the exchanges of the buckets from number `first` on."""
-        self._network.post([exchange for exchange in exchanges if exchange is not None])
+        self._network.post(list(filter(None, exchanges)))
         if self._watch is not None:
             for index, exchange in enumerate(exchanges, first):
                 if exchange is not None:

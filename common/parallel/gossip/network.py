@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import chain
-from typing import Protocol
+from typing import Any
 
 import torch
 
@@ -21,25 +21,18 @@ END_S = 10.0  # for a thread to end, at most
 SLACK = 1  # messages of earlier rounds that may still be under way: the link never rests between two rounds
 
 
-class Endable(Protocol):
-    """What has threads that may wait for peers."""
-
-    def end(self) -> bool:
-        """End them, whatever they wait for; return at once if there are none."""
+_with_threads: "weakref.WeakSet[Any]" = weakref.WeakSet()
+os.register_at_fork(after_in_child=_with_threads.clear)  # threads are the parent's
 
 
-_endable: "weakref.WeakSet[Endable]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=_endable.clear)  # threads are the parent's
-
-
-def end_with_process(thing: Endable) -> None:
-    """Have it end, if it lives then, before the interpreter does: a thread inside gloo would abort the process."""
-    _endable.add(thing)
+def end_with_process(thing: Any) -> None:
+    """Call `thing.end()`, if it lives, before the interpreter ends: threads inside gloo would abort the process."""
+    _with_threads.add(thing)
 
 
 @atexit.register
 def _end_all() -> None:
-    for thing in list(_endable):
+    for thing in list(_with_threads):
         thing.end()
 
 

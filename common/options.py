@@ -1,6 +1,7 @@
-"""Local steps: which updates begin, merge and end a round, and what an outer optimizer does at its end.
+"""The options of gossip, declared and checked once, and the rule of local steps that they choose.
 
-A round of H local steps of worker i, with inner parameters x, anchor a (the outer parameters), outer momentum v:
+The rule says which updates begin, merge and end a round, and what an outer optimizer does at its end. A round of H
+local steps of worker i, with inner parameters x, anchor a (the outer parameters), outer momentum v:
 
     begin           a <- x; the anchors are launched with W(r)
     after tau - 1   a' = sum_j W_ij(r) a_j;  x <- x + (a' - a);  a <- a'        (merged before update number tau)
@@ -17,15 +18,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 
-from common.arguments import Bounds, check_arguments
+from common.arguments import BUCKET_MB, Bounds, check_arguments
 from common.topology import Topology
 
-if TYPE_CHECKING:  # the runtime model needs no torch
+if TYPE_CHECKING:  # the planner and the configuration need no torch
     from torch.optim import Optimizer
 
 HIGH_MOMENTUM = 0.9  # from which heavy ball on the mixed displacement diverged
@@ -100,6 +101,11 @@ class Mixing:
         return min(1.0, lr / highest) ** self.power if highest else 1.0
 
 
+def order_of(merge_after: int | None) -> Literal["awc", "atc"]:
+    """Return the order of rounds that are merged before update number `merge_after`: with 0 nothing travels."""
+    return "atc" if merge_after == 0 else "awc"
+
+
 @dataclass(frozen=True)
 class LocalSteps:
     """Which updates begin, merge and end the rounds. A fragment is a run of buckets with its own rounds.
@@ -146,7 +152,7 @@ class LocalSteps:
     @property
     def order(self) -> str:
         """Whether rounds travel while workers compute, "awc", or not, "atc"."""
-        return "awc" if self.merge_after else "atc"
+        return order_of(self.merge_after)
 
     @property
     def every_update(self) -> bool:
@@ -213,54 +219,93 @@ class LocalSteps:
         return min(self.merge_after, 1) if clock < self.start else self.merge_after
 
 
-def resolve_local_steps(
-    order: str | None,
-    local_steps: int = 1,
-    outer: Outer | None = None,
-    merge_after: int | None = None,
-    local_steps_from: int = 0,
-    fragments: int = 1,
-) -> LocalSteps:
-    """Return the plan of these arguments of DecentralizedDataParallel; `order` "atc" is what merge_after=0 means.
+@dataclass(frozen=True)
+class GossipOptions:
+    """What gossip computes. `DecentralizedDataParallel` and `common.simulate.simulate` take these as keyword arguments.
 
-    merge_after: None: a third of the round, rounded up (in every update: 1); 0 with order "atc"
+    order:            "awc" or "atc", see `common.parallel.decentralized`; None: "atc" if merge_after is 0, else "awc"
+    local_steps:      H, updates in a round: a step sends 1/H of the bytes, and between exchanges it runs the operations
+                      of the bare optimizer only
+    outer:            the outer optimizer; None: none (local SGD). It keeps one vector of the parameters' size, the
+                      anchors (outer parameters), and with momentum one more
+    merge_after:      tau: merge a round before its tau-th update; its messages travel until then. Above 1 anchors are
+                      kept in any case. 0: exchange at its end, as order "atc" does. None: H/3, rounded up
+    local_steps_from: updates before this one are rounds by themselves (post-local SGD)
+    fragments:        number of runs of buckets, whatever layers these belong to, that take turns within H updates
+    mixing:           how strongly rounds mix as the learning rate falls (DSGD-AC); None: fully
+    bucket_mb:        MiB of a message; 1-2 suit slow links; "auto": 2 on the CPU, 64 on a GPU. An all-reduce cuts a
+                      bucket into a message for each member, there buckets are as many times larger (at most 25)
+    phases:           "aligned", or "staggered": half of the buckets run the rounds in another order, so that with AER
+                      every host sends half of its bytes in each step instead of all in every second one
+    push_sum:         stochastic gradient push (SGP): also for topologies that do not keep the mean (directed graphs
+                      whose ranks take more or less than they give); the same as without it where they do
 
-    Raises ValueError naming the argument if one is of another type or out of range, or two contradict each other.
+    Afterwards `outer` and `mixing` are set, and `plan` says which updates are rounds. Raises ValueError naming the
+    option if one is of another type or out of range, or two contradict each other.
     """
-    check_arguments(resolve_local_steps, locals())
-    if order == "atc" and merge_after:
-        raise ValueError(
-            f"merge_after={merge_after} with order=atc: adapt then combine is merge_after=0; expected order=awc"
-        )
-    if order == "awc" and merge_after == 0:
-        raise ValueError("merge_after=0 with order=awc: nothing travels while workers compute; expected order=atc")
-    if merge_after is None:
-        merge_after = 0 if order == "atc" else math.ceil(max(1, local_steps) / 3)
-    return LocalSteps(local_steps, merge_after, outer or Outer(), local_steps_from, fragments)
 
+    order: Literal["awc", "atc"] | None = None
+    local_steps: int = 1
+    outer: Outer | None = None
+    merge_after: int | None = None
+    local_steps_from: int = 0
+    fragments: int = 1
+    mixing: Mixing | None = None
+    bucket_mb: Annotated[float, BUCKET_MB] | Literal["auto"] = "auto"
+    phases: Literal["aligned", "staggered"] = "aligned"
+    push_sum: bool = False
+    plan: LocalSteps = field(init=False)
 
-def check_topology(plan: LocalSteps, mixing: Mixing, topology: Topology, push_sum: bool) -> None:
-    """Raise ValueError where local steps, an outer step or weaker mixing make no sense with a topology or push-sum."""
-    chosen = f"mixing.power={mixing.power:g}"
-    if not plan.every_update:
-        chosen = f"local_steps={plan.steps} (outer.lr={plan.outer.lr:g}, outer.momentum={plan.outer.momentum:g})"
-    elif not mixing.power:
-        return
-    if push_sum:
-        raise ValueError(
-            f"{chosen} with push_sum=true: expected push_sum=false: anchors and displacements would need weights of "
-            "their own"
-        )
-    if not topology.doubly_stochastic:
-        raise ValueError(
-            f"{chosen} with topology {topology.name}: expected doubly stochastic mixing matrices, or the mean drifts"
-        )
-    idle = topology.options.get("idle_rounds", 0)
-    if idle and plan.steps > 1:
-        raise ValueError(
-            f"{chosen} with topology {topology.name} and idle_rounds={idle}: expected idle_rounds=0: rounds are "
-            "local_steps updates apart already"
-        )
+    def __post_init__(self) -> None:
+        check_arguments(GossipOptions, vars(self))
+        merge_after = self.merge_after
+        if self.order == "atc" and merge_after:
+            raise ValueError(
+                f"merge_after={merge_after} with order=atc: adapt then combine is merge_after=0; expected order=awc"
+            )
+        if self.order == "awc" and merge_after == 0:
+            raise ValueError("merge_after=0 with order=awc: nothing travels while workers compute; expected order=atc")
+        if merge_after is None:
+            merge_after = 0 if self.order == "atc" else math.ceil(max(1, self.local_steps) / 3)
+        outer = self.outer or Outer()
+        plan = LocalSteps(self.local_steps, merge_after, outer, self.local_steps_from, self.fragments)
+        resolved = {"outer": outer, "mixing": self.mixing or Mixing(), "plan": plan}
+        for name, value in resolved.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the names of the options."""
+        return [option.name for option in fields(cls) if option.init]
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the options by name."""
+        return {name: getattr(self, name) for name in self.names()}
+
+    def check_topology(self, topology: Topology) -> None:
+        """Raise ValueError where local steps, an outer step or weaker mixing make no sense with this topology."""
+        plan, power = self.plan, self.mixing.power
+        chosen = f"mixing.power={power:g}"
+        if not plan.every_update:
+            chosen = f"local_steps={plan.steps} (outer.lr={plan.outer.lr:g}, outer.momentum={plan.outer.momentum:g})"
+        elif not power:
+            return
+        if self.push_sum:
+            raise ValueError(
+                f"{chosen} with push_sum=true: expected push_sum=false: anchors and displacements would need weights "
+                "of their own"
+            )
+        if not topology.doubly_stochastic:
+            raise ValueError(
+                f"{chosen} with topology {topology.name}: expected doubly stochastic mixing matrices, or the mean "
+                "drifts"
+            )
+        idle = topology.options.get("idle_rounds", 0)
+        if idle and plan.steps > 1:
+            raise ValueError(
+                f"{chosen} with topology {topology.name} and idle_rounds={idle}: expected idle_rounds=0: rounds are "
+                "local_steps updates apart already"
+            )
 
 
 def warnings_of(plan: LocalSteps, topology: Topology) -> list[str]:

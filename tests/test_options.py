@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from common.local_steps import LocalSteps, check_topology, resolve_local_steps, warnings_of
 from common.optim import AccumAdamW
+from common.options import GossipOptions, LocalSteps, warnings_of
 from common.parallel import DecentralizedDataParallel, Mixing, Outer
 from common.simulate import simulate
 from common.topology import Round, Topology, build
@@ -81,11 +81,11 @@ def test_fragments_take_turns() -> None:
 
 
 def test_defaults() -> None:
-    assert resolve_local_steps(None).every_update
-    assert resolve_local_steps(None) == LocalSteps(1, 1) == resolve_local_steps("awc", merge_after=1)
-    assert resolve_local_steps("atc") == LocalSteps(1, 0) == resolve_local_steps(None, merge_after=0)
-    assert resolve_local_steps(None, 30).merge_after == 10
-    assert resolve_local_steps("atc", 30).merge_after == 0
+    assert GossipOptions().plan.every_update
+    assert GossipOptions().plan == LocalSteps(1, 1) == GossipOptions("awc", merge_after=1).plan
+    assert GossipOptions("atc").plan == LocalSteps(1, 0) == GossipOptions(merge_after=0).plan
+    assert GossipOptions(local_steps=30).plan.merge_after == 10
+    assert GossipOptions("atc", 30).plan.merge_after == 0
 
 
 def test_vectors_that_are_kept() -> None:
@@ -145,8 +145,8 @@ def test_local_steps_of_allreduce_are_refused() -> None:
 def test_a_topology_that_does_not_keep_the_mean_is_refused() -> None:
     directed = Topology("directed", 2, schedule=(Round(({0: 0.5, 1: 0.25}, {0: 0.5, 1: 0.75})),))
     with pytest.raises(ValueError, match=r"local_steps=3 .* with topology directed: expected doubly stochastic"):
-        check_topology(LocalSteps(3), Mixing(), directed, push_sum=False)
-    check_topology(LocalSteps(), Mixing(), directed, push_sum=True)
+        GossipOptions(local_steps=3).check_topology(directed)
+    GossipOptions(push_sum=True).check_topology(directed)
 
 
 def growth(topology: Topology, plan: LocalSteps) -> float:
