@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from common.config.base import FilePath, Seed, Strict
-from common.config.elastic import ElasticConfig
+from common.config.elastic import ElasticConfig, Workers
 from common.config.optimization import OptimizerConfig, ScheduleConfig
 from common.config.parallel import ParallelConfig, check_method
 from common.local_steps import check_topology
@@ -71,7 +71,7 @@ class TrainingConfig(Strict):
 
     batch_size:    of all workers together in one update; samples, or another unit of the task (transformer: tokens)
     tf32:          whether GPUs compute float32 matrix products and convolutions in TF32 (10 bits of mantissa)
-    deterministic: whether GPUs repeat a run bit for bit, see common.training.numerics
+    deterministic: whether GPUs repeat a run bit for bit, see common.training.device
     """
 
     steps: PositiveInt | None
@@ -251,6 +251,11 @@ class Config(Strict):
     def n(self) -> int:
         """The number of workers; known once `resolve_workers` ran."""
         return self.workers.count or 1
+
+    @property
+    def all_workers(self) -> Workers:
+        """The numbers of all workers."""
+        return Workers(tuple(range(self.n)))
 
     @property
     def ranks_per_worker(self) -> int:

@@ -17,7 +17,7 @@ from common.config.overrides import CONFIGS, as_hydra_reads
 from common.launch.compose import explain_composition
 from common.launch.multirun import run_all
 from common.launch.processes import launch, refuse
-from common.record.exits import INTERRUPTED
+from common.record import INTERRUPTED
 from common.training.signals import StoppedError, stopped_at_once
 from common.training.task import load_task
 

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
-from common import launcher
+from common import rank_environment
 from common.cli import one_line
 from common.config.config import Config, ConfigError
 from common.config.elastic import SURVIVING
@@ -127,7 +127,7 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
     elastic = elastic if isinstance(elastic, dict) else {}
     if workers["kind"] == "processes" and elastic.get("min_workers") is None:
         try:
-            launcher.check_launcher()
+            rank_environment.check_launcher()
         except ValueError as error:
             raise LauncherError(str(error)) from error
     launched = from_launcher("WORLD_SIZE")
@@ -153,9 +153,9 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_launcher(name: str) -> int | None:
-    """Return what `common.launcher.from_launcher` does; raise ConfigError where that raises ValueError."""
+    """Return what `common.rank_environment.from_launcher` does; raise ConfigError where that raises ValueError."""
     try:
-        return launcher.from_launcher(name)
+        return rank_environment.from_launcher(name)
     except ValueError as error:
         raise LauncherError(str(error)) from error
 

@@ -14,8 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from common.arguments import BUCKET_MB, TIMEOUT_S
 from common.dtensors import is_dtensor
-from common.launcher import from_launcher
 from common.parallel.data_parallel import OPEN, DataParallel
+from common.rank_environment import from_launcher
 from common.spelling import did_you_mean
 from common.topology import Topology, build, knows_hosts, push_sum
 

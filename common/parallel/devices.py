@@ -5,7 +5,7 @@ import sys
 
 import torch
 
-from common.launcher import from_launcher
+from common.rank_environment import from_launcher
 
 
 def local_device() -> torch.device:

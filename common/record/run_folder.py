@@ -17,7 +17,7 @@ from common.config.bookkeeping import is_bookkeeping
 from common.config.config import Config, ConfigError
 from common.config.overrides import flatten, typed
 from common.parallel.collectives import gather_objects, rank
-from common.record.checkpoint import CheckpointError
+from common.record.checkpoint import CheckpointError, Checkpoints
 from common.record.environment import describe_environment, now
 from common.record.run_lock import RunLock
 
@@ -240,6 +240,12 @@ def last_step(file: Path) -> int:
 def fingerprint(config: Config) -> str:
     """Return a hash of the configuration without what does not change a result, which identifies the computation."""
     return _hash(config, is_bookkeeping)
+
+
+def checkpoints_of(config: Config) -> Checkpoints:
+    """Return the checkpoints of a run."""
+    folder, keep = Path(config.run_dir) / "checkpoints", config.training.checkpoints_kept
+    return Checkpoints(folder, fingerprint(config), keep, also=(first_fingerprint(config),))
 
 
 def first_fingerprint(config: Config) -> str:

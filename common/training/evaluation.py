@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from common.config.config import Config
 from common.parallel.averaging import restored
 from common.parallel.collectives import mean_over_ranks_, sum_over_ranks, world_size
-from common.training.numerics import autocast
+from common.training.device import autocast
 from common.training.stream import RandomState
 from common.training.task import Batch, Task, TrainData
 from common.training.worker import Worker

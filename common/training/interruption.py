@@ -16,7 +16,7 @@ from common.parallel.collectives import PeerError, explained, is_distributed
 from common.training.signals import SIGNALS
 
 EVERY = 10  # steps, at most: Slurm may send its warning only 30 s before the end
-PATIENCE_S = 1.0  # from one agreement to the next, where a step is not longer
+AGREE_S = 1.0  # from one agreement to the next, where a step is not longer
 
 
 class Request(IntEnum):
@@ -25,7 +25,7 @@ class Request(IntEnum):
     NOTHING = 0
     CHANGE = 1  # other workers go on
     STOP = 2  # save and end
-    LEAVE = 3  # a peer is gone, there is nobody to agree with
+    LEAVE = 3  # a peer is gone, no agreement is possible
 
 
 class Interruption:
@@ -34,7 +34,7 @@ class Interruption:
     A signal may reach one process only, or reach them in different steps, so they must agree. Every few steps they
     start a maximum over ranks and read the previous one: reading it at once would make all workers wait for the
     slowest, which gossip avoids. The slowest rank's time for a step is a part of it: all know from it how many steps
-    take about PATIENCE_S. Longer ones are each followed by an agreement, so that a run stops after two of them.
+    take about AGREE_S. Longer ones are each followed by an agreement, so that a run stops after two of them.
 
     every: steps from one agreement to the next, the same on all ranks; at most EVERY are used
     wish:  asked each time for what this process wants besides
@@ -68,7 +68,7 @@ class Interruption:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
-        if kind is None:  # after an error others may not come, and nobody waits for them
+        if kind is None:  # after an error other ranks may never come
             self._agreed()
 
     @property
@@ -89,11 +89,11 @@ class Interruption:
             return Request.NOTHING
         agreed, step_s = self._agreed()
         self._start(step)
-        steps = int(min(self._every, PATIENCE_S / step_s)) if step_s > 0 else 1
+        steps = int(min(self._every, AGREE_S / step_s)) if step_s > 0 else 1
         self._due = step + max(1, steps)
         return agreed
 
-    def end_stage(self) -> None:
+    def reset(self) -> None:
         """Wait for the agreement under way, or give it up if peers are gone; requests of this process stay."""
         with suppress(PeerError):
             self._agreed()

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.launch import processes as module
+from common.launch import rank as module
 from common.launch.processes import launch
 from common.parallel.devices import local_device
 from common.parallel.process_groups import process_group

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from common.launch.processes import launch, leave_process_group
+from common.launch.processes import launch
+from common.launch.rank import leave_process_group
 from tests.training.ranks import Ranks
 from tests.training.test_resume import RUN, assert_same_run, rows, wait_for
 

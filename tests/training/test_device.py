@@ -9,10 +9,9 @@ import torch
 
 from cnn.task import TASK
 from common.config.config import Config
-from common.launch import processes as module
 from common.launch.compose import compose_config
 from common.launch.processes import launch
-from common.training import numerics
+from common.training import device as module
 from common.training.evaluation import Evaluator
 from common.training.worker import build_workers
 
@@ -52,9 +51,9 @@ def config_of(*overrides: str) -> Config:
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_settings_of_a_gpu(tf32: bool, deterministic: bool) -> None:
     training = config_of(f"training.tf32={tf32}", f"training.deterministic={deterministic}").training
-    numerics.require_determinism(training.deterministic)
+    module.require_determinism(training.deterministic)
     for fixed_shapes in (True, False):
-        numerics.configure_gpu(training, fixed_shapes)
+        module.configure_gpu(training, fixed_shapes)
         assert settings() == {
             "products": "high" if tf32 else "highest",
             "convolutions": tf32,

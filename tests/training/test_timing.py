@@ -1,6 +1,9 @@
-"""Times of steps: on the CPU by the host's clock, on a GPU by events, here of a device made of two numbers."""
+"""Times of steps, on a GPU by events, here of a device made of two numbers; waits for a core."""
 
+import hashlib
 import json
+import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,9 @@ import torch
 from cnn.task import TASK
 from common.launch.compose import compose_config
 from common.training import recorder as module
+from common.training import timing
 from common.training.recorder import Recorder
-from common.training.step_clock import StepClock
+from common.training.timing import StepClock, cpu_wait_s
 from common.training.worker import build_workers
 
 
@@ -169,3 +173,35 @@ def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path: Path, monke
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     times = [row["time_step_ms"] for row in rows if row["split"] == "train"]
     assert max(times[1:]) < 1000
+
+
+def test_threads_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for thread, content in {"1": "5000 2000000000 7", "2": "1 500000000 2", "3": ""}.items():
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(content)
+    monkeypatch.setattr(timing, "TASKS", tmp_path)
+    assert cpu_wait_s() == 2.5
+    monkeypatch.setattr(timing, "TASKS", tmp_path / "elsewhere")
+    assert cpu_wait_s() == 0
+
+
+@pytest.mark.skipif(not timing.TASKS.exists(), reason="only Linux tells")
+def test_who_shares_a_core_waits() -> None:
+    """Two threads that compute for 0.2 s on one core wait for each other; hashing lets go of Python's lock."""
+    everywhere, before = os.sched_getaffinity(0), cpu_wait_s()
+    os.sched_setaffinity(0, {min(everywhere)})
+    try:
+        end = time.monotonic() + 0.2
+
+        def compute() -> None:
+            while time.monotonic() < end:
+                hashlib.sha256(bytes(1 << 20)).digest()
+
+        other = threading.Thread(target=compute)
+        other.start()
+        compute()
+        waited = cpu_wait_s() - before  # before the other one ends, and is no longer counted
+        other.join()
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    assert waited > 0.01
