@@ -4,6 +4,7 @@ Hydra composes YAML files and command-line overrides; pydantic refuses unknown k
 and contradictory choices.
 """
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,7 +20,7 @@ from pydantic import (
 from common.config.base import FilePath, Seed, Strict
 from common.config.elastic import ElasticConfig, Workers
 from common.config.optimization import OptimizerConfig, ScheduleConfig
-from common.config.parallel import ParallelConfig, check_method
+from common.config.parallel import ParallelConfig
 from common.local_steps import check_topology
 from common.paths import expand_home
 from common.topology import Topology, build
@@ -161,86 +162,91 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _choices_fit(self) -> "Config":
-        mixes_momentum = self.optimizer.name == "dmsgd" and self.optimizer.momentum_mixing
-        needs_atc = {"optimizer=qg_dmsgd": self.optimizer.name == "qg_dmsgd"}
-        needs_atc["optimizer.momentum_mixing=true"] = mixes_momentum
-        check_method(self.parallel, self.topology.name, self.workers.kind, [k for k, v in needs_atc.items() if v])
-        self._check_batched()
-        self._check_shared_moment()
-        self._check_script()
-        self._check_survivors()
-        whole = {"workers.kind=simulated": self.workers.kind == "simulated"}
-        whole["optimizer=muon"] = self.optimizer.name == "muon"  # orthogonalises whole matrices
-        whole["training.compile=true"] = self.training.compile
-        whole["evaluation.local_models=true"] = self.evaluation.local_models
-        for choice, needs_whole in whole.items():
-            if needs_whole and self.sharded:
-                raise ValueError(f"{choice} with parallel.shard=true: expected parallel.shard=false")
+        for choice, others, expected in self._contradictions():
+            for other, made in others.items():
+                if made:
+                    raise ValueError(f"{choice} with {other}: expected {expected}")
+        if self.elastic.script:
+            self.elastic.members(self.n, self.elastic.script[-1].step)
+        if self.elastic.min_workers is not None and self.elastic.min_workers > self.n:
+            where = f"elastic.min_workers={self.elastic.min_workers}"
+            raise ValueError(f"{where}: expected at most the number of workers, {self.n}")
         unit, warmup = self.schedule.unit, self.schedule.warmup
         length = self.training.steps if unit == "steps" else self.training.epochs
         if self.schedule.name == "cosine" and length is not None and warmup >= length:
             raise ValueError(f"schedule.warmup={warmup:g}: expected fewer than training.{unit}={length:g}")
         return self
 
-    def _check_batched(self) -> None:
-        refused = {
-            f"workers={self.workers.kind}": self.workers.kind != "simulated",
-            f"parallel.ranks_per_worker={self.parallel.ranks_per_worker}": self.parallel.ranks_per_worker > 1,
-            "training.compile=true": self.training.compile,
-            "training.precision=fp16": self.training.precision == "fp16",
-        }
-        for choice, chosen in refused.items():
-            if chosen and self.workers.batched:
-                raise ValueError(f"workers.batched=true with {choice}: expected workers.batched=false")
+    def _contradictions(self) -> Iterator[tuple[str, dict[str, object], str]]:
+        """Yield each choice that was made, whether others were that do not go with it, and what is expected then."""
+        method, topology, training = self.parallel.method, self.topology.name, self.training
+        simulated, real = ({f"workers={kind}": self.workers.kind == kind} for kind in ("simulated", "processes"))
+        compiled, fp16 = (
+            {"training.compile=true": training.compile},
+            {"training.precision=fp16": training.precision == "fp16"},
+        )
+        if method == "allreduce":
+            expected = "topology=complete (or parallel=decentralized): all-reduce averages over all workers"
+            yield f"topology={topology}", {"parallel=allreduce": topology != "complete"}, expected
+            if self.parallel.hook:
+                expected = "workers=processes or parallel.hook=null: hooks compress what real processes send"
+                yield f"parallel.hook={self.parallel.hook}", simulated, expected
+        else:
+            yield from self._contradictions_of_gossip(simulated, fp16)
+        if self.workers.batched:
+            several = {f"parallel.ranks_per_worker={self.ranks_per_worker}": self.ranks_per_worker > 1}
+            yield "workers.batched=true", real | several | compiled | fp16, "workers.batched=false"
+        if self.elastic.script:
+            yield "elastic.script", real, "workers=simulated"
+        if self.elastic.min_workers is not None:
+            where = f"elastic.min_workers={self.elastic.min_workers}"
+            yield where, simulated, "workers=processes"
+            yield where, {"parallel=allreduce": method == "allreduce"}, "a method that gossips"
+            averaged = {"evaluation.keep_average=true": self.evaluation.keep_average}
+            needing_peers = {"parallel.shard=true": self.sharded} | averaged | fp16
+            yield where, needing_peers, "another choice: workers cannot go on without a peer then"
+        else:
+            alone, expected = "elastic.min_workers=null", "a number of workers with which the others go on, or"
+            yield f"elastic.restarts={self.elastic.restarts}", {alone: self.elastic.restarts}, f"{expected} 0"
+            started = f"{expected} null; without lost workers torchrun starts several hosts"
+            yield f"elastic.agent={self.elastic.agent}", {alone: self.elastic.agent}, started
 
-    def _check_shared_moment(self) -> None:
+    def _contradictions_of_gossip(
+        self, simulated: dict[str, object], fp16: dict[str, object]
+    ) -> Iterator[tuple[str, dict[str, object], str]]:
         parallel, optimizer = self.parallel, self.optimizer
-        if parallel.method == "allreduce" or parallel.share_second_moment is None:
-            return
-        adapts = optimizer.name == "accumadamw" and not optimizer.fused and self.training.precision != "fp16"
-        if not (adapts and self.workers.kind == "simulated" and parallel.plan().every_update):
-            raise ValueError(
-                f"parallel.share_second_moment={parallel.share_second_moment} with workers={self.workers.kind}, "
-                f"optimizer={optimizer.name}: expected workers=simulated and optimizer=accumadamw (AdamW with "
-                "accumulation_steps=1), not fused, without fp16, and a round in every update"
+        every_update = parallel.plan().every_update
+        if parallel.message_dtype:
+            expected = "workers=processes or parallel.message_dtype=null: simulated workers send no messages to round"
+            yield f"parallel.message_dtype={parallel.message_dtype}", simulated, expected
+        quasi_global = {"optimizer=qg_dmsgd": optimizer.name == "qg_dmsgd"}
+        mixed = {"optimizer.momentum_mixing=true": optimizer.name == "dmsgd" and optimizer.momentum_mixing}
+        if parallel.order != "atc":
+            yield f"parallel.order={parallel.order}", quasi_global | mixed, "parallel.order=atc"
+        if not every_update:
+            yield (
+                f"parallel.local_steps={parallel.local_steps}, outer.lr={parallel.outer.lr:g}",
+                quasi_global | mixed,
+                "another optimizer: it is defined for a round in every update without an outer step",
             )
-
-    def _check_script(self) -> None:
-        if not self.elastic.script:
-            return
-        if self.workers.kind != "simulated":
-            raise ValueError(f"elastic.script with workers={self.workers.kind}: expected workers=simulated")
-        self.elastic.members(self.n, self.elastic.script[-1].step)
-
-    def _check_survivors(self) -> None:
-        least, parallel = self.elastic.min_workers, self.parallel
-        if least is None:
-            if self.elastic.restarts:
-                raise ValueError(
-                    f"elastic.restarts={self.elastic.restarts} with elastic.min_workers=null: expected 0, or a number "
-                    "of workers with which the others go on meanwhile"
-                )
-            if self.elastic.agent is not None:
-                raise ValueError(
-                    f"elastic.agent={self.elastic.agent} with elastic.min_workers=null: expected a number of workers, "
-                    "or null; without lost workers torchrun starts several hosts"
-                )
-            return
-        where = f"elastic.min_workers={least}"
-        if self.workers.kind != "processes":
-            raise ValueError(f"{where} with workers={self.workers.kind}: expected workers=processes")
-        if parallel.method != "decentralized":
-            raise ValueError(f"{where} with parallel=allreduce: expected a method that gossips")
-        refused = {
-            "parallel.shard=true": self.sharded,
-            "evaluation.keep_average=true": self.evaluation.keep_average,
-            "training.precision=fp16": self.training.precision == "fp16",
-        }
-        for choice, chosen in refused.items():
-            if chosen:
-                raise ValueError(f"{where} with {choice}: workers cannot go on without a peer then")
-        if least > self.n:
-            raise ValueError(f"{where}: expected at most the number of workers, {self.n}")
+        if parallel.share_second_moment is not None:
+            adapts = optimizer.name == "accumadamw" and not optimizer.fused and not any(fp16.values())
+            chosen = f"workers={self.workers.kind}, optimizer={optimizer.name}"
+            yield (
+                f"parallel.share_second_moment={parallel.share_second_moment}",
+                {chosen: not (adapts and any(simulated.values()) and every_update)},
+                "workers=simulated and optimizer=accumadamw (AdamW with accumulation_steps=1), not fused, without fp16, and "
+                "a round in every update",
+            )
+        if parallel.shard:
+            yield "workers.kind=simulated", {"parallel.shard=true": any(simulated.values())}, "parallel.shard=false"
+            whole = {
+                "optimizer=muon": optimizer.name == "muon",  # orthogonalises whole matrices
+                "training.compile=true": self.training.compile,
+                "evaluation.local_models=true": self.evaluation.local_models,
+            }
+            for choice, made in whole.items():
+                yield choice, {"parallel.shard=true": made}, "parallel.shard=false"
 
     @property
     def sharded(self) -> bool:
