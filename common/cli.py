@@ -20,8 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from yaml import YAMLError
 
-from common.paths import expand_home
-from common.spelling import did_you_mean, nearest
+from common.arguments import did_you_mean, expand_home, nearest
 
 Text = Annotated[str, Field(min_length=1)]
 ONE_OR_SEVERAL = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])  # a, [a,b]
@@ -169,7 +168,8 @@ def explain_mistake(item: Mapping[str, Any], model: type[BaseModel]) -> str:
         case "extra_forbidden":
             return f"{key}: unknown key; {nearest(keys[-1], holder.model_fields)}"
         case "missing":
-            return f"{key}=...: missing; expected {holder.model_fields[keys[-1]].description or 'a value'}"
+            field = holder.model_fields.get(keys[-1])  # None for an item of a list
+            return f"{key}=...: missing; expected {(field and field.description) or 'a value'}"
         case "union_tag_invalid":
             names, tag = item["ctx"]["expected_tags"], item["ctx"]["discriminator"].strip("'")
             return f"{key}.{tag}={item['ctx']['tag']}: expected one of {names}"

@@ -17,12 +17,12 @@ from pydantic import (
     model_validator,
 )
 
+from common.arguments import expand_home
 from common.config.base import FilePath, Seed, Strict
 from common.config.elastic import ElasticConfig, Workers
 from common.config.optimization import OptimizerConfig, ScheduleConfig
 from common.config.parallel import ParallelConfig
 from common.local_steps import check_topology
-from common.paths import expand_home
 from common.topology import Topology, build
 
 
@@ -235,8 +235,8 @@ class Config(Strict):
             yield (
                 f"parallel.share_second_moment={parallel.share_second_moment}",
                 {chosen: not (adapts and any(simulated.values()) and every_update)},
-                "workers=simulated and optimizer=accumadamw (AdamW with accumulation_steps=1), not fused, without fp16, and "
-                "a round in every update",
+                "workers=simulated and optimizer=accumadamw (AdamW with accumulation_steps=1), not fused, without "
+                "fp16, and a round in every update",
             )
         if parallel.shard:
             yield "workers.kind=simulated", {"parallel.shard=true": any(simulated.values())}, "parallel.shard=false"

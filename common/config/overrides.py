@@ -14,11 +14,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
+from common.arguments import expand_home, nearest
 from common.cli import one_line
 from common.config.config import Config, ConfigError
 from common.config.elastic import SURVIVING, ElasticConfig
-from common.paths import expand_home
-from common.spelling import nearest
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 GROUPS = {folder.name for folder in CONFIGS.iterdir() if folder.is_dir()}

@@ -13,12 +13,12 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
 from common import rank_environment
+from common.arguments import did_you_mean, nearest
 from common.cli import explain_mistake, locate, one_line
 from common.config.config import Config, ConfigError
 from common.config.elastic import SURVIVING
 from common.config.moments import with_betas
 from common.config.overrides import CONFIGS, as_hydra_reads, choices, choices_with, flatten, list_groups
-from common.spelling import did_you_mean, nearest
 from common.training.task import Task, load_task
 
 FEW = 3  # choices that a message names

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from common.arguments import BUCKET_MB, TIMEOUT_S
+from common.arguments import BUCKET_MB, TIMEOUT_S, did_you_mean
 from common.dtensors import is_dtensor
 from common.parallel.data_parallel import OPEN, DataParallel
 from common.rank_environment import from_launcher
-from common.spelling import did_you_mean
 from common.topology import Topology, build, knows_hosts, push_sum
 
 
