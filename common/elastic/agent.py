@@ -168,7 +168,7 @@ class Agent:
             self._log(f"host {name[:100]} has another configuration and is refused")
             host.refuse("the agent runs another configuration")
         else:
-            host.welcome(name[:100], prove(self._secret, "agent", host.their_nonce, host.nonce))
+            host.accept(name[:100], prove(self._secret, "agent", host.their_nonce, host.nonce))
             if None not in self._hosts:
                 self._log(f"host {host.name} is spare")
 
@@ -183,7 +183,7 @@ class Agent:
     def _start_workers(self) -> None:
         """Give places without a host the hosts that wait, and start the workers whose host is there."""
         for index, host in enumerate(self._hosts):
-            waiting = [host for host in self._pending if host.name is not None]
+            waiting = [other for other in self._pending if other.name is not None]
             if host is None and waiting:
                 self._pending.remove(waiting[0])
                 self._hosts[index] = waiting[0]
