@@ -28,7 +28,7 @@ from common.training.interruption import Request
 from common.training.stream import Dealing
 from tests.distributed.processes import PRELOAD
 from tests.ports import free_port
-from tests.training.test_resume import wait_for
+from tests.training.runs import wait_for
 
 TIMEOUT_S = 600.0  # longer than any test may take: nothing below may wait for it
 pytestmark = pytest.mark.timeout(500)

@@ -7,7 +7,7 @@ import pytest
 
 from common.launch.processes import launch
 from scripts.plot_trace import main, read_spans
-from tests.training.test_resume import RUN
+from tests.training.runs import RUN
 
 
 def test_messages_travel_during_the_passes(tmp_path: Path) -> None:
