@@ -38,7 +38,8 @@ class Evaluator:
         options, model = self._config.evaluation, self._workers[0].model
         metrics = {"consensus_distance": model.consensus_distance()}
         if options.local_models:
-            metrics |= {f"local_{name}": value for name, value in self._metrics(self._local_sums()).items()}
+            sums = self._sums(self._local_models())
+            metrics |= {f"local_{name}": value for name, value in self._metrics(sums).items()}
         with model.averaged() as mean_model, self._recalibrated(mean_model):
             metrics |= self._metrics(self._mean_sums(mean_model))
             then(metrics, mean_model)
@@ -53,9 +54,6 @@ class Evaluator:
         # Ranks of a worker gather parameters together, so they run equally many batches: the same ones, counted once.
         batches = self._batches(self._workers[0].index, self._config.n)
         return self._sums([(mean_model, batches)], counted=self._rank % self._config.ranks_per_worker == 0)
-
-    def _local_sums(self) -> Tensor:
-        return self._sums(self._local_models())
 
     def _local_models(self) -> Iterator[tuple[nn.Module, Iterable[Batch]]]:
         """Yield every local rank's own model and its shard."""

@@ -3,7 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 
-from common.config.elastic import Workers
 from common.parallel.collectives import gather_objects
 from common.parallel.regions import region
 from common.training.gradients import finish_gradients
@@ -13,7 +12,7 @@ from common.training.run import Run
 from common.training.scripted import next_change, with_scripted_members
 from common.training.timing import Trace
 from common.training.worker import is_out_of_memory
-from common.training.worker_group import WorkerGroup
+from common.training.worker_group import WorkerGroup, begin
 
 
 def train(run: Run) -> str:
@@ -24,13 +23,7 @@ def train(run: Run) -> str:
     "interrupted" if a signal asked to stop: then a checkpoint was saved.
     """
     config, recorder, steps = run.config, run.recorder, run.timetable.steps
-    found = run.checkpoints.load(run.device, run.tell)
-    members = Workers(tuple(found.state["members"])) if found else config.all_workers
-    group = WorkerGroup(run, members, anew=found is None)
-    group.resume(found)
-    if found is None and config.init_from is not None:
-        run.tell(f"began with the model {config.init_from}; optimizer, schedule and data begin anew")
-    recorder.begin(group.workers, steps, group.config)
+    group = begin(run)
     with (
         step_named(recorder),
         Interruption(run.device, config.logging.every, group=group.workers[0].model.everyone) as interruption,

@@ -118,3 +118,15 @@ class WorkerGroup:
         """Close the workers' models."""
         for worker in self.workers:
             worker.model.close()
+
+
+def begin(run: Run) -> WorkerGroup:
+    """Build the workers of a run and begin it, or continue from its newest checkpoint. Collective."""
+    found = run.checkpoints.load(run.device, run.tell)
+    members = Workers(tuple(found.state["members"])) if found else run.config.all_workers
+    group = WorkerGroup(run, members, anew=found is None)
+    group.resume(found)
+    if found is None and run.config.init_from is not None:
+        run.tell(f"began with the model {run.config.init_from}; optimizer, schedule and data begin anew")
+    run.recorder.begin(group.workers, run.timetable.steps, group.config)
+    return group
