@@ -61,8 +61,8 @@ class ElasticConfig(Strict):
     min_workers: of real workers: when some die the others go on, if they are at least as many, and the majority; null:
                  the run ends
     restarts:    how many dead workers are replaced
-    agent:       of workers on several hosts, each of which runs the same command: HOST:PORT of the one that leads; it
-                 is the host that has this address. IPv6: [ADDRESS]:PORT. Hosts that are not needed replace one that is
+    agent:       where workers on several hosts find the agent: HOST:PORT of the host that leads, which has this
+                 address; all run the same command. IPv6: [ADDRESS]:PORT. Hosts that are not needed replace one that is
                  lost; null: one host
     keep:        what stays as it is when workers leave or join: each one's batch, or that of all together, as far as it
                  can be divided

@@ -132,7 +132,7 @@ def _load(group: str, name: str) -> dict[str, Any]:
 
 
 def _is_of_task(config_class: type[Config], group: str, name: str) -> bool:
-    """Return whether a task knows these data or this model, of a recipe those that it and its bases take."""
+    """Return whether a task knows these data or this model, or those of a recipe and its bases."""
     values = _load(group, name)
     defaults = values.get("defaults", [])
     if group == "experiment":

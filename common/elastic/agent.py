@@ -25,7 +25,7 @@ from common.elastic.wire import LOCAL, Channel, Ended, Hello, is_proof, prove
 from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
 from common.training.signals import SIGNALS
 
-ATTEMPTS = 3  # memberships in a row that break although nobody died
+ATTEMPTS = 3  # memberships in a row that break although no rank died
 MOST_UNKNOWN = 64  # connections that have not said Hello: of more the oldest is dropped
 
 Host = LocalHost | RemoteHost
@@ -212,7 +212,7 @@ class Agent:
             self._changing = True
             self._deadline = time.monotonic() + self._timeout_s
         if lost:
-            self._store = None  # ends the waiting of those that connect
+            self._store = None  # ends the wait of connecting ranks
             self._send(Notice.LOST, self._alive - self._reports.keys())
 
     def _on_exit(self, number: int, code: int) -> None:
@@ -256,7 +256,7 @@ class Agent:
         return set(range(first, first + self._per_worker))
 
     def _joining(self) -> set[int]:
-        """Return the ranks that wait to join, of workers of which all do."""
+        """Return the ranks that wait to join, of workers whose ranks all do."""
         waiting = self._reports.keys() - self._alive
         return {number for number in waiting if self._ranks_of_worker(number) <= waiting}
 

@@ -2,8 +2,8 @@
 
 In each membership (`common.elastic.membership`) it trains with process groups, wrapper and optimizer of their own,
 built around the state that it has in memory. After a loss all go on from the largest number of committed updates: who
-is behind skips what it missed, its batches too. What every worker has merged in the round that broke is in the
-membership row of metrics.jsonl, from which the run can be replayed bit for bit.
+is behind skips the updates that it missed, with their batches. The buckets that every worker has merged in the round
+that broke are in the membership row of metrics.jsonl, from which the run can be replayed bit for bit.
 
 The ranks of a worker may have come to different points: they go on with what the first of them has. One whose average
 of gradients broke gives the update up.
@@ -37,7 +37,7 @@ REPLICATED = ("model", "communication", "optimizer", "schedule", "scaler")  # of
 
 
 class Held(NamedTuple):
-    """What a rank has when it leaves a membership: what it reports, and the worker's state."""
+    """What a rank has when it leaves a membership: its report and the worker's state."""
 
     report: Report = Report()
     state: dict[str, Any] | None = None
@@ -51,7 +51,7 @@ def train_elastically(run: Run, member: Member, open_folder: Callable[[str], Run
     held = Held()
     gc.freeze()  # groups are collected at each change: without what was imported that takes a tenth of the time
     with (
-        Interruption(run.device, run.config.logging.every, member.wish) as interruption,
+        Interruption(run.device, run.config.logging.every, member.request) as interruption,
         Trace(run.config.run_dir, member.number, run.config.profile) as trace,
     ):
         while True:

@@ -71,7 +71,7 @@ class Membership(NamedTuple):
 
 
 class Notice(Enum):
-    """What the agent says besides."""
+    """What else the agent says."""
 
     WAITING = auto()  # a rank wants to join: stop together
     LOST = auto()  # a member is gone: whatever waits for peers has to end
@@ -91,14 +91,14 @@ class Member:
     def __init__(self, number: int, connection: Connection) -> None:
         self.number = number
         self._connection = connection
-        self._wish = Request.NOTHING
+        self._request = Request.NOTHING
         self._named: queue.SimpleQueue[Membership | str] = queue.SimpleQueue()
         self._groups = threading.Lock()  # connections are not closed while groups are taken down
         threading.Thread(target=self._listen, name="membership", daemon=True).start()
 
-    def wish(self) -> Request:
+    def request(self) -> Request:
         """Return what the agent wants: nothing, a change of members, also at once, or, if it is gone, an end."""
-        return self._wish
+        return self._request
 
     def next(self, report: Report, asked: Callable[[], bool] = lambda: False) -> Membership:
         """Report, and wait to be named a member. Raises DismissedError if that will not happen.
@@ -132,7 +132,9 @@ class Member:
                 abort_groups()
             if dist.is_initialized():
                 dist.destroy_process_group()
-            dist.distributed_c10d._world.group_count = 0  # names of groups count those that failed, elsewhere not made
+            dist.distributed_c10d._world.group_count = (
+                0  # names of groups count failed ones too, which other ranks lack
+            )
         gc.collect()  # groups sit in circles of references, with their threads and sockets
 
     def _listen(self) -> None:
@@ -140,17 +142,17 @@ class Member:
             try:
                 message = self._connection.recv()
             except (EOFError, OSError):
-                self._wish = Request.STOP
+                self._request = Request.STOP
                 self._named.put("its agent has died")
                 return
             match message:
                 case Membership():
-                    self._wish = Request.NOTHING
+                    self._request = Request.NOTHING
                     self._named.put(message)
                 case Notice.WAITING:
-                    self._wish = Request.CHANGE
+                    self._request = Request.CHANGE
                 case Notice.LOST:
-                    self._wish = Request.LEAVE
+                    self._request = Request.LEAVE
                     with self._groups:
                         abort_groups()
                 case Notice.OVER:

@@ -23,7 +23,7 @@ from common.record.run_lock import RunLock
 
 GONE = "was removed or moved while the run trained in it, so the run ends"
 RECORDS = ("config.yaml", "environment.json", "metrics.jsonl")
-# Of the keys that do not change a result, those that were left out of fingerprints at first.
+# Keys that do not change a result and were left out of fingerprints from the beginning.
 FIRST_FREE_KEYS = ("run_dir", "resume", "logging.", "profile", "training.threads", "training.checkpoint")
 FIRST_FREE_KEYS += ("elastic.min_workers", "elastic.restarts", "elastic.agent")
 
@@ -36,7 +36,7 @@ class RunFolder:
     """The records of a run. Only rank 0 makes this object and writes, and it holds the folder's lock until `close`.
 
     With `resume=true` the run in the folder is continued; without it, a folder that holds a run is refused. Rows are
-    only added to metrics.jsonl, except that a resumed run removes those that it will compute again (`cut`). Numbers
+    only added to metrics.jsonl, except that a resumed run removes the rows of steps that it repeats (`cut`). Numbers
     that are not finite are null in all files.
 
     start: given by a process that has `claimed` the folder for this one; None: it is checked here

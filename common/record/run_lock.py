@@ -174,7 +174,7 @@ def _create(file: Path, holder: Holder) -> bool:
     try:
         with stream:
             stream.write(_content(holder))
-    except OSError:  # of a full disk: an empty file would name nobody
+    except OSError:  # of a full disk: an empty file would name no process
         file.unlink()
         raise
     return True

@@ -1,4 +1,4 @@
-"""Where the rows of metrics.jsonl are shown besides: the console, Weights & Biases, TensorBoard. Rank 0 only.
+"""Where else the rows of metrics.jsonl are shown: the console, Weights & Biases, TensorBoard. Rank 0 only.
 
 The run's own records never depend on these services: one that fails is named once and left out from then on.
 """

@@ -74,7 +74,7 @@ def pick_device(config: Config) -> torch.device:
 def threads_per_process(distributed: bool) -> int:
     """Return OMP_NUM_THREADS, or the number of CPU threads with which the local processes together use each core once.
 
-    torchrun sets the variable to 1 where the user has not: that is not a wish.
+    torchrun sets the variable to 1 where the user has not set it: that value is ignored.
     """
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and multiprocessing.parent_process() is None and wanted == "1"

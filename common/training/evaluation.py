@@ -19,7 +19,7 @@ NORMS = nn.modules.batchnorm._BatchNorm
 
 
 class Evaluator:
-    """Evaluation over all processes, of which each has some workers. Every validation sample counts once."""
+    """Evaluation over all processes and their workers. Every validation sample counts once."""
 
     def __init__(self, task: Task, workers: Sequence[Worker], config: Config, device: torch.device, rank: int) -> None:
         self._task, self._workers, self._config = task, workers, config

@@ -20,7 +20,7 @@ AGREE_S = 1.0  # from one agreement to the next, where a step is not longer
 
 
 class Request(IntEnum):
-    """What a process wants; of different wishes the largest counts."""
+    """A request of a process; of different ones the largest counts."""
 
     NOTHING = 0
     CHANGE = 1  # other workers go on
@@ -37,7 +37,7 @@ class Interruption:
     take about AGREE_S. Longer ones are each followed by an agreement, so that a run stops after two of them.
 
     every: steps from one agreement to the next, the same on all ranks; at most EVERY are used
-    wish:  asked each time for what this process wants besides
+    own:   called each time for another request of this process
     group: of all processes; None: the default group
     """
 
@@ -45,7 +45,7 @@ class Interruption:
         self,
         device: torch.device,
         every: int = EVERY,
-        wish: Callable[[], Request] = lambda: Request.NOTHING,
+        own: Callable[[], Request] = lambda: Request.NOTHING,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._device = device
@@ -53,7 +53,7 @@ class Interruption:
         self._due: int | None = None  # the step after which all agree; None: after the next one
         self._began = 0, time.perf_counter()  # step and time of the last agreement
         self._asked = Request.NOTHING
-        self._wish = wish
+        self._own = own
         self._group = group
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         # What is reduced, the result, how to wait for it.
@@ -79,11 +79,11 @@ class Interruption:
     def requested(self, step: int) -> Request:
         """Return the largest request that any process had some steps ago. Collective, after every step.
 
-        Raises PeerError where this process wishes to leave.
+        Raises PeerError where this process requests to leave.
         """
         if not is_distributed():
             return self._asked
-        if self._wish() is Request.LEAVE:
+        if self._own() is Request.LEAVE:
             raise PeerError("a peer was lost")
         if self._due is not None and step < self._due:
             return Request.NOTHING
@@ -105,13 +105,13 @@ class Interruption:
         self._began = step, now
         step_s = (now - then) / max(1, step - before) if self._due is not None else 0.0
         asked = torch.full((2,), step_s, device=self._device)
-        asked[0] = float(max(self._asked, self._wish()))
+        asked[0] = float(max(self._asked, self._own()))
         work = dist.all_reduce(asked, dist.ReduceOp.MAX, self._group, async_op=True)
         self._largest = asked, *((asked, work.wait) if self._side is None else self._copied(asked, work, self._side))
 
     @staticmethod
     def _copied(asked: Tensor, work: dist.Work, side: torch.cuda.Stream) -> tuple[Tensor, Callable[[], object]]:
-        """Copy the answer to the host beside the stream that trains, for all of whose work reading it would wait."""
+        """Copy the answer to the host on a side stream: reading it on the training stream waits for all its work."""
         with torch.cuda.stream(side):
             work.wait()
             answer = torch.empty(2, pin_memory=True).copy_(asked, non_blocking=True)

@@ -126,7 +126,7 @@ class Recorder:
         return best
 
     def change(self, before: Workers, after: Workers, topology: str) -> None:
-        """Record that other workers train from now on; the training row of those that do so far ends here."""
+        """Record that other workers train from now on; the training row of the former ones ends here."""
         if self._losses:
             self._end_window()
         leaving = [worker for worker, member in zip(self._workers, before, strict=True) if member not in after]
@@ -205,7 +205,7 @@ class Recorder:
         means = [losses.mean(), norms.mean(), clipped.mean()]
         means.append(self._scalar(cpu_wait_s() - self._wait_began if counted else 0.0))
         means += self.noise.sums.flatten()
-        everyone = self._workers[0].model.everyone  # here nobody waits for rank 0 to write a model
+        everyone = self._workers[0].model.everyone  # in this group no rank waits for rank 0 to write a model
         sums = sum_over_ranks(torch.stack([*means, self._scalar(self._local_bytes())]), everyone).tolist()
         loss, mean_norm, clipped_fraction, waited, *noise = (value / world_size() for value in sums[:-1])
         self._read_times()

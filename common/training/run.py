@@ -35,7 +35,7 @@ class Timetable(NamedTuple):
 class Run:
     """A run in one of its processes.
 
-    rank:   of this process among those that train
+    rank:   of this process in the process group
     folder: None except on rank 0
     """
 

@@ -16,7 +16,7 @@ def next_change(config: Config, clock: int) -> int | None:
 
 
 def with_scripted_members(group: WorkerGroup) -> WorkerGroup:
-    """Return the group of those who train now: the same, or one that goes on in its place after a change."""
+    """Return the group of the workers that train now: the same, or one that goes on in its place after a change."""
     run, before = group.run, group.members
     after = run.config.elastic.members(run.config.n, run.recorder.clock)
     if after == before:

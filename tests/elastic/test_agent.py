@@ -59,9 +59,9 @@ def work(number: int, connection: Connection, deeds: Deeds, log: Path) -> None:
             while True:
                 assert sum_over_ranks(torch.ones(1)) == len(named.members)
                 added += 1
-                if member.wish() is Request.STOP:  # the test is gone
+                if member.request() is Request.STOP:  # the test is gone
                     os._exit(INTERRUPTED)
-                if added % 20 == 0 and sum_over_ranks(torch.tensor(float(member.wish() is Request.CHANGE))):
+                if added % 20 == 0 and sum_over_ranks(torch.tensor(float(member.request() is Request.CHANGE))):
                     lost = False
                     break
                 match deed if added % 5 == 0 else "":
@@ -431,8 +431,8 @@ def test_a_worker_that_dies_before_training_ends_the_run(tmp_path: Path) -> None
 def test_without_its_agent_a_worker_wants_to_stop() -> None:
     ours, theirs = Pipe()
     member = Member(0, theirs)
-    assert member.wish() is Request.NOTHING
+    assert member.request() is Request.NOTHING
     ours.close()
     with pytest.raises(DismissedError, match="agent has died"):
         member.next(Report())
-    assert member.wish() is Request.STOP
+    assert member.request() is Request.STOP
