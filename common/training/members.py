@@ -1,10 +1,10 @@
 """What changes in a run when workers leave or join.
 
 Workers keep their numbers; members are the workers that train. At a change, after a committed update, members go on
-with their parameters, optimizer state, buffers and clock, on the topology for as many workers; a worker that joins begins
-with those of the member before it, as a copy. What was in flight is launched again among the members. The learning
-rate's schedule stays, and so does either each worker's batch (`elastic.keep=local_batch`) or, rounded down to equal
-shares, the global batch (`elastic.keep=global_batch`). Where the learning rate is scaled to the global batch
+with their parameters, optimizer state, buffers and clock, on the topology for as many workers; a worker that joins
+begins with those of the member before it, as a copy. What was in flight is launched again among the members. The
+learning rate's schedule stays, and so does either each worker's batch (`elastic.keep=local_batch`) or, rounded down to
+equal shares, the global batch (`elastic.keep=global_batch`). Where the learning rate is scaled to the global batch
 (`optimizer.lr_batch`), it follows. The rest of the epoch is dealt to the members.
 """
 
