@@ -4,7 +4,6 @@ Hydra composes YAML files and command-line overrides; pydantic refuses unknown k
 and contradictory choices.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,6 +18,7 @@ from pydantic import (
 
 from common.arguments import expand_home
 from common.config.base import FilePath, Seed, Strict
+from common.config.contradictions import check_choices, made
 from common.config.elastic import ElasticConfig, Workers
 from common.config.optimization import OptimizerConfig, ScheduleConfig
 from common.config.parallel import ParallelConfig
@@ -162,10 +162,8 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _choices_fit(self) -> "Config":
-        for choice, others, expected in self._contradictions():
-            for other, made in others.items():
-                if made:
-                    raise ValueError(f"{choice} with {other}: expected {expected}")
+        check_choices(self)
+        self._check_rounds()
         if self.elastic.script:
             self.elastic.members(self.n, self.elastic.script[-1].step)
         if self.elastic.min_workers is not None and self.elastic.min_workers > self.n:
@@ -177,76 +175,17 @@ class Config(Strict):
             raise ValueError(f"schedule.warmup={warmup:g}: expected fewer than training.{unit}={length:g}")
         return self
 
-    def _contradictions(self) -> Iterator[tuple[str, dict[str, object], str]]:
-        """Yield each choice that was made, whether others were that do not go with it, and what is expected then."""
-        method, topology, training = self.parallel.method, self.topology.name, self.training
-        simulated, real = ({f"workers={kind}": self.workers.kind == kind} for kind in ("simulated", "processes"))
-        compiled, fp16 = (
-            {"training.compile=true": training.compile},
-            {"training.precision=fp16": training.precision == "fp16"},
-        )
-        if method == "allreduce":
-            expected = "topology=complete (or parallel=decentralized): all-reduce averages over all workers"
-            yield f"topology={topology}", {"parallel=allreduce": topology != "complete"}, expected
-            if self.parallel.hook:
-                expected = "workers=processes or parallel.hook=null: hooks compress what real processes send"
-                yield f"parallel.hook={self.parallel.hook}", simulated, expected
-        else:
-            yield from self._contradictions_of_gossip(simulated, fp16)
-        if self.workers.batched:
-            several = {f"parallel.ranks_per_worker={self.ranks_per_worker}": self.ranks_per_worker > 1}
-            yield "workers.batched=true", real | several | compiled | fp16, "workers.batched=false"
-        if self.elastic.script:
-            yield "elastic.script", real, "workers=simulated"
-        if self.elastic.min_workers is not None:
-            where = f"elastic.min_workers={self.elastic.min_workers}"
-            yield where, simulated, "workers=processes"
-            yield where, {"parallel=allreduce": method == "allreduce"}, "a method that gossips"
-            averaged = {"evaluation.keep_average=true": self.evaluation.keep_average}
-            needing_peers = {"parallel.shard=true": self.sharded} | averaged | fp16
-            yield where, needing_peers, "another choice: workers cannot go on without a peer then"
-        else:
-            alone, expected = "elastic.min_workers=null", "a number of workers with which the others go on, or"
-            yield f"elastic.restarts={self.elastic.restarts}", {alone: self.elastic.restarts}, f"{expected} 0"
-            started = f"{expected} null; without lost workers torchrun starts several hosts"
-            yield f"elastic.agent={self.elastic.agent}", {alone: self.elastic.agent}, started
-
-    def _contradictions_of_gossip(
-        self, simulated: dict[str, object], fp16: dict[str, object]
-    ) -> Iterator[tuple[str, dict[str, object], str]]:
-        parallel, optimizer = self.parallel, self.optimizer
-        every_update = parallel.plan().every_update
-        if parallel.message_dtype:
-            expected = "workers=processes or parallel.message_dtype=null: simulated workers send no messages to round"
-            yield f"parallel.message_dtype={parallel.message_dtype}", simulated, expected
-        quasi_global = {"optimizer=qg_dmsgd": optimizer.name == "qg_dmsgd"}
-        mixed = {"optimizer.momentum_mixing=true": optimizer.name == "dmsgd" and optimizer.momentum_mixing}
-        if parallel.order != "atc":
-            yield f"parallel.order={parallel.order}", quasi_global | mixed, "parallel.order=atc"
-        if not every_update:
-            yield (
-                f"parallel.local_steps={parallel.local_steps}, outer.lr={parallel.outer.lr:g}",
-                quasi_global | mixed,
-                "another optimizer: it is defined for a round in every update without an outer step",
-            )
-        if parallel.share_second_moment is not None:
-            adapts = optimizer.name == "accumadamw" and not optimizer.fused and not any(fp16.values())
-            chosen = f"workers={self.workers.kind}, optimizer={optimizer.name}"
-            yield (
-                f"parallel.share_second_moment={parallel.share_second_moment}",
-                {chosen: not (adapts and any(simulated.values()) and every_update)},
-                "workers=simulated and optimizer=accumadamw (AdamW with accumulation_steps=1), not fused, without "
-                "fp16, and a round in every update",
-            )
-        if parallel.shard:
-            yield "workers.kind=simulated", {"parallel.shard=true": any(simulated.values())}, "parallel.shard=false"
-            whole = {
-                "optimizer=muon": optimizer.name == "muon",  # orthogonalises whole matrices
-                "training.compile=true": self.training.compile,
-                "evaluation.local_models=true": self.evaluation.local_models,
-            }
-            for choice, made in whole.items():
-                yield choice, {"parallel.shard=true": made}, "parallel.shard=false"
+    def _check_rounds(self) -> None:
+        """Refuse local steps where something is defined for a round in every update."""
+        parallel = self.parallel
+        if parallel.method == "allreduce" or parallel.plan().every_update:
+            return
+        for choice in ("optimizer=qg_dmsgd", "optimizer.momentum_mixing=true", "parallel.share_second_moment"):
+            if which := made(choice, self):
+                raise ValueError(
+                    f"parallel.local_steps={parallel.local_steps}, outer.lr={parallel.outer.lr:g} with {which}: "
+                    "expected a round in every update, without an outer step"
+                )
 
     @property
     def sharded(self) -> bool:

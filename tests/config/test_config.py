@@ -111,7 +111,7 @@ def test_batch_and_ranks() -> None:
         ),
         (
             ["optimizer=dmsgd", "parallel.order=atc", "parallel.local_steps=2"],
-            ["parallel.local_steps=2", "optimizer.momentum_mixing=true", "expected another optimizer"],
+            ["parallel.local_steps=2", "optimizer.momentum_mixing=true", "expected a round in every update"],
         ),
         (["parallel.local_steps=0"], ["parallel.local_steps=0", "greater than 0"]),
         (["parallel.local_steps=4", "parallel.merge_after=5"], ["parallel.merge_after=5: expected 0 to local_steps=4"]),

@@ -81,6 +81,7 @@ def test_a_run_dir_that_several_runs_would_share_gets_folders() -> None:
     [
         (["topology=file"], "topology.path: missing"),
         (["optimizer.lr=${foo}"], "optimizer.lr: Interpolation key 'foo' not found"),
+        (["experiment=quickstart", "nonsense=1"], "nonsense: "),
         (["task=nope"], "task=nope: expected a package with a module `task`"),
         (["task=gpt2"], "task=gpt2: expected a task with the configuration of this command"),
         (["init_from=nope.pt"], "init_from=nope.pt: cannot be read"),
@@ -103,6 +104,12 @@ def test_what_cannot_be_composed_or_followed_is_one_line(
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_configuration_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["cnn.train", "experiment=quickstart", "optimizer.lr=0.5", "--cfg", "job"])
+    cli.main("cnn")
+    assert "lr: 0.5" in capsys.readouterr().out
 
 
 def test_ones_own_folder_of_configurations(

@@ -251,16 +251,6 @@ def test_torchrun_equals_local_processes(tmp_path: Path) -> None:
     assert rows(tmp_path / "torchrun") == rows(tmp_path / "local")
 
 
-def test_the_command_line() -> None:
-    shown = command("experiment=quickstart", "optimizer.lr=0.5", "--cfg", "job")
-    assert shown.returncode == 0
-    assert "lr: 0.5" in shown.stdout
-    refused = command("experiment=quickstart", "nonsense=1")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("error: nonsense: ")
-    assert "Traceback" not in refused.stderr
-
-
 def test_a_bad_folder_is_refused(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
