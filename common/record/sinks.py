@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from tabulate import tabulate
 from tqdm import tqdm
@@ -72,16 +72,6 @@ def describe(row: Mapping[str, Any]) -> str:
     return f"{row['split']} " + " ".join(f"{key} {row[key]:.4g}" for key in keys)
 
 
-class Sink(Protocol):
-    """A receiver of the rows of metrics.jsonl; their keys follow the split: "train/loss"."""
-
-    def log(self, row: dict[str, Any]) -> None:
-        """Record one row."""
-
-    def close(self) -> None:
-        """End the record."""
-
-
 class WandbSink:
     """A run of wandb. Its id is the run folder's, so that a resumed run continues there.
 
@@ -108,7 +98,7 @@ class WandbSink:
         )
 
     def log(self, row: dict[str, Any]) -> None:
-        """Record one row."""
+        """Record one row; its keys follow the split: "train/loss"."""
         if row["step"] not in self._repeated:
             self._run.log(numbers(row), step=row["step"])
 
@@ -145,7 +135,7 @@ class Sinks:
     """
 
     def __init__(self, config: Config, run_id: str, kept: int, sent: int) -> None:
-        self._sinks: dict[str, Sink] = {}
+        self._sinks: dict[str, WandbSink | TensorBoardSink] = {}
         if config.logging.wandb != "disabled":
             self._guarded("wandb", lambda: self._sinks.update(wandb=WandbSink(config, run_id, kept, sent)))
         if config.logging.tensorboard:

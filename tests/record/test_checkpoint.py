@@ -139,12 +139,6 @@ def test_nothing_is_deleted_for_a_checkpoint_of_another_configuration(tmp_path: 
     assert Checkpoints(tmp_path, "newer", keep=1, also=["mine"]).load(CPU, print).manifest.step == 200
 
 
-def test_fewer_checkpoints_than_may_be_kept_all_stay(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        Checkpoints(tmp_path, "mine", keep=5).save(step, STATE, 0)
-    assert saved_steps(tmp_path) == [1, 2, 3]
-
-
 def test_what_killed_processes_left_is_removed_at_the_next_save(tmp_path: Path) -> None:
     for name in (
         "step_00000010/rank_0.pt",
