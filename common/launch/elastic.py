@@ -23,11 +23,42 @@ from common.launch.compose import from_launcher
 from common.launch.rank import refuse
 from common.record import FAILED, FINISHED, INTERRUPTED
 from common.record.checkpoint import CheckpointError
-from common.record.run_folder import RunFolder, checkpoints_of, fingerprint
+from common.record.run_folder import RunFolder, checkpoints_of, claimed, fingerprint
 from common.training.device import prepare_device
 from common.training.run import new_run
 from common.training.signals import SIGNALS
 from common.training.task import load_task
+
+
+def run_elastically(config: Config, overrides: list[str]) -> int:
+    """Run this host's part of a run whose workers go on when others die; return the exit code of the run.
+
+    The host that leads, or the only one, has the agent. Raises ConfigError, or FinishedError as `claimed` does.
+    """
+    if config.n < 2:
+        where = f"elastic.min_workers={config.elastic.min_workers}"
+        raise ConfigError(f"{where} with workers.count={config.n}: expected at least 2 workers")
+    listener = listen_for_hosts(config)
+    if config.elastic.agent is not None and listener is None:
+        return serve_agent(config, overrides)
+    with claimed(config) as start:
+        saved = checkpoints_of(config).members() if config.resume else None
+        first = Workers(saved) if saved else config.all_workers
+        agent = Agent(
+            local_host(config, overrides),
+            config.ranks,
+            ranks_of(first, config.ranks_per_worker),
+            config.elastic,
+            config.parallel.timeout_s,
+            per_worker=config.ranks_per_worker,
+            per_host=(config.workers.per_host or config.n) * config.ranks_per_worker if listener else None,
+            listener=listener,
+            address=split(config.elastic.agent)[0] if config.elastic.agent else LOCAL,
+            fingerprint=fingerprint(config),
+            start=start,
+            secret=os.environ.get("ELASTIC_SECRET", ""),
+        )
+        return agent.run()
 
 
 def listen_for_hosts(config: Config) -> socket.socket | None:
@@ -62,34 +93,6 @@ def listen_for_hosts(config: Config) -> socket.socket | None:
             file=sys.stderr,
         )
     return listener
-
-
-def run_elastically(config: Config, overrides: list[str], listener: socket.socket | None, start: str) -> int:
-    """Start workers that go on when others die, see common.elastic.agent; return the exit code of the run.
-
-    listener: where other hosts connect, if there are any
-    start:    for which this process has claimed the run folder
-    """
-    if config.n < 2:
-        where = f"elastic.min_workers={config.elastic.min_workers}"
-        raise ConfigError(f"{where} with workers.count={config.n}: expected at least 2 workers")
-    saved = checkpoints_of(config).members() if config.resume else None
-    first = Workers(saved) if saved else config.all_workers
-    agent = Agent(
-        local_host(config, overrides),
-        config.ranks,
-        ranks_of(first, config.ranks_per_worker),
-        config.elastic,
-        config.parallel.timeout_s,
-        per_worker=config.ranks_per_worker,
-        per_host=(config.workers.per_host or config.n) * config.ranks_per_worker if listener else None,
-        listener=listener,
-        address=split(config.elastic.agent)[0] if config.elastic.agent else LOCAL,
-        fingerprint=fingerprint(config),
-        start=start,
-        secret=os.environ.get("ELASTIC_SECRET", ""),
-    )
-    return agent.run()
 
 
 def serve_agent(config: Config, overrides: list[str]) -> int:

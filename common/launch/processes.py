@@ -14,7 +14,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from common.config.config import Config, ConfigError
 from common.interruptible import server_context
 from common.launch.compose import compose_config, from_launcher
-from common.launch.elastic import listen_for_hosts, preloaded, run_elastically, serve_agent
+from common.launch.elastic import preloaded, run_elastically
 from common.launch.rank import ALONE_S, refuse, run_rank
 from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
 from common.record.run_folder import FinishedError, claimed, read_status
@@ -34,16 +34,12 @@ def launch(task: str, overrides: list[str]) -> int:
 def execute(config: Config, overrides: list[str]) -> int:
     """Run a checked configuration where its workers live; return the exit code."""
     check_start(config)
-    listener = listen_for_hosts(config)
-    if config.elastic.agent is not None and listener is None:
-        return serve_agent(config, overrides)
-    elastic = config.elastic.min_workers is not None
-    if not elastic and (config.workers.kind == "simulated" or config.ranks == 1 or from_launcher("RANK") is not None):
-        return run_rank(config, overrides)
     try:
+        if config.elastic.min_workers is not None:
+            return run_elastically(config, overrides)
+        if config.workers.kind == "simulated" or config.ranks == 1 or from_launcher("RANK") is not None:
+            return run_rank(config, overrides)
         with claimed(config) as start:
-            if elastic:
-                return run_elastically(config, overrides, listener, start)
             return run_in_local_processes(config, overrides, start)
     except FinishedError as error:
         print(error, file=sys.stderr)
