@@ -13,6 +13,7 @@ from multiprocessing.connection import wait
 from types import FrameType
 from typing import Any
 
+from common.cli import one_line
 from common.elastic.host import Event, LocalHost, StoppedError
 from common.elastic.membership import RETRY_S, Membership, Notice, Report
 from common.elastic.wire import (
@@ -114,7 +115,7 @@ class RemoteHost:
                     yield number, event
         except (EOFError, OSError, ValueError) as error:
             if isinstance(error, ValueError):
-                self.why_gone = f"does not speak as a host of this run does and is dropped ({shortened(error)})"
+                self.why_gone = f"does not speak as a host of this run does and is dropped ({one_line(error)[:100]})"
             self.drop()
             lost, self.running = sorted(self.running), set()
             yield from ((number, Ended(-signal.SIGKILL)) for number in lost)
@@ -139,11 +140,6 @@ class RemoteHost:
     def _send(self, number: int, message: Any) -> None:
         with suppress(OSError):  # it is gone; that comes next
             send(self._channel, number, message)
-
-
-def shortened(error: Exception) -> str:
-    """Return the beginning of an error's message, in one line."""
-    return " ".join(str(error).split())[:100]
 
 
 def serve(address: str, own: LocalHost, hello: Hello, timeout_s: float, secret: str = "") -> int:
