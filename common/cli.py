@@ -174,7 +174,6 @@ def explain_mistake(item: Mapping[str, Any], model: type[BaseModel]) -> str:
             names, tag = item["ctx"]["expected_tags"], item["ctx"]["discriminator"].strip("'")
             return f"{key}.{tag}={item['ctx']['tag']}: expected one of {names}"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    message = re.sub("expected (greater|less)", r"expected a value \1", message)
     if item["type"] == "literal_error":
         message += did_you_mean(item["input"], re.findall("'([^']*)'", item["ctx"]["expected"]))
     shown = value if len(value) <= SHOWN else f"{value[: SHOWN - 3]}..."

@@ -90,7 +90,7 @@ def test_momentum_has_a_half_life(overrides: list[str], momentum: float, first: 
             ["optimizer=qg_dmsgd", "parallel.order=atc", "optimizer.half_life.first=9"],
             "optimizer.half_life.first=9 with optimizer=qg_dmsgd: expected null",
         ),
-        (["optimizer.half_life.first=0"], "optimizer.half_life.first=0: expected a value greater than 0"),
+        (["optimizer.half_life.first=0"], "optimizer.half_life.first=0: expected greater than 0"),
         (["optimizer=adam", "optimizer.decay=independent"], "optimizer.decay=independent with optimizer=adam"),
         (["optimizer=sgd", "optimizer.decay=independent"], "optimizer.decay=independent with optimizer=sgd"),
         (["parallel.share_second_moment=mean"], "share_second_moment=mean with workers=processes"),
