@@ -98,7 +98,7 @@ def test_momentum_has_a_half_life(overrides: list[str], momentum: float, first: 
             ["parallel.share_second_moment=mean", *BASE, "optimizer=adamw"],
             "optimizer=adamw: expected workers=simulated",
         ),
-        (["parallel=local_sgd", "parallel.share_second_moment=mean", *BASE], "expected .* a round in every update"),
+        (["parallel=local_sgd", "parallel.share_second_moment=mean", *BASE], "expected a round in every update"),
     ],
 )
 def test_contradictions_are_refused_by_name(overrides: list[str], message: str) -> None:
