@@ -13,9 +13,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from common.arguments import did_you_mean
 from common.config.base import FilePath, Strict
 from common.config.config import Config
-from common.spelling import did_you_mean
 
 
 class Digits(Strict):

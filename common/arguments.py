@@ -1,9 +1,14 @@
-"""Checks arguments against the annotations of the function that takes them: the one place that compares types.
+"""What a caller or user hands in: its type and range, what was probably meant, and `~` in paths.
 
-Numbers of any library will do: numpy's integers are integers. Booleans are no numbers, nor is what 64 bits cannot hold.
+Arguments are compared with the annotations of the function that takes them. Numbers of any library will do: numpy's
+integers are integers. Booleans are no numbers, nor is what 64 bits cannot hold. Needs no torch.
 """
 
-from collections.abc import Callable, Mapping
+import difflib
+import operator
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -95,3 +100,84 @@ def _describe(hint: Any) -> str:
     if hint.__module__ == "torch":  # torch.dtype
         return f"a torch.{name}"
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+def require(condition: bool, where: str, name: str, value: object, expected: str) -> None:
+    """Raise `ValueError("where: name=value: expected ...")` unless `condition` holds."""
+    if not condition:
+        raise ValueError(f"{where}: {name}={value!r}: expected {expected}")
+
+
+def require_non_negative(where: str, name: str, value: object) -> None:
+    """Require a finite number >= 0 (tensors are refused: reading one can wait for the device)."""
+    require(is_number(value) and value >= 0, where, name, value, "a finite number >= 0")
+
+
+def require_decay_rate(where: str, name: str, value: object) -> None:
+    """Require the rate of an exponential average, a number in [0, 1)."""
+    require(is_number(value) and 0 <= value < 1, where, name, value, "a number in [0, 1)")
+
+
+def require_fraction(where: str, name: str, value: object) -> None:
+    """Require a number in [0, 1]."""
+    require(is_number(value) and 0 <= value <= 1, where, name, value, "a number in [0, 1]")
+
+
+def require_count(where: str, name: str, value: object, at_least: int) -> None:
+    """Require an integer >= `at_least` that 64 bits can hold."""
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    require(is_integer and value >= at_least, where, name, value, f"an integer >= {at_least}")
+    require(value < 2**63, where, name, value, "an integer < 2^63")
+
+
+def is_number(value: object) -> bool:
+    """Return whether `value` is a finite real number (and no bool)."""
+    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def integer(what: str, value: object, minimum: int, maximum: int = 2**63 - 1) -> int:
+    """Return `value` as an int.
+
+    Raises ValueError naming `what` when it is no integer (booleans are none), less than `minimum` or above `maximum`.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{what}: expected an integer >= {minimum}, got {value!r}") from None
+    if number < minimum:
+        raise ValueError(f"{what}: expected an integer >= {minimum}, got {number}")
+    if number > maximum:
+        raise ValueError(f"{what}: expected an integer <= {maximum}, got {number}")
+    return number
+
+
+def flag(what: str, value: object) -> bool:
+    """Return `value`; raises ValueError naming `what` when it is no bool."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{what}: expected true or false, got {value!r}")
+    return value
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the known word that is spelled most like `word`, or "" if none is close."""
+    close = difflib.get_close_matches(str(word), list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Return what is expected of a name: "did you mean 'x'? expected one of: w, x"."""
+    known = sorted(known)
+    return f"{did_you_mean(word, known)} expected one of: {', '.join(known)}".removeprefix(";").lstrip()
+
+
+def expand_home(path: str) -> str:
+    """Return the path with the home folder for a leading `~` or `~user`, which a shell leaves alone after `key=`.
+
+    Raises ValueError if there is no such user: a folder called `~name` is hardly meant.
+    """
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~") and "/" in expanded:
+        raise ValueError(f"{path}: no such user; expected ~/FOLDER, or ./{path} for a file of that name")
+    return expanded

@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from omegaconf import OmegaConf
@@ -20,8 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 from yaml import YAMLError
 
-from common.paths import expand_home
-from common.spelling import did_you_mean, nearest
+from common.arguments import did_you_mean, expand_home, nearest
 
 Text = Annotated[str, Field(min_length=1)]
 ONE_OR_SEVERAL = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])  # a, [a,b]
@@ -158,7 +157,50 @@ def words_of(key: str, text: str | None) -> list[str]:
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """Return one line for a pydantic error: `key=value: expectation; ...`, with the nearest known key."""
-    return "; ".join(_explain_one(item, model) for item in error.errors())
+    return "; ".join(explain_mistake(item, model) for item in error.errors())
+
+
+def explain_mistake(item: Mapping[str, Any], model: type[BaseModel]) -> str:
+    """Return one of `ValidationError.errors()` as `key=value: expectation`."""
+    keys, holder = locate(item["loc"], model)
+    key, value = ".".join(keys) or "(top level)", repr(item["input"])
+    match item["type"]:
+        case "extra_forbidden":
+            return f"{key}: unknown key; {nearest(keys[-1], holder.model_fields)}"
+        case "missing":
+            field = holder.model_fields.get(keys[-1])  # None for an item of a list
+            return f"{key}=...: missing; expected {(field and field.description) or 'a value'}"
+        case "union_tag_invalid":
+            names, tag = item["ctx"]["expected_tags"], item["ctx"]["discriminator"].strip("'")
+            return f"{key}.{tag}={item['ctx']['tag']}: expected one of {names}"
+    message = item["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    if item["type"] == "literal_error":
+        message += did_you_mean(item["input"], re.findall("'([^']*)'", item["ctx"]["expected"]))
+    shown = value if len(value) <= SHOWN else f"{value[: SHOWN - 3]}..."
+    return f"{key}={shown}: {message}" if keys else message
+
+
+def locate(location: Sequence[str | int], model: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
+    """Return the keys of a mistake as a user types them, and the model that holds the last one.
+
+    location: pydantic's, in which the tag of a discriminated union ("adam") follows its key
+    """
+    keys, holder, inside, union = [], model, model, None
+    for part in location:
+        if union is not None and union.discriminator:
+            tagged = (kind for kind in get_args(union.annotation) if part in _tags(kind, union.discriminator))
+            inside, union = next(tagged, inside), None
+            continue
+        keys.append(str(part))
+        holder, union = inside, inside.model_fields.get(part)
+        if union is not None:  # else an index of a list, or a key of a mapping
+            candidates = (union.annotation, *get_args(union.annotation))
+            inside = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), inside)
+    return keys, holder
+
+
+def _tags(kind: type[BaseModel], discriminator: str) -> tuple[str, ...]:
+    return get_args(kind.model_fields[discriminator].annotation)
 
 
 def one_line(error: Exception) -> str:
@@ -206,32 +248,6 @@ def _help(arguments: type[Arguments], module: str, description: str) -> str:
 
 def _type(model: type[BaseModel], key: str) -> Any:
     return model.model_fields[key].annotation
-
-
-def _explain_one(item: Any, model: type[BaseModel]) -> str:
-    location, kind = item["loc"], item["type"]
-    key = ".".join(map(str, location)) or "(top level)"
-    if kind == "extra_forbidden":
-        return f"{key}: unknown key; {nearest(str(location[-1]), _model_at(model, location).model_fields)}"
-    if kind == "missing":
-        field = _model_at(model, location).model_fields[location[-1]]
-        return f"{key}=...: missing; expected {field.description or 'a value'}"
-    message = item["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
-    if kind == "literal_error":
-        message += did_you_mean(item["input"], re.findall("'([^']*)'", item["ctx"]["expected"]))
-    value = repr(item["input"])
-    shown = value if len(value) <= SHOWN else f"{value[: SHOWN - 3]}..."
-    return f"{key}={shown}: {message}" if location else message
-
-
-def _model_at(model: type[BaseModel], location: Sequence[str | int]) -> type[BaseModel]:
-    """Return the model that holds the last key of `location`."""
-    for part in location[:-1]:
-        if part in model.model_fields:  # else an index of a list, or a key of a mapping
-            annotation = model.model_fields[part].annotation
-            candidates = (annotation, *get_args(annotation))
-            model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
-    return model
 
 
 def _describe(model: type[BaseModel], key: str) -> str:

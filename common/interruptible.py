@@ -1,10 +1,12 @@
-"""Work that Ctrl-C may end at any time: commands that prepare data, and the processes that they start."""
+"""Processes that a command starts, and work that Ctrl-C may end at any time."""
 
 import contextlib
 import functools
-import multiprocessing
+import multiprocessing.util
+import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -14,9 +16,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
-from common.sockets import shorten_socket_paths
-
 GRACE_S = 2.0  # in which processes may finish what they have begun
+LONGEST = 70  # bytes of TMPDIR: Linux takes 107 for a socket's whole path, of which multiprocessing adds up to 32
 
 Result = TypeVar("Result")
 
@@ -70,6 +71,16 @@ def unheard() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def shorten_socket_paths() -> None:
+    """Let multiprocessing keep its sockets in /tmp where TMPDIR is too long for them. Call it before its first one."""
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST:
+        chosen, tempfile.tempdir = tempfile.tempdir, "/tmp"
+        try:
+            multiprocessing.util.get_temp_dir()  # made once, and used from then on
+        finally:
+            tempfile.tempdir = chosen
 
 
 def server_context(preload: list[str]) -> multiprocessing.context.BaseContext:

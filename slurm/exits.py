@@ -1,6 +1,6 @@
 """How a job ends."""
 
-from common.record.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
+from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
 
 __all__ = ["BAD_CONFIGURATION", "FAILED", "FINISHED", "INTERRUPTED", "JobError"]
 

@@ -13,7 +13,7 @@ import pytest
 
 from common.cli import Arguments, UsageError, parse
 from common.experiments.definitions import ROOT
-from common.launch import multirun
+from common.launch import cli
 from common.launch.compose import compose_config
 from scripts import reproduce
 
@@ -83,7 +83,7 @@ def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def check_run(task: str, arguments: list[str]) -> None:
     overrides = [word for word in arguments if word not in ("-m", "--multirun", "--cfg", "job", "--help")]
     if {"-m", "--multirun"} & {*arguments}:
-        multirun.combinations(task, overrides)
+        cli.combinations(task, overrides)
     else:
         composed(task, tuple(overrides))
 

@@ -75,7 +75,7 @@ def read_config(run: Path) -> TrainedConfig:
         raise ConfigError(f"{file}: cannot be read ({error})") from error
     except ValidationError as error:
         raise ConfigError(
-            f"{file}: no configuration of the transformer task: {explain(error, flatten(values))}"
+            f"{file}: no configuration of the transformer task: {explain(error, TrainedConfig, flatten(values))}"
         ) from None
 
 

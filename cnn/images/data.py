@@ -18,7 +18,7 @@ from cnn.images.pixels import CHANNELS
 from cnn.images.staging import stage
 from cnn.images.tree import check_same_classes, read_tree
 from common.config.config import ConfigError
-from common.launch.processes import threads_per_process
+from common.training.device import threads_per_process
 from common.training.task import Batch
 
 

@@ -13,7 +13,7 @@ from pydantic import (
     model_serializer,
 )
 
-from common.paths import expand_home
+from common.arguments import expand_home
 
 # Random numbers of all ranks and epochs come from multiples of the seed, which have to fit into 64 bits.
 LARGEST_SEED = 10**13

@@ -16,11 +16,12 @@ from pydantic import (
     model_validator,
 )
 
+from common.arguments import expand_home
 from common.config.base import FilePath, Seed, Strict
-from common.config.elastic import ElasticConfig
+from common.config.contradictions import check_choices, made
+from common.config.elastic import ElasticConfig, Workers
 from common.config.optimization import OptimizerConfig, ScheduleConfig
-from common.config.parallel import ParallelConfig, check_method
-from common.paths import expand_home
+from common.config.parallel import ParallelConfig
 from common.topology import Topology, build
 
 
@@ -70,7 +71,7 @@ class TrainingConfig(Strict):
 
     batch_size:    of all workers together in one update; samples, or another unit of the task (transformer: tokens)
     tf32:          whether GPUs compute float32 matrix products and convolutions in TF32 (10 bits of mantissa)
-    deterministic: whether GPUs repeat a run bit for bit, see common.training.numerics
+    deterministic: whether GPUs repeat a run bit for bit, see common.training.device
     """
 
     steps: PositiveInt | None
@@ -160,86 +161,30 @@ class Config(Strict):
 
     @model_validator(mode="after")
     def _choices_fit(self) -> "Config":
-        mixes_momentum = self.optimizer.name == "dmsgd" and self.optimizer.momentum_mixing
-        needs_atc = {"optimizer=qg_dmsgd": self.optimizer.name == "qg_dmsgd"}
-        needs_atc["optimizer.momentum_mixing=true"] = mixes_momentum
-        check_method(self.parallel, self.topology.name, self.workers.kind, [k for k, v in needs_atc.items() if v])
-        self._check_batched()
-        self._check_shared_moment()
-        self._check_script()
-        self._check_survivors()
-        whole = {"workers.kind=simulated": self.workers.kind == "simulated"}
-        whole["optimizer=muon"] = self.optimizer.name == "muon"  # orthogonalises whole matrices
-        whole["training.compile=true"] = self.training.compile
-        whole["evaluation.local_models=true"] = self.evaluation.local_models
-        for choice, needs_whole in whole.items():
-            if needs_whole and self.sharded:
-                raise ValueError(f"{choice} with parallel.shard=true: expected parallel.shard=false")
+        check_choices(self)
+        self._check_rounds()
+        if self.elastic.script:
+            self.elastic.members(self.n, self.elastic.script[-1].step)
+        if self.elastic.min_workers is not None and self.elastic.min_workers > self.n:
+            where = f"elastic.min_workers={self.elastic.min_workers}"
+            raise ValueError(f"{where}: expected at most the number of workers, {self.n}")
         unit, warmup = self.schedule.unit, self.schedule.warmup
         length = self.training.steps if unit == "steps" else self.training.epochs
         if self.schedule.name == "cosine" and length is not None and warmup >= length:
             raise ValueError(f"schedule.warmup={warmup:g}: expected fewer than training.{unit}={length:g}")
         return self
 
-    def _check_batched(self) -> None:
-        refused = {
-            f"workers={self.workers.kind}": self.workers.kind != "simulated",
-            f"parallel.ranks_per_worker={self.parallel.ranks_per_worker}": self.parallel.ranks_per_worker > 1,
-            "training.compile=true": self.training.compile,
-            "training.precision=fp16": self.training.precision == "fp16",
-        }
-        for choice, chosen in refused.items():
-            if chosen and self.workers.batched:
-                raise ValueError(f"workers.batched=true with {choice}: expected workers.batched=false")
-
-    def _check_shared_moment(self) -> None:
-        parallel, optimizer = self.parallel, self.optimizer
-        if parallel.method == "allreduce" or parallel.share_second_moment is None:
+    def _check_rounds(self) -> None:
+        """Refuse local steps where something is defined for a round in every update."""
+        parallel = self.parallel
+        if parallel.method == "allreduce" or parallel.options().plan.every_update:
             return
-        adapts = optimizer.name == "accumadamw" and not optimizer.fused and self.training.precision != "fp16"
-        if not (adapts and self.workers.kind == "simulated" and parallel.options().plan.every_update):
-            raise ValueError(
-                f"parallel.share_second_moment={parallel.share_second_moment} with workers={self.workers.kind}, "
-                f"optimizer={optimizer.name}: expected workers=simulated and optimizer=accumadamw (AdamW with "
-                "accumulation_steps=1), not fused, without fp16, and a round in every update"
-            )
-
-    def _check_script(self) -> None:
-        if not self.elastic.script:
-            return
-        if self.workers.kind != "simulated":
-            raise ValueError(f"elastic.script with workers={self.workers.kind}: expected workers=simulated")
-        self.elastic.members(self.n, self.elastic.script[-1].step)
-
-    def _check_survivors(self) -> None:
-        least, parallel = self.elastic.min_workers, self.parallel
-        if least is None:
-            if self.elastic.restarts:
+        for choice in ("optimizer=qg_dmsgd", "optimizer.momentum_mixing=true", "parallel.share_second_moment"):
+            if which := made(choice, self):
                 raise ValueError(
-                    f"elastic.restarts={self.elastic.restarts} with elastic.min_workers=null: expected 0, or a number "
-                    "of workers with which the others go on meanwhile"
+                    f"parallel.local_steps={parallel.local_steps}, outer.lr={parallel.outer.lr:g} with {which}: "
+                    "expected a round in every update, without an outer step"
                 )
-            if self.elastic.agent is not None:
-                raise ValueError(
-                    f"elastic.agent={self.elastic.agent} with elastic.min_workers=null: expected a number of workers, "
-                    "or null; without lost workers torchrun starts several hosts"
-                )
-            return
-        where = f"elastic.min_workers={least}"
-        if self.workers.kind != "processes":
-            raise ValueError(f"{where} with workers={self.workers.kind}: expected workers=processes")
-        if parallel.method != "decentralized":
-            raise ValueError(f"{where} with parallel=allreduce: expected a method that gossips")
-        refused = {
-            "parallel.shard=true": self.sharded,
-            "evaluation.keep_average=true": self.evaluation.keep_average,
-            "training.precision=fp16": self.training.precision == "fp16",
-        }
-        for choice, chosen in refused.items():
-            if chosen:
-                raise ValueError(f"{where} with {choice}: workers cannot go on without a peer then")
-        if least > self.n:
-            raise ValueError(f"{where}: expected at most the number of workers, {self.n}")
 
     @property
     def sharded(self) -> bool:
@@ -250,6 +195,11 @@ class Config(Strict):
     def n(self) -> int:
         """The number of workers; known once `resolve_workers` ran."""
         return self.workers.count or 1
+
+    @property
+    def all_workers(self) -> Workers:
+        """The numbers of all workers."""
+        return Workers(tuple(range(self.n)))
 
     @property
     def ranks_per_worker(self) -> int:

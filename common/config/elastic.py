@@ -2,23 +2,26 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NewType
 
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from common.config.base import Strict
 
-Members = tuple[int, ...]  # numbers of the workers that train, ascending; their positions are workers of the topology
+# Numbers that workers, and the ranks of workers, have from the start of the run on, ascending. While some are missing,
+# their positions in the tuple are the workers of the topology, and the ranks of the process group.
+Workers = NewType("Workers", tuple[int, ...])
+Ranks = NewType("Ranks", tuple[int, ...])
 
 
-def ranks_of(workers: Members, per_worker: int) -> Members:
-    """Return the numbers of the ranks of these workers, ascending: those of worker w begin with `per_worker` w."""
-    return tuple(worker * per_worker + index for worker in workers for index in range(per_worker))
+def ranks_of(workers: Workers, per_worker: int) -> Ranks:
+    """Return the ranks of these workers: those of worker w begin with `per_worker` w."""
+    return Ranks(tuple(worker * per_worker + index for worker in workers for index in range(per_worker)))
 
 
-def workers_of(ranks: Members, per_worker: int) -> Members:
-    """Undo `ranks_of`."""
-    return tuple(rank // per_worker for rank in ranks[::per_worker])
+def workers_of(ranks: Ranks, per_worker: int) -> Workers:
+    """Return the workers that have all of these ranks."""
+    return Workers(tuple(rank // per_worker for rank in ranks[::per_worker]))
 
 
 class Change(Strict):
@@ -58,8 +61,8 @@ class ElasticConfig(Strict):
     min_workers: of real workers: when some die the others go on, if they are at least as many, and the majority; null:
                  the run ends
     restarts:    how many dead workers are replaced
-    agent:       of workers on several hosts, each of which runs the same command: HOST:PORT of the one that leads; it
-                 is the host that has this address. IPv6: [ADDRESS]:PORT. Hosts that are not needed replace one that is
+    agent:       where workers on several hosts find the agent: HOST:PORT of the host that leads, which has this
+                 address; all run the same command. IPv6: [ADDRESS]:PORT. Hosts that are not needed replace one that is
                  lost; null: one host
     keep:        what stays as it is when workers leave or join: each one's batch, or that of all together, as far as it
                  can be divided
@@ -80,7 +83,7 @@ class ElasticConfig(Strict):
             return f"elastic.min_workers={self.min_workers}"
         return "elastic.script" if self.script else None
 
-    def members(self, count: int, step: int) -> Members:
+    def members(self, count: int, step: int) -> Workers:
         """Return who trains after `step` updates, of `count` workers at the beginning.
 
         Raises ValueError for a change that is not possible.
@@ -98,7 +101,7 @@ class ElasticConfig(Strict):
             members = (members - {*change.leave}) | {*change.join}
             if not members:
                 raise ValueError(f"{where}.leave={list(change.leave)}: expected at least one worker to stay")
-        return tuple(sorted(members))
+        return Workers(tuple(sorted(members)))
 
 
 def _expect(key: str, named: Sequence[int], possible: set[int], which: str) -> None:

@@ -14,11 +14,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from pydantic import BaseModel
 
+from common.arguments import expand_home, nearest
 from common.cli import one_line
 from common.config.config import Config, ConfigError
 from common.config.elastic import SURVIVING, ElasticConfig
-from common.paths import expand_home
-from common.spelling import nearest
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 GROUPS = {folder.name for folder in CONFIGS.iterdir() if folder.is_dir()}
@@ -133,7 +132,7 @@ def _load(group: str, name: str) -> dict[str, Any]:
 
 
 def _is_of_task(config_class: type[Config], group: str, name: str) -> bool:
-    """Return whether a task knows these data or this model, of a recipe those that it and its bases take."""
+    """Return whether a task knows these data or this model, or those of a recipe and its bases."""
     values = _load(group, name)
     defaults = values.get("defaults", [])
     if group == "experiment":

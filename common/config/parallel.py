@@ -1,6 +1,6 @@
 """The configuration of `parallel`: the method."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -113,35 +113,3 @@ class DecentralizedConfig(Strict):
 
 
 ParallelConfig = Annotated[AllReduceConfig | DecentralizedConfig, Field(discriminator="method")]
-
-
-def check_method(parallel: ParallelConfig, topology: str, workers: str, needing_atc: Sequence[str]) -> None:
-    """Raise ValueError where a method does not fit the topology, the kind of workers or the optimizer.
-
-    needing_atc: settings of the optimizer that are defined for adapt then combine only
-    """
-    if parallel.method == "allreduce":
-        if topology != "complete":
-            raise ValueError(
-                f"topology={topology} with parallel=allreduce: all-reduce averages over everybody, "
-                "expected topology=complete (or parallel=decentralized)"
-            )
-        if parallel.hook and workers == "simulated":
-            raise ValueError(
-                f"parallel.hook={parallel.hook} with workers=simulated: PyTorch's hooks compress what real processes "
-                "send; expected workers=processes, or parallel.hook=null"
-            )
-        return
-    if parallel.message_dtype and workers == "simulated":
-        raise ValueError(
-            f"parallel.message_dtype={parallel.message_dtype} with workers=simulated: simulated workers send no "
-            "messages that could be rounded; expected workers=processes, or parallel.message_dtype=null"
-        )
-    for choice in needing_atc:
-        if parallel.order != "atc":
-            raise ValueError(f"parallel.order={parallel.order} with {choice}: expected parallel.order=atc")
-        if not parallel.options().plan.every_update:
-            raise ValueError(
-                f"parallel.local_steps={parallel.local_steps}, outer.lr={parallel.outer.lr:g} with {choice}: it is "
-                "defined for a round in every update without an outer step; expected another optimizer"
-            )

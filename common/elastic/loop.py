@@ -1,9 +1,9 @@
 """The training loop of a real worker that outlives others, or takes the place of one that died.
 
-A membership (`common.elastic.membership`) is a stage of the training loop with groups, wrapper and optimizer of its
-own, built around the state that the worker has in memory. After a loss all go on from the largest number of committed
-updates: who is behind skips what it missed, its batches too. What every worker has merged in the round that broke is in
-the membership row of metrics.jsonl, from which the run can be replayed bit for bit.
+In each membership (`common.elastic.membership`) it trains with process groups, wrapper and optimizer of their own,
+built around the state that it has in memory. After a loss all go on from the largest number of committed updates: who
+is behind skips the updates that it missed, with their batches. The buckets that every worker has merged in the round
+that broke are in the membership row of metrics.jsonl, from which the run can be replayed bit for bit.
 
 The ranks of a worker may have come to different points: they go on with what the first of them has. One whose average
 of gradients broke gives the update up.
@@ -26,105 +26,80 @@ from common.parallel.collectives import PeerError, explained, gather_objects
 from common.parallel.process_groups import abort_groups
 from common.record.checkpoint import CheckpointError
 from common.record.run_folder import RunFolder, open_on_first
-from common.training.interruption import Interruption
-from common.training.loop import Length, Stage, begin_stage, lengths, step_named, train_stage
+from common.training.interruption import Interruption, Request
+from common.training.loop import step_named, train_until
 from common.training.members import copied, donor_of, follow, kept
-from common.training.profiling import Trace
-from common.training.session import Setup
+from common.training.run import Run
+from common.training.timing import Trace
+from common.training.worker_group import WorkerGroup
 
 REPLICATED = ("model", "communication", "optimizer", "schedule", "scaler")  # of a worker's state, alike on its ranks
 
 
 class Held(NamedTuple):
-    """What a worker has when it leaves a membership: what it reports, and its state."""
+    """What a rank has when it leaves a membership: its report and the worker's state."""
 
     report: Report = Report()
     state: dict[str, Any] | None = None
 
 
-def train_elastically(setup: Setup, member: Member, open_folder: Callable[[str], RunFolder]) -> str:
-    """Train like `common.training.loop.train` while workers come and go; return "finished" or "interrupted".
+def train_elastically(run: Run, member: Member, open_folder: Callable[[str], RunFolder]) -> str:
+    """Train like `common.training.loop.train` while workers leave and join; return "finished" or "interrupted".
 
     open_folder: called with the agent's start where this process becomes rank 0
     """
-    config, recorder = setup.config, setup.recorder
-    length = lengths(setup.task, config, setup.device)
     held = Held()
     gc.freeze()  # groups are collected at each change: without what was imported that takes a tenth of the time
     with (
-        Interruption(setup.device, config.logging.every, member.wish) as interruption,
-        Trace(config.run_dir, member.number, config.profile) as trace,
+        Interruption(run.device, run.config.logging.every, member.request) as interruption,
+        Trace(run.config.run_dir, member.number, run.config.profile) as trace,
     ):
         while True:
             try:
                 membership = member.next(held.report, lambda: interruption.asked)
             except DismissedError as dismissal:
                 print(f"rank {member.number}: {dismissal}", file=sys.stderr, flush=True)
-                return "finished" if held.report.clock == length.steps else "interrupted"
-            stage, lost = None, False
+                return "finished" if held.report.clock == run.timetable.steps else "interrupted"
+            group, lost = None, False
             try:
-                stage = enter(setup, member, membership, held, length, open_folder)
-                with step_named(recorder):
-                    status = pursue(stage, membership, length, interruption, trace)
+                group = join(run, member, membership, held, open_folder)
+                with step_named(run.recorder):
+                    status = train_membership(group, membership, interruption, trace)
                 if status is not None:
                     return status
             except PeerError:
                 lost = True
                 abort_groups()
-            interruption.end_stage()
-            held = leave(stage, lost) if stage is not None else Held(held.report._replace(lost=True), held.state)
-            stage = None
-            recorder.release()
+            interruption.reset()
+            held = leave(group, lost) if group is not None else Held(held.report._replace(lost=True), held.state)
+            group = None
+            run.recorder.release()
             member.disconnect(lost)
 
 
-def enter(
-    setup: Setup,
-    member: Member,
-    membership: Membership,
-    held: Held,
-    length: Length,
-    open_folder: Callable[[str], RunFolder],
-) -> Stage:
-    """Connect with the other members and go on with the state that this worker holds, or with a copy of another's.
+def join(
+    run: Run, member: Member, membership: Membership, held: Held, open_folder: Callable[[str], RunFolder]
+) -> WorkerGroup:
+    """Connect with the other members and go on with the state that this rank holds, or with a copy of another's.
 
-    Raises PeerError if that fails: somebody else was lost meanwhile.
+    Raises PeerError if that fails because another rank was lost meanwhile.
     """
-    recorder = setup.recorder
     try:
-        rank = member.connect(membership, setup.config.parallel.timeout_s)
-        folder = open_on_first(lambda: recorder.folder or open_folder(membership.start))
-        if folder is not recorder.folder:
-            recorder.take_over(folder)
-        per_worker = setup.config.ranks_per_worker
-        before, holders, members = (
-            workers_of(ranks, per_worker) for ranks in (membership.before, membership.holders, membership.members)
-        )
-        setup = replace(setup, rank=rank, folder=folder)
-        found = None if membership.holders else setup.checkpoints.load(setup.device, setup.tell)
-        anew = found is None and not membership.holders
-        stage = begin_stage(setup, members, length, membership.dealing, anew)
-        (worker,) = stage.workers
-        worker.model.survive(abort_groups)
-        if not membership.holders:
-            stage.session.resume(found, list)
-            recorder.begin(stage.workers, length.steps, stage.setup.config)
-        else:
-            if held.state is not None:
-                stage.session.load([kept(held.state, membership.clock, membership.dealing)])
-            recorder.begin(stage.workers, length.steps, stage.setup.config)
-            agree(stage, membership)
-            share(stage, member, membership)
-            follow(worker, stage.setup.config, membership.clock)
+        rank = member.connect(membership, run.config.parallel.timeout_s)
+        folder = open_on_first(lambda: run.recorder.folder or open_folder(membership.start))
+        if folder is not run.recorder.folder:
+            run.recorder.take_over(folder)
+        group = restore(replace(run, rank=rank, folder=folder), member, membership, held)
         hosts = gather_objects(socket.gethostname())
         if folder is not None:
             folder.record_hosts(hosts)
         if membership.holders:
-            recorder.tell_change(
-                before,
-                holders,
-                members,
-                stage.setup.config.topology.name,
+            per_worker = run.config.ranks_per_worker
+            run.recorder.tell_change(
+                workers_of(membership.before, per_worker),
+                workers_of(membership.holders, per_worker),
+                group.members,
+                group.config.topology.name,
                 membership=membership.number,
                 reports={number // per_worker: report for number, report in membership.reports.items()},
             )
@@ -134,15 +109,35 @@ def enter(
         print(f"rank {member.number}: membership {membership.number} failed: {error}", file=sys.stderr, flush=True)
         abort_groups()
         raise PeerError(str(error)) from error
-    return stage
+    return group
 
 
-def agree(stage: Stage, membership: Membership) -> None:
+def restore(run: Run, member: Member, membership: Membership, held: Held) -> WorkerGroup:
+    """Return the worker of this rank with its state: of the run or its checkpoint at first, then from memory."""
+    found = None if membership.holders else run.checkpoints.load(run.device, run.tell)
+    anew = found is None and not membership.holders
+    members = workers_of(membership.members, run.config.ranks_per_worker)
+    group = WorkerGroup(run, members, membership.dealing, anew)
+    (worker,) = group.workers
+    worker.model.survive(abort_groups)
+    if not membership.holders:
+        group.resume(found)
+    elif held.state is not None:
+        group.load([kept(held.state, membership.clock, membership.dealing)])
+    run.recorder.begin(group.workers, run.timetable.steps, group.config)
+    if membership.holders:
+        share_with_ranks(group, membership)
+        share_with_joining(group, member, membership)
+        follow(worker, group.config, membership.clock)
+    return group
+
+
+def share_with_ranks(group: WorkerGroup, membership: Membership) -> None:
     """After a loss, give the ranks of a worker what the first of them has, but for their buffers.
 
     Their random numbers begin anew: one may have drawn those of an update that another gave up.
     """
-    (worker,), rank, per_worker = stage.workers, stage.setup.rank, stage.setup.config.ranks_per_worker
+    (worker,), rank, per_worker = group.workers, group.run.rank, group.config.ranks_per_worker
     first = rank // per_worker * per_worker
     if per_worker == 1 or not membership.lost or membership.members[rank] not in membership.holders:
         return
@@ -154,13 +149,13 @@ def agree(stage: Stage, membership: Membership) -> None:
         return
     state = receive_object(first)
     state["model"] |= {name: own["model"][name] for name, _ in worker.model.named_buffers() if name in own["model"]}
-    stage.session.load([own | state])
+    group.load([own | state])
 
 
-def share(stage: Stage, member: Member, membership: Membership) -> None:
+def share_with_joining(group: WorkerGroup, member: Member, membership: Membership) -> None:
     """Give the members without a state a copy of a neighbour's."""
-    (worker,), recorder = stage.workers, stage.setup.recorder
-    per_worker = stage.setup.config.ranks_per_worker
+    (worker,), recorder = group.workers, group.run.recorder
+    per_worker = group.config.ranks_per_worker
     holders = workers_of(membership.holders, per_worker)
     for joining in membership.members:
         if joining in membership.holders:
@@ -171,44 +166,43 @@ def share(stage: Stage, member: Member, membership: Membership) -> None:
             send_object(states, membership.members.index(joining))
         elif member.number == joining:
             states = receive_object(membership.members.index(donor))
-            stage.session.load([copied(states["worker"])])
+            group.load([copied(states["worker"])])
             recorder.load_state_dict(states["recorder"])
 
 
-def pursue(
-    stage: Stage, membership: Membership, length: Length, interruption: Interruption, trace: Trace
+def train_membership(
+    group: WorkerGroup, membership: Membership, interruption: Interruption, trace: Trace
 ) -> str | None:
-    """Train until the run ends, and return how; or None once all members have stopped so that somebody can join."""
-    session, recorder, (worker,) = stage.session, stage.setup.recorder, stage.workers
-    status = "interrupted"
+    """Train until the run ends, and return how; or None once all members have stopped so that another can join."""
+    recorder, timetable = group.run.recorder, group.run.timetable
     if membership.last:
-        session.save()
+        group.save()
     else:
         if membership.lost and recorder.clock:  # what the loss may have prevented
-            if length.evaluates(recorder.clock):
-                session.evaluate()
-            if length.saves(recorder.clock):
-                session.save()
-        if not train_stage(stage, length, interruption, trace):
-            worker.model.close()
-            gather_objects(None)  # nobody closes connections that a slower one still uses
+            if timetable.evaluates(recorder.clock):
+                group.evaluate()
+            if timetable.saves(recorder.clock):
+                group.save()
+        request = train_until(timetable.steps, group, interruption, trace)
+        if request is Request.CHANGE and recorder.clock < timetable.steps:
+            group.close()
+            gather_objects(None)  # no rank closes connections that a slower one still uses
             return None
-        if recorder.clock == length.steps:
-            status = "finished"
+    status = "finished" if recorder.clock == timetable.steps and not membership.last else "interrupted"
     recorder.finish(status)
-    worker.model.close()
+    group.close()
     return status
 
 
-def leave(stage: Stage, lost: bool) -> Held:
-    """Return what the worker holds when a stage ends; lost: whether peers are gone, so that nobody can be waited for"""
-    (worker,) = stage.workers
+def leave(group: WorkerGroup, lost: bool) -> Held:
+    """Return what the rank holds when a membership ends; lost: whether peers are gone, so that waiting is in vain."""
+    (worker,) = group.workers
     merged = worker.model.merged_of_broken
     if lost:
         worker.model.abandon()
-    config, clock, (stream,) = stage.setup.config, worker.model.clock, worker.streams
+    config, clock, (stream,) = group.config, worker.model.clock, worker.streams
     stream.drawn = clock * config.training.gradient_accumulation  # without batches of an update that was given up
-    report = Report(ranks_of(stage.members, config.ranks_per_worker), clock, merged, stream.rest(), lost)
+    report = Report(ranks_of(group.members, config.ranks_per_worker), clock, merged, stream.rest(), lost)
     return Held(report, worker.state_dict())
 
 

@@ -1,8 +1,8 @@
-"""What the workers of a run and their agent tell each other, so that all agree who trains.
+"""What the ranks of a run and their agent tell each other, so that all agree who trains.
 
-A *membership* is who trains from one change to the next; the agent numbers them. Members are the processes, that is,
-the ranks of the workers. They report when they are ready, when they have lost a peer, or when all have stopped so that
-somebody can join. When everybody who is alive has reported, the agent names the next members, and these connect anew.
+A *membership* is the set of ranks that train from one change to the next; the agent numbers them. Its members report
+when they are ready, when they have lost a peer, or when all have stopped so that another one can join. When all that
+are alive have reported, the agent names the next members, and these connect anew.
 """
 
 import gc
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from common.config.elastic import Members
+from common.config.elastic import Ranks
 from common.parallel.process_groups import abort_groups
 from common.training.interruption import Request
 from common.training.stream import BEGINNING, Dealing
@@ -26,16 +26,16 @@ RETRY_S = 0.5
 
 
 class Report(NamedTuple):
-    """What a worker holds when it leaves a membership.
+    """What a rank holds when it leaves a membership.
 
-    members: who trained in it; empty: nobody yet, the worker has no state
+    members: the ranks that trained in it; empty: none yet, this one has no state
     clock:   committed updates
     merged:  buckets that were merged in the last round, which failed; None: all
     dealing: where the data go on
     lost:    whether a peer is gone
     """
 
-    members: Members = ()
+    members: Ranks = Ranks(())
     clock: int = 0
     merged: int | None = None
     dealing: Dealing = BEGINNING
@@ -43,23 +43,23 @@ class Report(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """Who trains from now on.
+    """Which ranks train from now on: the members.
 
-    before:  who trained until now; empty at the beginning
+    before:  the ranks that trained until now; empty at the beginning
     holders: members that have a state; the others get a copy of one. Empty: all begin with the run or its checkpoint
     clock:   updates from which all go on, the most that any worker's first rank has committed
     dealing: where the data go on
     reports: {rank: (clock, merged)}, what became of the last round of each worker's first rank
-    lost:    whether somebody was lost, else all stopped at `clock`
+    lost:    whether a rank was lost, else all stopped at `clock`
     last:    too few are left: they save and stop
     address: and port, of the store in which members find each other
     start:   for which the agent has claimed the run folder
     """
 
     number: int
-    members: Members
-    before: Members
-    holders: Members
+    members: Ranks
+    before: Ranks
+    holders: Ranks
     clock: int
     dealing: Dealing
     reports: Mapping[int, tuple[int, int | None]]
@@ -70,10 +70,10 @@ class Membership(NamedTuple):
     start: str = ""
 
 
-class Word(Enum):
-    """What the agent says besides."""
+class Notice(Enum):
+    """What else the agent says."""
 
-    WAITING = auto()  # somebody wants to join: stop together
+    WAITING = auto()  # a rank wants to join: stop together
     LOST = auto()  # a member is gone: whatever waits for peers has to end
     OVER = auto()  # the run has ended
 
@@ -91,14 +91,14 @@ class Member:
     def __init__(self, number: int, connection: Connection) -> None:
         self.number = number
         self._connection = connection
-        self._wish = Request.NOTHING
+        self._request = Request.NOTHING
         self._named: queue.SimpleQueue[Membership | str] = queue.SimpleQueue()
-        self._groups = threading.Lock()  # nobody closes connections while groups are taken down
+        self._groups = threading.Lock()  # connections are not closed while groups are taken down
         threading.Thread(target=self._listen, name="membership", daemon=True).start()
 
-    def wish(self) -> Request:
+    def request(self) -> Request:
         """Return what the agent wants: nothing, a change of members, also at once, or, if it is gone, an end."""
-        return self._wish
+        return self._request
 
     def next(self, report: Report, asked: Callable[[], bool] = lambda: False) -> Membership:
         """Report, and wait to be named a member. Raises DismissedError if that will not happen.
@@ -118,7 +118,7 @@ class Member:
         return named
 
     def connect(self, membership: Membership, timeout_s: float) -> int:
-        """Open the default process group among the members; return this worker's rank in it."""
+        """Open the default process group among the members; return this process's rank in it."""
         timeout = timedelta(seconds=timeout_s)
         store = dist.TCPStore(membership.address, membership.port, is_master=False, timeout=timeout)
         rank = membership.members.index(self.number)
@@ -132,7 +132,9 @@ class Member:
                 abort_groups()
             if dist.is_initialized():
                 dist.destroy_process_group()
-            dist.distributed_c10d._world.group_count = 0  # names of groups count those that failed, elsewhere not made
+            dist.distributed_c10d._world.group_count = (
+                0  # names of groups count failed ones too, which other ranks lack
+            )
         gc.collect()  # groups sit in circles of references, with their threads and sockets
 
     def _listen(self) -> None:
@@ -140,18 +142,18 @@ class Member:
             try:
                 message = self._connection.recv()
             except (EOFError, OSError):
-                self._wish = Request.STOP
+                self._request = Request.STOP
                 self._named.put("its agent has died")
                 return
             match message:
                 case Membership():
-                    self._wish = Request.NOTHING
+                    self._request = Request.NOTHING
                     self._named.put(message)
-                case Word.WAITING:
-                    self._wish = Request.CHANGE
-                case Word.LOST:
-                    self._wish = Request.LEAVE
+                case Notice.WAITING:
+                    self._request = Request.CHANGE
+                case Notice.LOST:
+                    self._request = Request.LEAVE
                     with self._groups:
                         abort_groups()
-                case Word.OVER:
+                case Notice.OVER:
                     self._named.put("the run has ended")

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from pydantic import TypeAdapter
 
 from common.config.elastic import split
-from common.elastic.membership import RETRY_S, Membership, Report, Word
+from common.elastic.membership import RETRY_S, Membership, Notice, Report
 
 LOCAL = "127.0.0.1"
 LONGEST = 1 << 20  # bytes of a message
@@ -38,16 +38,13 @@ END = b"\r\n\r\n"
 
 
 class Challenge(NamedTuple):
-    """Both begin with it: the other one has to prove with this number that it knows the secret."""
+    """Both sides begin with it: the other one has to prove with this number that it knows the secret."""
 
     nonce: str
 
 
 class Hello(NamedTuple):
-    """A host offers its places.
-
-    fingerprint: of its configuration
-    """
+    """A host offers to run workers; fingerprint: of its configuration."""
 
     name: str
     fingerprint: str
@@ -55,13 +52,13 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The host is taken, and waits until it is needed."""
+    """The host is accepted, and waits until it is needed."""
 
     proof: str = ""
 
 
 class Refusal(NamedTuple):
-    """The host is not taken."""
+    """The host is refused."""
 
     reason: str
 
@@ -82,26 +79,26 @@ class Ended(NamedTuple):
 
 KINDS = {
     kind.__name__: TypeAdapter(kind)
-    for kind in (Challenge, Hello, Welcome, Refusal, Command, Ended, Report, Membership, Word)
+    for kind in (Challenge, Hello, Welcome, Refusal, Command, Ended, Report, Membership, Notice)
 }
 
 
 class Channel:
     """The connection of two hosts. It reads what has arrived and sends what fits into the buffers, but never waits.
 
-    lease_s: after which it counts as broken if the other host is not heard of, or takes nothing
+    timeout_s: after which it counts as broken if the other host is not heard of, or takes nothing
     """
 
-    def __init__(self, link: socket.socket, lease_s: float) -> None:
-        quarter = max(1, int(lease_s / 4))
+    def __init__(self, link: socket.socket, timeout_s: float) -> None:
+        quarter = max(1, int(timeout_s / 4))
         link.setblocking(False)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, quarter)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, quarter)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(lease_s * 1000))
-        self._link, self._lease_s = link, lease_s
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout_s * 1000))
+        self._link, self._timeout_s = link, timeout_s
         self._received, self._to_send = bytearray(), bytearray()
         self._last_sent = time.monotonic()
 
@@ -141,20 +138,20 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send what is queued. Raises OSError if the connection is broken, or took nothing for `lease_s`."""
+        """Send what is queued. Raises OSError if the connection is broken, or took nothing for `timeout_s`."""
         with suppress(BlockingIOError):
             while self._to_send:
                 del self._to_send[: self._link.send(self._to_send)]
                 self._last_sent = time.monotonic()
-        if self._to_send and time.monotonic() > self._last_sent + self._lease_s:
-            raise TimeoutError(f"took nothing for {self._lease_s:g} s")
+        if self._to_send and time.monotonic() > self._last_sent + self._timeout_s:
+            raise TimeoutError(f"took nothing for {self._timeout_s:g} s")
 
     def close(self) -> None:
         """Close it."""
         self._link.close()
 
 
-class Door(socket.socket):
+class Listener(socket.socket):
     """Where an agent listens; other processes of this machine see by its mark that it is an agent."""
 
     mark: socket.socket | None = None
@@ -166,10 +163,10 @@ class Door(socket.socket):
         super().close()
 
 
-def listen(address: str) -> Door | None:
+def listen(address: str) -> Listener | None:
     """Listen at HOST:PORT; None if the address is another host's, or an agent of this host listens there already.
 
-    Raises OSError or ValueError if nobody can listen there.
+    Raises OSError or ValueError if no host can listen there.
     """
     for place in resolve(address):
         mark = None
@@ -182,7 +179,7 @@ def listen(address: str) -> Door | None:
                 return None
         try:
             family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
-            door = Door(fileno=socket.create_server(place, family=family).detach())
+            listener = Listener(fileno=socket.create_server(place, family=family).detach())
         except OSError as error:
             if mark is not None:
                 mark.close()
@@ -191,8 +188,8 @@ def listen(address: str) -> Door | None:
             if error.errno == errno.EADDRINUSE:
                 raise OSError("another program of this host listens there; choose another port") from error
             raise
-        door.mark = mark
-        return door
+        listener.mark = mark
+        return listener
     return None
 
 
@@ -215,12 +212,12 @@ def only_here(place: str) -> bool:
     return ipaddress.ip_address(place.partition("%")[0]).is_loopback
 
 
-def connect(address: str, patience_s: float, lease_s: float) -> Channel:
+def connect(address: str, search_s: float, timeout_s: float) -> Channel:
     """Connect to the agent, which may not listen yet. Raises OSError if it does not in time."""
-    give_up = time.monotonic() + patience_s
+    give_up = time.monotonic() + search_s
     while True:
         try:
-            return Channel(socket.create_connection(split(address), timeout=patience_s), lease_s)
+            return Channel(socket.create_connection(split(address), timeout=search_s), timeout_s)
         except OSError as error:
             unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
             if unknown or time.monotonic() > give_up:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from common.arguments import did_you_mean
 from common.experiments.quantities import QUANTITIES, Quantity
-from common.spelling import did_you_mean
 
 LABELS = {
     "method": "what is trained: the gradient exchange and the optimizer",

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -12,16 +12,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
-from common import launcher
-from common.cli import one_line
+from common import rank_environment
+from common.arguments import did_you_mean, nearest
+from common.cli import explain_mistake, locate, one_line
 from common.config.config import Config, ConfigError
 from common.config.elastic import SURVIVING
 from common.config.moments import with_betas
 from common.config.overrides import CONFIGS, as_hydra_reads, choices, choices_with, flatten, list_groups
-from common.spelling import did_you_mean, nearest
 from common.training.task import Task, load_task
 
-QUOTE = "'"
 FEW = 3  # choices that a message names
 # ${mul:a,b} in YAML: for example the global batch as samples of a worker times the number of workers. ${div:a,b}
 # divides.
@@ -94,7 +93,7 @@ def check(task: type[Task], composed: DictConfig) -> Config:
         resolved = resolve_workers(resolve_elastic(values))
         config = task.config_class.model_validate(resolved)
     except ValidationError as error:
-        raise ConfigError(explain(error, flatten(values))) from error
+        raise ConfigError(explain(error, task.config_class, flatten(values))) from error
     config.build_topology()
     if config.workers.batched and not task.fixed_shapes:
         raise ConfigError("workers.batched=true: expected false: the shapes of this task's batches differ")
@@ -127,7 +126,7 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
     elastic = elastic if isinstance(elastic, dict) else {}
     if workers["kind"] == "processes" and elastic.get("min_workers") is None:
         try:
-            launcher.check_launcher()
+            rank_environment.check_launcher()
         except ValueError as error:
             raise LauncherError(str(error)) from error
     launched = from_launcher("WORLD_SIZE")
@@ -153,9 +152,9 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_launcher(name: str) -> int | None:
-    """Return what `common.launcher.from_launcher` does; raise ConfigError where that raises ValueError."""
+    """Return what `common.rank_environment.from_launcher` does; raise ConfigError where that raises ValueError."""
     try:
-        return launcher.from_launcher(name)
+        return rank_environment.from_launcher(name)
     except ValueError as error:
         raise LauncherError(str(error)) from error
 
@@ -166,30 +165,17 @@ def _gpus() -> int:
     return torch.cuda.device_count()
 
 
-def explain(error: ValidationError, given: dict[str, Any]) -> str:
+def explain(error: ValidationError, config_class: type[Config], given: dict[str, Any]) -> str:
     """Return a line for each mistake: key=value: expectation. given: the whole flat configuration."""
-    return "\n".join(_explain_one(item, given) for item in error.errors())
+    return "\n".join(_explain_mistake(item, config_class, given) for item in error.errors())
 
 
-def _explain_one(item: dict[str, Any], given: dict[str, Any]) -> str:
-    # The tag of a discriminated union ("adam") stands in the location; it is not part of the key that a user types.
-    location = [str(part) for part in item["loc"]]
-    group = location[:1] and location[0] in ("parallel", "optimizer", "schedule", "data", "model")
-    # A whole group that is refused has its tag as its last part.
-    whole = len(location) == 2 and isinstance(item["input"], dict) and location[1] in item["input"].values()
-    union = group and (len(location) > 2 or whole)
-    key = ".".join(location[:1] + location[2:] if union else location)
-    message = item["msg"].removeprefix("Value error, ")
+def _explain_mistake(item: Mapping[str, Any], config_class: type[Config], given: dict[str, Any]) -> str:
+    key = ".".join(locate(item["loc"], config_class)[0])
     match item["type"]:
         case "extra_forbidden":
             return f"{key}={item['input']!r}: no such key{suggestion(key, given)}"
-        case "missing":
-            return f"{key}: missing"
-        case "union_tag_invalid":
-            tag, names = item["ctx"]["tag"], item["ctx"]["expected_tags"]
-            return f"{key}.{item['ctx']['discriminator'].strip(QUOTE)}={tag}: expected one of {names}"
-        case "value_error":
-            # Of one key the message begins with its value, of a group with a key in it.
+        case "value_error":  # of one key the message begins with its value, of a group with a key in it
+            message = item["msg"].removeprefix("Value error, ")
             return f"{key}{'.' if isinstance(item['input'], dict) else '='}{message}" if key else message
-        case _:
-            return f"{key}={item['input']!r}: {message[0].lower()}{message[1:]}"
+    return explain_mistake(item, config_class)

@@ -69,3 +69,13 @@ def _cut(tensors: Sequence[Tensor], limit: int) -> Iterable[Sequence[Tensor]]:
         return [tensors]
     rows = max(1, limit * lead.shape[0] // lead.nbytes)
     return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
+
+
+def dense_grad(where: str, param: Tensor) -> Tensor:
+    """Return `param.grad`; raise RuntimeError if it is sparse."""
+    if param.grad.layout != torch.strided:
+        raise RuntimeError(
+            f"{where}: gradient of the parameter of shape {tuple(param.shape)} has layout "
+            f"{param.grad.layout}: expected a dense gradient (for an embedding, set sparse=False)"
+        )
+    return param.grad

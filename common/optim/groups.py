@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from common.optim.checks import require, require_non_negative
+from common.arguments import require, require_non_negative
 
 NORM_TYPES: tuple[type[nn.Module], ...] = (
     _NormBase,  # BatchNorm, SyncBatchNorm, InstanceNorm, of all dimensions, lazy ones too

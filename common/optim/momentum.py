@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from common.dtensors import count_writes
-from common.optim.checks import dense_grad
-from common.optim.foreach import chunked
+from common.optim.foreach import chunked, dense_grad
 
 
 class MomentumOptimizer(Optimizer):

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from common.optim.checks import require_decay_rate, require_non_negative
+from common.arguments import require_decay_rate, require_non_negative
 from common.optim.closure import loss_of
 from common.optim.foreach import scale_
 from common.optim.momentum import MomentumOptimizer

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from common.optim.checks import require, require_count, require_fraction, require_non_negative
+from common.arguments import require, require_count, require_fraction, require_non_negative
 
 
 @dataclass(frozen=True, kw_only=True)

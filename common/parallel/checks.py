@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from common.arguments import did_you_mean
 from common.dtensors import is_dtensor
-from common.launcher import from_launcher
 from common.options import GossipOptions, warnings_of
 from common.parallel.data_parallel import OPEN, DataParallel
-from common.spelling import did_you_mean
+from common.rank_environment import from_launcher
 from common.topology import Topology, build, knows_hosts, push_sum
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from common.launcher import from_launcher
 from common.parallel.streams import is_queued
+from common.rank_environment import from_launcher
 
 # What a rank that is out of step usually has done.
 SKIPPED = (

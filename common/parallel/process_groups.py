@@ -12,10 +12,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from common.launcher import check_launcher, find_master, from_launcher
 from common.parallel.checks import check_equal_on_all_ranks
 from common.parallel.collectives import explained, is_distributed
 from common.parallel.streams import is_queued
+from common.rank_environment import check_launcher, find_master, from_launcher
 
 WATCH_FIRST = timedelta(seconds=10)
 UNUSED_TAG = 1 << 30  # of messages; theirs are smaller, see `common.parallel.gossip.exchange.tag_of`

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def describe_environment(task: str, overrides: list[str]) -> dict[str, Any]:
-    """Return a record with which somebody else can judge and repeat the run."""
+    """Return a record with which other people can judge and repeat the run."""
     return {
         "start": now(),
         "end": None,

@@ -17,13 +17,13 @@ from common.config.bookkeeping import is_bookkeeping
 from common.config.config import Config, ConfigError
 from common.config.overrides import flatten, typed
 from common.parallel.collectives import gather_objects, rank
-from common.record.checkpoint import CheckpointError
+from common.record.checkpoint import CheckpointError, Checkpoints
 from common.record.environment import describe_environment, now
 from common.record.run_lock import RunLock
 
 GONE = "was removed or moved while the run trained in it, so the run ends"
 RECORDS = ("config.yaml", "environment.json", "metrics.jsonl")
-# Of the keys that do not change a result, those that were left out of fingerprints at first.
+# Keys that do not change a result and were left out of fingerprints from the beginning.
 FIRST_FREE_KEYS = ("run_dir", "resume", "logging.", "profile", "training.threads", "training.checkpoint")
 FIRST_FREE_KEYS += ("elastic.min_workers", "elastic.restarts", "elastic.agent")
 
@@ -36,7 +36,7 @@ class RunFolder:
     """The records of a run. Only rank 0 makes this object and writes, and it holds the folder's lock until `close`.
 
     With `resume=true` the run in the folder is continued; without it, a folder that holds a run is refused. Rows are
-    only added to metrics.jsonl, except that a resumed run removes those that it will compute again (`cut`). Numbers
+    only added to metrics.jsonl, except that a resumed run removes the rows of steps that it repeats (`cut`). Numbers
     that are not finite are null in all files.
 
     start: given by a process that has `claimed` the folder for this one; None: it is checked here
@@ -240,6 +240,12 @@ def last_step(file: Path) -> int:
 def fingerprint(config: Config) -> str:
     """Return a hash of the configuration without what does not change a result, which identifies the computation."""
     return _hash(config, is_bookkeeping)
+
+
+def checkpoints_of(config: Config) -> Checkpoints:
+    """Return the checkpoints of a run."""
+    folder, keep = Path(config.run_dir) / "checkpoints", config.training.checkpoints_kept
+    return Checkpoints(folder, fingerprint(config), keep, also=(first_fingerprint(config),))
 
 
 def first_fingerprint(config: Config) -> str:

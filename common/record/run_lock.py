@@ -23,7 +23,7 @@ from common.config.config import ConfigError
 from common.record.environment import now
 
 BEAT_S = 5.0
-PATIENCE_S = 60.0
+SILENCE_S = 60.0
 LOOK_S = 0.5
 
 
@@ -117,7 +117,7 @@ class RunLock:
                 if holder.start == self._mine.start:
                     write_atomically(file, _content(self._mine))
                     break
-                if here or self._beats(file, holder):
+                if here or self._is_alive(file, holder):
                     raise ConfigError(
                         f"run_dir={self._folder}: {_describe(holder)} trains in it; expected one run at a time: wait "
                         "for its end, after which resume=true goes on, or take another run_dir"
@@ -137,11 +137,11 @@ class RunLock:
     def _after(self, holder: Holder) -> Path:
         return self._file.with_name(f".lock.after_{holder.id}")
 
-    def _beats(self, file: Path, holder: Holder) -> bool:
-        """Wait for a sign of a holder elsewhere."""
+    def _is_alive(self, file: Path, holder: Holder) -> bool:
+        """Wait for a sign of a holder on another host; return whether there was one."""
         who = f"run_dir={self._folder}: {_describe(holder)}"
-        print(f"{who} may be training in it: waiting {PATIENCE_S:g} s for a sign of it", file=sys.stderr, flush=True)
-        seen, give_up = _signs(file), time.monotonic() + PATIENCE_S
+        print(f"{who} may be training in it: waiting {SILENCE_S:g} s for a sign of it", file=sys.stderr, flush=True)
+        seen, give_up = _signs(file), time.monotonic() + SILENCE_S
         while time.monotonic() < give_up:
             time.sleep(LOOK_S)
             signs = _signs(file)
@@ -174,7 +174,7 @@ def _create(file: Path, holder: Holder) -> bool:
     try:
         with stream:
             stream.write(_content(holder))
-    except OSError:  # of a full disk: an empty file would name nobody
+    except OSError:  # of a full disk: an empty file would name no process
         file.unlink()
         raise
     return True

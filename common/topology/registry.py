@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from common.spelling import did_you_mean
-from common.topology import checks
+from common.arguments import did_you_mean, flag, integer
 from common.topology.families import (
     aer,
     base_k,
@@ -23,7 +22,7 @@ from common.topology.families import (
     static_exponential,
     torus,
 )
-from common.topology.round import Round
+from common.topology.round import MOST_WORKERS, Round
 from common.topology.topology import RandomSchedule, Schedule, Topology
 
 REQUIRED = inspect.Parameter.empty
@@ -85,12 +84,12 @@ def build(name: str, world_size: int, workers_per_host: int = 1, **options: Any)
     if not isinstance(name, str) or name not in _FAMILIES:
         hint = did_you_mean(name, NAMES)
         raise ValueError(f"topology: expected one of {', '.join(NAMES)}; got {name!r}{hint}")
-    n = checks.integer(f"topology {name!r}: world_size", world_size, minimum=1, maximum=checks.WORKERS)
-    workers_per_host = checks.integer(f"topology {name!r}: workers_per_host", workers_per_host, minimum=1)
+    n = integer(f"topology {name!r}: world_size", world_size, minimum=1, maximum=MOST_WORKERS)
+    workers_per_host = integer(f"topology {name!r}: workers_per_host", workers_per_host, minimum=1)
     family = _FAMILIES[name]
     idle_rounds = options.pop("idle_rounds", 0)
-    idle_rounds = checks.integer(f"topology {name!r}: idle_rounds", idle_rounds, minimum=0, maximum=MOST_IDLE)
-    between_hosts = checks.flag(f"topology {name!r}: between_hosts", options.pop("between_hosts", False))
+    idle_rounds = integer(f"topology {name!r}: idle_rounds", idle_rounds, minimum=0, maximum=MOST_IDLE)
+    between_hosts = flag(f"topology {name!r}: between_hosts", options.pop("between_hosts", False))
     chosen = _chosen(name, family.options, options)
     if n == 1:
         schedule: Schedule = (Round.idle(1),)

@@ -8,8 +8,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from common.topology import checks
+from common.arguments import integer
 
+MOST_WORKERS = 1 << 14  # rounds list all of them, some all pairs
 TOLERANCE = 1e-9  # how far a sum of weights may be from 1: room for weights typed with few digits
 
 
@@ -71,7 +72,7 @@ class Round:
     @classmethod
     def idle(cls, world_size: int) -> "Round":
         """Return the round without communication (W = I)."""
-        n = checks.integer("Round.idle: world_size", world_size, minimum=1, maximum=checks.WORKERS)
+        n = integer("Round.idle: world_size", world_size, minimum=1, maximum=MOST_WORKERS)
         return cls(tuple({i: 1.0} for i in range(n)))
 
     @classmethod
@@ -80,7 +81,7 @@ class Round:
 
         Raises ValueError when two groups share a worker.
         """
-        n = checks.integer("Round.from_groups: world_size", world_size, minimum=1, maximum=checks.WORKERS)
+        n = integer("Round.from_groups: world_size", world_size, minimum=1, maximum=MOST_WORKERS)
         rows: list[Mapping[int, float] | None] = [None] * n
         for group in groups:
             row = dict.fromkeys(group, 1 / len(group))

@@ -9,9 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from common.arguments import check_arguments
-from common.topology import analysis, checks
-from common.topology.round import Round
+from common.arguments import check_arguments, integer
+from common.topology import analysis
+from common.topology.round import MOST_WORKERS, Round
 
 RANDOM_SAMPLE = 64  # rounds of a random schedule that stand for all of them where one period would be used
 
@@ -52,8 +52,8 @@ class Topology:
     schedule: Schedule = field(kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
-        checks.integer("world_size", self.world_size, minimum=1, maximum=checks.WORKERS)
-        checks.integer("workers_per_host", self.workers_per_host, minimum=1)
+        integer("world_size", self.world_size, minimum=1, maximum=MOST_WORKERS)
+        integer("workers_per_host", self.workers_per_host, minimum=1)
         check_arguments(Topology, vars(self), prefix="topology: ")
         object.__setattr__(self, "options", dict(self.options))
         members = self.schedule if isinstance(self.schedule, tuple) else (self.schedule,)
@@ -79,7 +79,7 @@ class Topology:
 
     def round(self, t: int) -> Round:
         """Return the round of step t >= 0."""
-        t = checks.integer("t (the round's number)", t, minimum=0)
+        t = integer("t (the round's number)", t, minimum=0)
         if isinstance(self.schedule, tuple):
             return self.schedule[t % len(self.schedule)]
         return self.schedule(t)

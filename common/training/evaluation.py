@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from common.config.config import Config
 from common.parallel.averaging import restored
 from common.parallel.collectives import mean_over_ranks_, sum_over_ranks, world_size
-from common.training.numerics import autocast
+from common.training.device import autocast
 from common.training.stream import RandomState
 from common.training.task import Batch, Task, TrainData
 from common.training.worker import Worker
@@ -19,7 +19,7 @@ NORMS = nn.modules.batchnorm._BatchNorm
 
 
 class Evaluator:
-    """Evaluation over all processes, of which each has some workers. Every validation sample counts once."""
+    """Evaluation over all processes and their workers. Every validation sample counts once."""
 
     def __init__(self, task: Task, workers: Sequence[Worker], config: Config, device: torch.device, rank: int) -> None:
         self._task, self._workers, self._config = task, workers, config
@@ -38,7 +38,8 @@ class Evaluator:
         options, model = self._config.evaluation, self._workers[0].model
         metrics = {"consensus_distance": model.consensus_distance()}
         if options.local_models:
-            metrics |= {f"local_{name}": value for name, value in self._metrics(self._local_sums()).items()}
+            sums = self._sums(self._local_models())
+            metrics |= {f"local_{name}": value for name, value in self._metrics(sums).items()}
         with model.averaged() as mean_model, self._recalibrated(mean_model):
             metrics |= self._metrics(self._mean_sums(mean_model))
             then(metrics, mean_model)
@@ -53,9 +54,6 @@ class Evaluator:
         # Ranks of a worker gather parameters together, so they run equally many batches: the same ones, counted once.
         batches = self._batches(self._workers[0].index, self._config.n)
         return self._sums([(mean_model, batches)], counted=self._rank % self._config.ranks_per_worker == 0)
-
-    def _local_sums(self) -> Tensor:
-        return self._sums(self._local_models())
 
     def _local_models(self) -> Iterator[tuple[nn.Module, Iterable[Batch]]]:
         """Yield every local rank's own model and its shard."""

@@ -13,7 +13,7 @@ from common.dtensors import whole
 from common.parallel.collectives import explained_if_lost
 from common.parallel.counters import region
 from common.simulate import BatchedWorkers
-from common.training.numerics import autocast
+from common.training.device import autocast
 from common.training.task import Task
 from common.training.worker import Worker
 

@@ -16,16 +16,16 @@ from common.parallel.collectives import PeerError, explained, is_distributed
 from common.training.signals import SIGNALS
 
 EVERY = 10  # steps, at most: Slurm may send its warning only 30 s before the end
-PATIENCE_S = 1.0  # from one agreement to the next, where a step is not longer
+AGREE_S = 1.0  # from one agreement to the next, where a step is not longer
 
 
 class Request(IntEnum):
-    """What a process wants; of different wishes the largest counts."""
+    """A request of a process; of different ones the largest counts."""
 
     NOTHING = 0
     CHANGE = 1  # other workers go on
     STOP = 2  # save and end
-    LEAVE = 3  # a peer is gone, there is nobody to agree with
+    LEAVE = 3  # a peer is gone, no agreement is possible
 
 
 class Interruption:
@@ -34,10 +34,10 @@ class Interruption:
     A signal may reach one process only, or reach them in different steps, so they must agree. Every few steps they
     start a maximum over ranks and read the previous one: reading it at once would make all workers wait for the
     slowest, which gossip avoids. The slowest rank's time for a step is a part of it: all know from it how many steps
-    take about PATIENCE_S. Longer ones are each followed by an agreement, so that a run stops after two of them.
+    take about AGREE_S. Longer ones are each followed by an agreement, so that a run stops after two of them.
 
     every: steps from one agreement to the next, the same on all ranks; at most EVERY are used
-    wish:  asked each time for what this process wants besides
+    own:   called each time for another request of this process
     group: of all processes; None: the default group
     """
 
@@ -45,7 +45,7 @@ class Interruption:
         self,
         device: torch.device,
         every: int = EVERY,
-        wish: Callable[[], Request] = lambda: Request.NOTHING,
+        own: Callable[[], Request] = lambda: Request.NOTHING,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self._device = device
@@ -53,7 +53,7 @@ class Interruption:
         self._due: int | None = None  # the step after which all agree; None: after the next one
         self._began = 0, time.perf_counter()  # step and time of the last agreement
         self._asked = Request.NOTHING
-        self._wish = wish
+        self._own = own
         self._group = group
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         # What is reduced, the result, how to wait for it.
@@ -68,7 +68,7 @@ class Interruption:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
-        if kind is None:  # after an error others may not come, and nobody waits for them
+        if kind is None:  # after an error other ranks may never come
             self._agreed()
 
     @property
@@ -79,21 +79,21 @@ class Interruption:
     def requested(self, step: int) -> Request:
         """Return the largest request that any process had some steps ago. Collective, after every step.
 
-        Raises PeerError where this process wishes to leave.
+        Raises PeerError where this process requests to leave.
         """
         if not is_distributed():
             return self._asked
-        if self._wish() is Request.LEAVE:
+        if self._own() is Request.LEAVE:
             raise PeerError("a peer was lost")
         if self._due is not None and step < self._due:
             return Request.NOTHING
         agreed, step_s = self._agreed()
         self._start(step)
-        steps = int(min(self._every, PATIENCE_S / step_s)) if step_s > 0 else 1
+        steps = int(min(self._every, AGREE_S / step_s)) if step_s > 0 else 1
         self._due = step + max(1, steps)
         return agreed
 
-    def end_stage(self) -> None:
+    def reset(self) -> None:
         """Wait for the agreement under way, or give it up if peers are gone; requests of this process stay."""
         with suppress(PeerError):
             self._agreed()
@@ -105,13 +105,13 @@ class Interruption:
         self._began = step, now
         step_s = (now - then) / max(1, step - before) if self._due is not None else 0.0
         asked = torch.full((2,), step_s, device=self._device)
-        asked[0] = float(max(self._asked, self._wish()))
+        asked[0] = float(max(self._asked, self._own()))
         work = dist.all_reduce(asked, dist.ReduceOp.MAX, self._group, async_op=True)
         self._largest = asked, *((asked, work.wait) if self._side is None else self._copied(asked, work, self._side))
 
     @staticmethod
     def _copied(asked: Tensor, work: dist.Work, side: torch.cuda.Stream) -> tuple[Tensor, Callable[[], object]]:
-        """Copy the answer to the host beside the stream that trains, for all of whose work reading it would wait."""
+        """Copy the answer to the host on a side stream: reading it on the training stream waits for all its work."""
         with torch.cuda.stream(side):
             work.wait()
             answer = torch.empty(2, pin_memory=True).copy_(asked, non_blocking=True)

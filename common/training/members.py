@@ -1,26 +1,26 @@
 """What changes in a run when workers leave or join.
 
-Workers keep their numbers: members are those that train. At a change, after a committed update, members go on with
-their parameters, optimizer state, buffers and clock, on the topology for as many workers; a worker that joins begins
-with those of the member before it, as a copy. What was in flight is launched again among the members. The learning
-rate's schedule stays, and so does either each worker's batch (`elastic.keep=local_batch`) or, rounded down to equal
-shares, the global batch (`elastic.keep=global_batch`). Where the learning rate is scaled to the global batch
+Workers keep their numbers; members are the workers that train. At a change, after a committed update, members go on
+with their parameters, optimizer state, buffers and clock, on the topology for as many workers; a worker that joins
+begins with those of the member before it, as a copy. What was in flight is launched again among the members. The
+learning rate's schedule stays, and so does either each worker's batch (`elastic.keep=local_batch`) or, rounded down to
+equal shares, the global batch (`elastic.keep=global_batch`). Where the learning rate is scaled to the global batch
 (`optimizer.lr_batch`), it follows. The rest of the epoch is dealt to the members.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from common.config.config import Config, ConfigError, TopologyConfig
-from common.config.elastic import Members
+from common.config.elastic import Workers
 from common.training.stream import Dealing
 from common.training.worker import Worker
 
 
-def config_of(config: Config, members: Members) -> Config:
+def config_of(config: Config, members: Workers) -> Config:
     """Return the configuration with which these members of the run's workers train."""
-    if len(members) == config.n and members == tuple(range(config.n)):
+    if members == config.all_workers:
         return config
     n, per_host = len(members), config.workers.per_host or 1
     on_host = [sum(member // per_host == host for member in members) for host in {m // per_host for m in members}]
@@ -44,7 +44,7 @@ def batch_of(config: Config, n: int) -> int:
     return max(1, batch // (n * passes)) * n * passes
 
 
-def donor_of(member: int, former: Members) -> int:
+def donor_of(member: int, former: Workers) -> int:
     """Return whose state a worker that joins begins with: the former member before it, cyclically."""
     return former[bisect_left(former, member) - 1]
 
@@ -70,14 +70,3 @@ def kept(state: Mapping[str, Any], clock: int, dealing: Dealing) -> dict[str, An
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return with which state a worker begins that joins as a copy; random numbers and counters begin anew."""
     return {**state, "streams": None, "counters": {}}
-
-
-def hand_over(former: Sequence[Worker], before: Members, after: Members, dealing: Dealing) -> list[Mapping[str, Any]]:
-    """Return the state with which each member after the change begins; dealing: where the data go on."""
-    states = {member: worker.state_dict() for member, worker in zip(before, former, strict=True)}
-    return [
-        kept(states[member], states[member]["clock"], dealing)
-        if member in states
-        else copied(states[donor_of(member, before)])
-        for member in after
-    ]

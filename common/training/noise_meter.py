@@ -18,7 +18,7 @@ from common.config.config import Config
 from common.noise_scale import KINDS, noise_row, signal_and_noise, smoothed
 from common.optim import AccumAdam
 from common.parallel.averaging import restored
-from common.training.numerics import autocast
+from common.training.device import autocast
 from common.training.task import Task
 from common.training.worker import Worker
 

@@ -10,16 +10,14 @@ import torch
 from torch import Tensor
 
 from common.config.config import Config
-from common.config.elastic import Members
+from common.config.elastic import Workers
 from common.config.moments import decay_sum, half_lives
 from common.parallel.collectives import gather_objects, sum_over_ranks, world_size
-from common.record.console import Console
-from common.record.cpu_wait import cpu_wait_s
 from common.record.run_folder import RunFolder
-from common.record.sinks import Sinks
+from common.record.sinks import Console, Sinks
 from common.training.noise_meter import NoiseMeter
-from common.training.step_clock import StepClock
 from common.training.task import Task
+from common.training.timing import StepClock, cpu_wait_s
 from common.training.worker import Worker
 
 REMEMBERED_STEPS = 1000  # the last ones, whose median and mean time go into the summary
@@ -127,8 +125,8 @@ class Recorder:
         self._write(row)
         return best
 
-    def change(self, before: Members, after: Members, topology: str) -> None:
-        """Record that other workers train from now on; the training row of those that do so far ends here."""
+    def change(self, before: Workers, after: Workers, topology: str) -> None:
+        """Record that other workers train from now on; the training row of the former ones ends here."""
         if self._losses:
             self._end_window()
         leaving = [worker for worker, member in zip(self._workers, before, strict=True) if member not in after]
@@ -136,7 +134,7 @@ class Recorder:
         self.tell_change(before, {*before} & {*after}, after, topology)
 
     def tell_change(
-        self, before: Members, staying: Collection[int], after: Members, topology: str, **facts: Any
+        self, before: Workers, staying: Collection[int], after: Workers, topology: str, **facts: Any
     ) -> None:
         """Write a row of who left and joined, with further facts; who was replaced has done both."""
         left, joined = sorted({*before} - {*staying}), sorted({*after} - {*staying})
@@ -207,7 +205,7 @@ class Recorder:
         means = [losses.mean(), norms.mean(), clipped.mean()]
         means.append(self._scalar(cpu_wait_s() - self._wait_began if counted else 0.0))
         means += self.noise.sums.flatten()
-        everyone = self._workers[0].model.everyone  # here nobody waits for rank 0 to write a model
+        everyone = self._workers[0].model.everyone  # in this group no rank waits for rank 0 to write a model
         sums = sum_over_ranks(torch.stack([*means, self._scalar(self._local_bytes())]), everyone).tolist()
         loss, mean_norm, clipped_fraction, waited, *noise = (value / world_size() for value in sums[:-1])
         self._read_times()

@@ -14,30 +14,21 @@ class RandomState:
     """A separate stream of torch's random numbers, independent of others in the process."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self._device = device
-        with self._global_restored():
+        self._device, self._gpus = device, [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(self._gpus):
             torch.manual_seed(seed)
             self.state = self._read()
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Draw from this stream inside the block."""
-        with self._global_restored():
+        with torch.random.fork_rng(self._gpus):
             self._write(self.state)
             yield
             self.state = self._read()
 
-    @contextmanager
-    def _global_restored(self) -> Iterator[None]:
-        before = self._read()
-        try:
-            yield
-        finally:
-            self._write(before)
-
     def _read(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        on_gpu = self._device.type == "cuda"
-        return torch.get_rng_state(), torch.cuda.get_rng_state(self._device) if on_gpu else None
+        return torch.get_rng_state(), torch.cuda.get_rng_state(self._device) if self._gpus else None
 
     def _write(self, state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
         torch.set_rng_state(state[0].cpu())

@@ -29,7 +29,7 @@ class TrainData(Protocol):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Local batches of each worker in an epoch: those that are too few for all of them are left out."""
+        """Local batches of each worker in an epoch; a remainder too small for all workers is left out."""
 
     def epoch(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Batch]:
         """Return this worker's batches of that epoch from number `start` on; a function of seed, worker and epoch.

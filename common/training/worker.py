@@ -2,12 +2,13 @@
 
 import pickle
 import re
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -16,10 +17,52 @@ from common.config.config import Config, ConfigError
 from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel, GradScaler
 from common.simulate import simulate
 from common.training.optimization import build_optimizer, build_schedule
-from common.training.rank_buffers import RankBuffers
 from common.training.sharding import module_state, optimizer_state, shard, without_shards
 from common.training.stream import BEGINNING, Dealing, Stream
 from common.training.task import Task
+
+
+class RankBuffers:
+    """Each rank's own buffers of a shared module.
+
+    Real ranks of one worker have equal parameters, but each collects the BatchNorm statistics of its own batches. A
+    simulated worker runs them one after the other on one module: this swaps the buffers. Between uses the module holds
+    the mean over the ranks, so that a mean over workers is a mean over all ranks.
+    """
+
+    def __init__(self, module: nn.Module, ranks: int) -> None:
+        self._module = list(module.buffers())
+        self._ranks = [[buffer.clone() for buffer in self._module] for _ in range(ranks)]
+
+    @contextmanager
+    def of(self, rank: int) -> Iterator[None]:
+        """Give the module, inside the block, the buffers of local rank `rank` (0 is the worker's first rank)."""
+        for buffer, own in zip(self._module, self._ranks[rank], strict=True):
+            buffer.copy_(own)
+        try:
+            yield
+        finally:
+            for own, buffer in zip(self._ranks[rank], self._module, strict=True):
+                own.copy_(buffer)
+            for buffer, *owned in zip(self._module, *self._ranks, strict=True):
+                if buffer.is_floating_point():
+                    buffer.copy_(torch.stack(owned).mean(0))
+
+    def reset(self) -> None:
+        """Give every rank the module's buffers."""
+        for owned in self._ranks:
+            for own, buffer in zip(owned, self._module, strict=True):
+                own.copy_(buffer)
+
+    def state_dict(self) -> list[list[Tensor]]:
+        """Return a list of buffers for each rank."""
+        return self._ranks
+
+    def load_state_dict(self, state: list[list[Tensor]]) -> None:
+        """Continue from `state_dict()`."""
+        for owned, saved in zip(self._ranks, state, strict=True):
+            for own, buffer in zip(owned, saved, strict=True):
+                own.copy_(buffer)
 
 
 @dataclass
@@ -144,7 +187,7 @@ def build_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
     return scaler(device.type, enabled=config.training.precision == "fp16")
 
 
-def load_model(module: torch.nn.Module, file: str) -> None:
+def load_model(module: nn.Module, file: str) -> None:
     """Start from a bare state dict, such as a run's checkpoints/best.pt. Raises ConfigError if it does not fit."""
     try:
         module.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
@@ -154,7 +197,7 @@ def load_model(module: torch.nn.Module, file: str) -> None:
         raise ConfigError(f"init_from={file}: expected a state dict of this model ({error})") from error
 
 
-def parallelize(module: torch.nn.Module, config: Config) -> list[DataParallel]:
+def parallelize(module: nn.Module, config: Config) -> list[DataParallel]:
     """Give a bare module its parallel form: the only place that knows methods and where workers live."""
     parallel = config.parallel
     topology = config.build_topology()

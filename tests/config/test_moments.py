@@ -1,6 +1,5 @@
 """Half-lives, decay that stays when the learning rate moves, and what a run records of both."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from common.launch.processes import launch
 from common.optim.schedules import Cosine
 from common.record.run_folder import compare, fingerprint
 from common.training.optimization import build_optimizer
+from tests.training.runs import rows, summary
 
 BASE = ["workers=simulated", "workers.count=4", "training.batch_size=32"]
 HALF_LIVES = ["optimizer.half_life.first=50", "optimizer.half_life.second=800"]
@@ -91,7 +91,7 @@ def test_momentum_has_a_half_life(overrides: list[str], momentum: float, first: 
             ["optimizer=qg_dmsgd", "parallel.order=atc", "optimizer.half_life.first=9"],
             "optimizer.half_life.first=9 with optimizer=qg_dmsgd: expected null",
         ),
-        (["optimizer.half_life.first=0"], "optimizer.half_life.first=0: input should be greater than 0"),
+        (["optimizer.half_life.first=0"], "optimizer.half_life.first=0: expected greater than 0"),
         (["optimizer=adam", "optimizer.decay=independent"], "optimizer.decay=independent with optimizer=adam"),
         (["optimizer=sgd", "optimizer.decay=independent"], "optimizer.decay=independent with optimizer=sgd"),
         (["parallel.share_second_moment=mean"], "share_second_moment=mean with workers=processes"),
@@ -99,7 +99,7 @@ def test_momentum_has_a_half_life(overrides: list[str], momentum: float, first: 
             ["parallel.share_second_moment=mean", *BASE, "optimizer=adamw"],
             "optimizer=adamw: expected workers=simulated",
         ),
-        (["parallel=local_sgd", "parallel.share_second_moment=mean", *BASE], "expected .* a round in every update"),
+        (["parallel=local_sgd", "parallel.share_second_moment=mean", *BASE], "expected a round in every update"),
     ],
 )
 def test_contradictions_are_refused_by_name(overrides: list[str], message: str) -> None:
@@ -135,12 +135,11 @@ def test_a_run_with_these_keys_is_the_run_that_they_stand_for(tmp_path: Path) ->
         assert launch("cnn", [*base, *more, f"run_dir={tmp_path / name}"]) == 0
         found.append(torch.load(tmp_path / name / "checkpoints" / "last.pt", weights_only=True))
     assert all(torch.equal(tensor, found[1][key]) for key, tensor in found[0].items())
-    rows = [json.loads(line) for line in (tmp_path / "new" / "metrics.jsonl").read_text().splitlines()]
-    rates = [row["lr"] for row in rows if row["split"] == "train"]
-    summary = json.loads((tmp_path / "new" / "summary.json").read_text())
+    rates = [row["lr"] for row in rows(tmp_path / "new") if row["split"] == "train"]
+    recorded = summary(tmp_path / "new")
     assert len(rates) == 6
-    assert summary["decay_sum"] == pytest.approx(0.01 * sum(rates) / 0.003)
-    assert (summary["half_life_first"], summary["half_life_second"]) == (pytest.approx(50), pytest.approx(800))
+    assert recorded["decay_sum"] == pytest.approx(0.01 * sum(rates) / 0.003)
+    assert (recorded["half_life_first"], recorded["half_life_second"]) == (pytest.approx(50), pytest.approx(800))
 
 
 def test_runs_from_before_these_keys_existed_have_the_same_configuration(tmp_path) -> None:

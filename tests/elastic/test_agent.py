@@ -17,17 +17,18 @@ import torch
 
 from common.config.elastic import ElasticConfig
 from common.elastic.agent import Agent
-from common.elastic.host import LocalHost, RefusedError, RemoteHost, enter, serve
-from common.elastic.membership import DismissedError, Member, Membership, Report, Word
+from common.elastic.host import LocalHost
+from common.elastic.membership import DismissedError, Member, Membership, Notice, Report
+from common.elastic.remote import RefusedError, RemoteHost, join, serve
 from common.elastic.wire import LOCAL, Channel, Command, Ended, Hello, listen, receive, send
 from common.parallel.collectives import sum_over_ranks
 from common.parallel.process_groups import abort_groups
-from common.record.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
+from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
 from common.training.interruption import Request
 from common.training.stream import Dealing
 from tests.distributed.processes import PRELOAD
 from tests.ports import free_port
-from tests.training.test_resume import wait_for
+from tests.training.runs import wait_for
 
 TIMEOUT_S = 600.0  # longer than any test may take: nothing below may wait for it
 pytestmark = pytest.mark.timeout(500)
@@ -58,9 +59,9 @@ def work(number: int, connection: Connection, deeds: Deeds, log: Path) -> None:
             while True:
                 assert sum_over_ranks(torch.ones(1)) == len(named.members)
                 added += 1
-                if member.wish() is Request.STOP:  # the test is gone
+                if member.request() is Request.STOP:  # the test is gone
                     os._exit(INTERRUPTED)
-                if added % 20 == 0 and sum_over_ranks(torch.tensor(float(member.wish() is Request.CHANGE))):
+                if added % 20 == 0 and sum_over_ranks(torch.tensor(float(member.request() is Request.CHANGE))):
                     lost = False
                     break
                 match deed if added % 5 == 0 else "":
@@ -84,7 +85,7 @@ def run(
     deeds: Mapping[int, list[Deeds]],
     log: Path,
     restarts: int = 0,
-    patience_s: float = TIMEOUT_S,
+    timeout_s: float = TIMEOUT_S,
     per_worker: int = 1,
 ) -> tuple[int, dict[int, list]]:
     """Return the exit code, and {number: [members, holders, last]} of every membership that came about.
@@ -93,7 +94,7 @@ def run(
     """
     options, first = ElasticConfig(min_workers=1, restarts=restarts), tuple(range(ranks))
     host = LocalHost(starting(deeds, log))
-    code = Agent(host, ranks, first, options, patience_s, per_worker=per_worker).run()
+    code = Agent(host, ranks, first, options, timeout_s, per_worker=per_worker).run()
     assert not multiprocessing.active_children()
     return code, memberships(log)
 
@@ -154,9 +155,9 @@ def other_host(address: str, identity: str, deeds: Mapping[int, list[Deeds]], lo
 
 @pytest.mark.slow
 def test_a_lost_host_is_replaced_by_one_that_waits(tmp_path: Path) -> None:
-    log, door = tmp_path / "log", listen("127.0.0.1:0")
-    assert door is not None
-    address, ending = f"127.0.0.1:{door.getsockname()[1]}", {1: "ends", 2: "ends"}
+    log, listener = tmp_path / "log", listen("127.0.0.1:0")
+    assert listener is not None
+    address, ending = f"127.0.0.1:{listener.getsockname()[1]}", {1: "ends", 2: "ends"}
     spawn = multiprocessing.get_context("spawn").Process
     hosts = [spawn(target=other_host, args=(address, "this", {}, log)) for _ in range(2)]
     hosts.append(spawn(target=other_host, args=(address, "this", {1: [ending], 2: [ending]}, log)))
@@ -174,7 +175,7 @@ def test_a_lost_host_is_replaced_by_one_that_waits(tmp_path: Path) -> None:
     thread = threading.Thread(target=disturb)
     thread.start()
     own, options = LocalHost(starting({}, log)), ElasticConfig(min_workers=1, restarts=1)
-    code = Agent(own, 3, (0, 1, 2), options, TIMEOUT_S, per_host=1, door=door, fingerprint="this").run()
+    code = Agent(own, 3, (0, 1, 2), options, TIMEOUT_S, per_host=1, listener=listener, fingerprint="this").run()
     thread.join()
     for host in hosts:
         host.join()
@@ -205,7 +206,7 @@ def test_where_no_agent_answers_a_host_says_so(answer: bytes | None, reason: str
         else:
             threading.Thread(target=reply, args=(server,)).start()
         with pytest.raises(RefusedError, match=rf"{address}: expected the host that leads.*({reason})"):
-            enter(address, Hello("other", "this"), 0.3, TIMEOUT_S)
+            join(address, Hello("other", "this"), 0.3, TIMEOUT_S)
     for channel in accepted:
         channel.close()
 
@@ -238,15 +239,15 @@ STRANGERS = {
 
 def test_who_reaches_the_port_neither_ends_nor_blocks_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once; then a worker dies, which the agent must notice while they stay."""
-    log, door = tmp_path / "log", listen("127.0.0.1:0")
-    assert door is not None
+    log, listener = tmp_path / "log", listen("127.0.0.1:0")
+    assert listener is not None
     strangers, said = [], []
-    monkeypatch.setattr(Agent, "_tell", staticmethod(said.append))
+    monkeypatch.setattr(Agent, "_log", staticmethod(said.append))
 
     def disturb() -> None:
         wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 3)
         for content in STRANGERS.values():
-            strangers.append(socket.create_connection(door.getsockname()))
+            strangers.append(socket.create_connection(listener.getsockname()))
             strangers[-1].sendall(content)
         wait_for(lambda: sum("is dropped" in sentence for sentence in said) == 5)
         os.kill(own._processes[2].pid, signal.SIGKILL)
@@ -255,7 +256,7 @@ def test_who_reaches_the_port_neither_ends_nor_blocks_a_run(tmp_path: Path, monk
     thread = threading.Thread(target=disturb)
     thread.start()
     options = ElasticConfig(min_workers=1)
-    assert Agent(own, 3, (0, 1, 2), options, TIMEOUT_S, door=door, fingerprint="this").run() == FINISHED
+    assert Agent(own, 3, (0, 1, 2), options, TIMEOUT_S, listener=listener, fingerprint="this").run() == FINISHED
     thread.join()
     assert memberships(log) == {0: [[0, 1, 2], [], False], 1: [[0, 1], [0, 1], False]}
     assert any("spare host other does not speak as a host of this run does" in sentence for sentence in said)
@@ -267,7 +268,7 @@ def test_a_host_that_takes_nothing_counts_as_lost_and_holds_nobody_up() -> None:
     server = socket.create_server((LOCAL, 0))
     theirs, ours = socket.create_connection(server.getsockname()), server.accept()[0]
     host = RemoteHost(Channel(ours, 0.2))
-    host.welcome("stopped", "")
+    host.accept("stopped", "")
     host.running = {0}
     for _ in range(200):
         host.send(0, Membership(1, tuple(range(9999)), (), (), 0, Dealing(0, 0, 0, 0.0), {}, True, False, LOCAL, 1))
@@ -285,28 +286,35 @@ def test_a_host_that_takes_nothing_counts_as_lost_and_holds_nobody_up() -> None:
     ("theirs", "reason"), [("", "another ELASTIC_SECRET"), ("b", "another ELASTIC_SECRET"), ("a", "")]
 )
 def test_a_host_proves_that_it_knows_the_secret(theirs: str, reason: str, tmp_path: Path) -> None:
-    door = listen("127.0.0.1:0")
-    assert door is not None
-    address = f"127.0.0.1:{door.getsockname()[1]}"
+    listener = listen("127.0.0.1:0")
+    assert listener is not None
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
     outcome: list[object] = []
 
-    def guest() -> None:
+    def other_side() -> None:
         try:
-            outcome.append(enter(address, Hello("other", "this"), 30.0, TIMEOUT_S, theirs))
+            outcome.append(join(address, Hello("other", "this"), 30.0, TIMEOUT_S, theirs))
         except RefusedError as error:
             outcome.append(str(error))
 
     agent = Agent(
-        LocalHost(starting({}, tmp_path)), 1, (0,), ElasticConfig(), 9.0, door=door, fingerprint="this", secret="a"
+        LocalHost(starting({}, tmp_path)),
+        1,
+        (0,),
+        ElasticConfig(),
+        9.0,
+        listener=listener,
+        fingerprint="this",
+        secret="a",
     )
     agent._to_start.clear()
-    thread = threading.Thread(target=guest)
+    thread = threading.Thread(target=other_side)
     thread.start()
     while thread.is_alive():
         agent._turn()
     thread.join()
     assert reason in outcome[0] if reason else not isinstance(outcome[0], str)
-    door.close()
+    listener.close()
 
 
 def test_a_port_that_another_program_has_is_named_and_one_that_an_agent_has_is_not_taken() -> None:
@@ -345,11 +353,13 @@ def signal_soon(number: int) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_ends_a_host_that_waits_for_others(number: signal.Signals, tmp_path: Path) -> None:
     """The leading one for others, another one for the agent."""
-    door = listen("127.0.0.1:0")
+    listener = listen("127.0.0.1:0")
     (tmp_path / "log").touch()
     signal_soon(number)
     host = LocalHost(starting({}, tmp_path / "log"))
-    agent = Agent(host, 2, (0, 1), ElasticConfig(min_workers=1), TIMEOUT_S, per_host=1, door=door, fingerprint="this")
+    agent = Agent(
+        host, 2, (0, 1), ElasticConfig(min_workers=1), TIMEOUT_S, per_host=1, listener=listener, fingerprint="this"
+    )
     assert agent.run() == INTERRUPTED
     signal_soon(number)
     assert serve(f"{LOCAL}:{free_port()}", host, Hello("other", "this"), TIMEOUT_S) == INTERRUPTED
@@ -361,7 +371,7 @@ def test_a_signal_ends_a_spare_host(tmp_path: Path) -> None:
 
     def take() -> None:
         host = RemoteHost(Channel(server.accept()[0], TIMEOUT_S))
-        host.welcome("other", "")
+        host.accept("other", "")
         taken.wait(60)
 
     threading.Thread(target=take).start()
@@ -383,7 +393,7 @@ def test_messages_between_hosts_are_no_pickles() -> None:
     ours, theirs = Pipe()
     report = Report((0, 2), 7, None, Dealing(1, 2, 3, 0.1), lost=True)
     membership = Membership(3, (0, 2), (0, 1, 2), (0,), 7, Dealing(1, 2, 3, 0.1), {0: (7, 2)}, True, False, "host", 5)
-    for message in (report, membership, Word.LOST, Command.KILL, Ended(-9), Hello("name", "identity")):
+    for message in (report, membership, Notice.LOST, Command.KILL, Ended(-9), Hello("name", "identity")):
         send(ours, 4, message)
         assert receive(theirs) == (4, message)
     ours.send(report)
@@ -406,7 +416,7 @@ def test_a_minority_saves_and_stops(workers: int, tmp_path: Path, capfd: pytest.
 @pytest.mark.slow
 def test_who_is_silent_is_killed_and_replaced_and_a_broken_link_needs_no_death(tmp_path: Path) -> None:
     deeds = {1: [{0: "loses its links", 1: "stops"}], 2: [{1: "loses its links"}], 0: [{3: "ends"}]}
-    code, seen = run(4, deeds, tmp_path / "log", patience_s=2.0, restarts=1)
+    code, seen = run(4, deeds, tmp_path / "log", timeout_s=2.0, restarts=1)
     assert code == FINISHED
     everybody = [0, 1, 2, 3]
     assert [seen[number][0] for number in seen] == [everybody, everybody, [0, 2, 3], everybody]
@@ -421,8 +431,8 @@ def test_a_worker_that_dies_before_training_ends_the_run(tmp_path: Path) -> None
 def test_without_its_agent_a_worker_wants_to_stop() -> None:
     ours, theirs = Pipe()
     member = Member(0, theirs)
-    assert member.wish() is Request.NOTHING
+    assert member.request() is Request.NOTHING
     ours.close()
     with pytest.raises(DismissedError, match="agent has died"):
         member.next(Report())
-    assert member.wish() is Request.STOP
+    assert member.request() is Request.STOP

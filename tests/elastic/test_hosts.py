@@ -17,7 +17,7 @@ from tests.elastic.test_processes import ENDLESS, PACED, RUN, assert_equals_repl
 from tests.ports import free_port
 from tests.scripts.namespaces import needs_namespaces
 from tests.training.replay import membership_rows
-from tests.training.test_resume import wait_for
+from tests.training.runs import wait_for
 
 pytestmark = pytest.mark.slow
 

@@ -1,6 +1,5 @@
 """Real workers that are killed: the others go on, new ones join, and the result is that of a replay, bit for bit."""
 
-import json
 import multiprocessing
 import os
 import signal
@@ -20,7 +19,7 @@ from common.parallel.anchors import with_layout
 from tests.distributed.comparison import assert_same
 from tests.distributed.processes import PRELOAD
 from tests.training.replay import membership_rows, replay
-from tests.training.test_resume import rows, wait_for
+from tests.training.runs import rows, summary, wait_for
 
 RUN = ["model.width=4", "training.threads=1", "evaluation.every=1000", "logging.progress=false", "logging.every=4"]
 RUN += ["parallel.bucket_mb=0.002", "parallel.timeout_s=30", "training.checkpoint_every=1000", "schedule.warmup=5"]
@@ -106,7 +105,7 @@ def test_survivors_go_on_as_in_a_replay(tmp_path: Path) -> None:
     assert train(folder, disturb, *arguments) == 0
     (row,) = membership_rows(folder)
     assert (row["members"], row["left"], row["membership"]) == ([1, 2], [0], 1)
-    assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+    assert summary(folder)["status"] == "finished"
     assert_equals_replay(folder, *arguments)
 
 
@@ -160,7 +159,7 @@ def test_a_minority_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None
         kill(1)
 
     assert train(folder, disturb, *arguments) == 75
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert summary(folder)["status"] == "interrupted"
     left = membership_rows(folder)[-1]["members"]
     assert left == [2]
     assert train(folder, lambda: None, "resume=true", *arguments) == 0

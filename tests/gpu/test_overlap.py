@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from common.optim import AccumAdamW
 from common.parallel import DecentralizedDataParallel
 from common.parallel.collectives import gather_objects
-from common.training.numerics import autocast
+from common.training.device import autocast
 from gpt2.model import GPT2, Shape
 from tests.gpu.device import Device, on_gpu, on_slow_cpu_too
 from tests.gpu.training import GPT2_SMALL, Clock

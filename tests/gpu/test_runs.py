@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.device import Device, on_gpu, on_slow_cpu_too
-from tests.training.ranks import Ranks
-from tests.training.test_resume import assert_same_run, finish, manifests, rows, wait_for
+from tests.training.runs import Ranks, assert_same_run, finish, manifests, rows, wait_for
 
 CHECK = 5, "simulated workers, resumed runs"
 RUN = ["workers=simulated", "workers.count=4", "workers.per_host=2", "topology=aer", "schedule.warmup=3", "resume=true"]

@@ -19,7 +19,7 @@ from common.launch.compose import compose_config
 from common.launch.processes import launch
 from common.optim import AccumAdamW
 from common.parallel import DecentralizedDataParallel
-from common.training.numerics import autocast
+from common.training.device import autocast
 from common.training.recorder import Recorder
 from gpt2.config import Gpt2Config
 from gpt2.model import GPT2, Shape, parameter_count

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from common.optim import AccumAdamW
 from common.parallel import DecentralizedDataParallel, GradScaler
-from common.training.numerics import autocast
+from common.training.device import autocast
 from gpt2.model import GPT2, Shape
 from tests.gpt2.corpora import write_tokens
 from tests.gpu.device import Device

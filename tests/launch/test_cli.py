@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from common.config.config import ConfigError
-from common.launch import cli, multirun
-from common.launch.processes import INTERRUPTED
+from common.launch import cli
+from common.record import INTERRUPTED
 
 SMALL = ["training.steps=2", "model.width=4", "training.batch_size=8", "logging.progress=false", "training.threads=1"]
 
@@ -63,17 +63,17 @@ def test_multirun_ends_with_the_largest_exit_code_and_at_an_interruption(
     codes: list[int], expected: int, started: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = list(codes)
-    monkeypatch.setattr(multirun, "execute", lambda config, overrides: left.pop(0))
+    monkeypatch.setattr(cli, "execute", lambda config, overrides: left.pop(0))
     assert run(monkeypatch, "-m", "seed=range(1,4)", "workers.count=1") == expected
     assert len(left) == 3 - started
 
 
 def test_a_run_dir_that_several_runs_would_share_gets_folders() -> None:
-    jobs = multirun.combinations("cnn", ["topology=ring,complete", "run_dir=runs/mine", "workers.count=2"])
+    jobs = cli.combinations("cnn", ["topology=ring,complete", "run_dir=runs/mine", "workers.count=2"])
     assert [config.run_dir for _, config in jobs] == ["runs/mine/topology=ring", "runs/mine/topology=complete"]
     assert all("run_dir='runs/mine/topology=" in overrides[-1] for overrides, _ in jobs)
     with pytest.raises(ConfigError, match="extraneous input"):
-        multirun.combinations("cnn", ["seed=(1"])
+        cli.combinations("cnn", ["seed=(1"])
 
 
 @pytest.mark.parametrize(
@@ -81,6 +81,7 @@ def test_a_run_dir_that_several_runs_would_share_gets_folders() -> None:
     [
         (["topology=file"], "topology.path: missing"),
         (["optimizer.lr=${foo}"], "optimizer.lr: Interpolation key 'foo' not found"),
+        (["experiment=quickstart", "nonsense=1"], "nonsense: "),
         (["task=nope"], "task=nope: expected a package with a module `task`"),
         (["task=gpt2"], "task=gpt2: expected a task with the configuration of this command"),
         (["init_from=nope.pt"], "init_from=nope.pt: cannot be read"),
@@ -103,6 +104,12 @@ def test_what_cannot_be_composed_or_followed_is_one_line(
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_configuration_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["cnn.train", "experiment=quickstart", "optimizer.lr=0.5", "--cfg", "job"])
+    cli.main("cnn")
+    assert "lr: 0.5" in capsys.readouterr().out
 
 
 def test_ones_own_folder_of_configurations(

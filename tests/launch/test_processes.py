@@ -11,9 +11,10 @@ import pytest
 import torch.distributed.elastic.multiprocessing.api
 
 from common.config.config import ConfigError
-from common.launch import cli
+from common.launch import cli, rank
 from common.launch import processes as launch
 from common.launch.compose import compose_config
+from common.training.device import threads_per_process
 from common.training.signals import SIGNALS
 
 TWO = ["workers.count=2", "training.batch_size=8", "schedule.warmup=0"]
@@ -32,7 +33,7 @@ def test_local_workers_need_neither_the_hosts_name_nor_a_short_tmpdir(
     started: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shortened: list[bool] = []
-    monkeypatch.setattr(launch, "shorten_socket_paths", lambda: shortened.append(True))
+    monkeypatch.setattr("common.interruptible.shorten_socket_paths", lambda: shortened.append(True))
     assert launch.launch("cnn", TWO) == 0
     (config,) = started
     assert config.local_addr == "localhost"
@@ -44,7 +45,8 @@ def test_sockets_lie_elsewhere_if_tmpdir_is_long(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 90)
     long.mkdir()
     program = (
-        "from multiprocessing.connection import arbitrary_address; from common.sockets import shorten_socket_paths;"
+        "from multiprocessing.connection import arbitrary_address\n"
+        "from common.interruptible import shorten_socket_paths\n"
         "shorten_socket_paths(); print(arbitrary_address('AF_UNIX'), __import__('tempfile').gettempdir())"
     )
     command = [sys.executable, "-c", program]
@@ -84,7 +86,7 @@ def test_workers_simulated_by_several_processes_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("rank", "under_torch", "alike", "waited", "spoken"),
+    ("number", "under_torch", "alike", "waited", "spoken"),
     [
         ("0", True, True, [], "error: no"),
         ("", True, True, [], "error: no"),
@@ -93,14 +95,14 @@ def test_workers_simulated_by_several_processes_are_refused(
         ("1", False, False, [1], "rank 1: error: no"),  # perhaps an error of this rank alone
     ],
 )
-def test_rank_0_speaks(rank, under_torch, alike, waited, spoken, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_rank_0_speaks(number, under_torch, alike, waited, spoken, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(launch.time, "sleep", slept.append)
-    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(rank.time, "sleep", slept.append)
+    monkeypatch.setenv("RANK", number)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     if under_torch:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
-    assert launch.refuse(ConfigError("no"), alike) == 2
+    assert rank.refuse(ConfigError("no"), alike) == 2
     assert (slept, capsys.readouterr().err.strip()) == (waited, spoken)
 
 
@@ -157,7 +159,7 @@ def test_threads_are_those_of_the_environment(
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     if torchrun:  # which sets 1 where the user has set nothing
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
-    assert launch.threads_per_process(distributed=True) == threads
+    assert threads_per_process(distributed=True) == threads
 
 
 def test_numbers_of_a_launcher_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

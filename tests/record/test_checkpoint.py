@@ -12,7 +12,7 @@ import torch
 
 from common.atomic import Hashing, describe, write_atomically
 from common.record.checkpoint import Checkpoint, CheckpointError, Checkpoints
-from common.training.session import Session
+from common.training.worker_group import WorkerGroup
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 MEGABYTES = 40
@@ -139,12 +139,6 @@ def test_nothing_is_deleted_for_a_checkpoint_of_another_configuration(tmp_path: 
     assert Checkpoints(tmp_path, "newer", keep=1, also=["mine"]).load(CPU, print).manifest.step == 200
 
 
-def test_fewer_checkpoints_than_may_be_kept_all_stay(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        Checkpoints(tmp_path, "mine", keep=5).save(step, STATE, 0)
-    assert saved_steps(tmp_path) == [1, 2, 3]
-
-
 def test_what_killed_processes_left_is_removed_at_the_next_save(tmp_path: Path) -> None:
     for name in (
         "step_00000010/rank_0.pt",
@@ -195,12 +189,13 @@ def test_the_model_of_the_last_evaluation_stays(tmp_path: Path) -> None:
     assert sorted(file.name for file in (tmp_path / "models").iterdir()) == ["step_00000150.pt"]
 
 
-def session_of(recorder: SimpleNamespace, checkpoints: SimpleNamespace, worker: SimpleNamespace, rank: int) -> Session:
+def group_of(recorder: SimpleNamespace, checkpoints: SimpleNamespace, rank: int, **own: object) -> WorkerGroup:
     config = SimpleNamespace(evaluation=SimpleNamespace(models_kept=0))
     task = SimpleNamespace(before_evaluation=lambda step: None)
     known = {"task": task, "config": config, "device": CPU, "folder": None, "rank": rank, "tell": lambda _: None}
-    setup = SimpleNamespace(**known, recorder=recorder, checkpoints=checkpoints)
-    return Session(setup, [worker], (0,))
+    group = WorkerGroup.__new__(WorkerGroup)
+    vars(group).update(run=SimpleNamespace(**known, recorder=recorder, checkpoints=checkpoints), **own)
+    return group
 
 
 @pytest.mark.parametrize("settles", [True, False])
@@ -216,20 +211,19 @@ def test_a_resumed_run_rehearses_first_and_loads_once(settles: bool) -> None:
         load_state_dict=note("worker"),
     )
     found = Checkpoint(SimpleNamespace(step=4, metrics_bytes=0), {"workers": [{}], "recorder": {}})
-    session = session_of(SimpleNamespace(load_state_dict=note("record")), SimpleNamespace(), worker, rank=1)
-    session.resume(found, lambda: note("rehearsal")() or [])
+    own = {"workers": [worker], "backward": note("rehearsal")}
+    group_of(SimpleNamespace(load_state_dict=note("record")), SimpleNamespace(), 1, **own).resume(found)
     assert calls == [*(["rehearsal", "zero_grad"] if settles else []), "worker", "record"]
 
 
 @pytest.mark.parametrize("best", [True, False])
 def test_others_wait_while_rank_0_writes_the_best_model(best: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr("common.training.session.gather_objects", lambda _: calls.append("wait"))
+    monkeypatch.setattr("common.training.worker_group.gather_objects", lambda _: calls.append("wait"))
     noise = SimpleNamespace(after_evaluation=lambda *_: {})
     recorder = SimpleNamespace(clock=1, validation=lambda _: best, begin_step=lambda: None, noise=noise)
     checkpoints = SimpleNamespace(save_model=lambda name, _: calls.append(name))
     for rank in range(2):
-        session = session_of(recorder, checkpoints, SimpleNamespace(), rank)
-        session._evaluator = SimpleNamespace(evaluate=lambda then: then({}, torch.nn.Linear(1, 1)))
-        session.evaluate()
+        evaluator = SimpleNamespace(evaluate=lambda then: then({}, torch.nn.Linear(1, 1)))
+        group_of(recorder, checkpoints, rank, _evaluator=evaluator).evaluate()
     assert calls == (["best.pt", "wait", "wait"] if best else [])

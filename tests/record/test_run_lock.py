@@ -37,8 +37,8 @@ def dead() -> Holder:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Holder:
-    """A process of another host; patience is short."""
-    monkeypatch.setattr(run_lock, "PATIENCE_S", 0.4)
+    """A process of another host; it may be silent for a moment only."""
+    monkeypatch.setattr(run_lock, "SILENCE_S", 0.4)
     monkeypatch.setattr(run_lock, "LOOK_S", 0.02)
     return holder(id="elsewhere", host="far", place="another kernel", pid=7)
 

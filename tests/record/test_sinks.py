@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from common.launch.processes import launch
 from common.record.sinks import numbers
-from tests.training.test_resume import RUN, forget
+from tests.training.runs import RUN, forget
 
 SIMULATED = [
     *[*RUN, "workers=simulated", "workers.count=2", "training.steps=9", "evaluation.every=4"],

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from common.config.config import Config
-from common.config.elastic import Members
+from common.config.elastic import Workers
 from common.flat import FlatVector, flatten
 from common.optim import DmSGD, QGDmSGD
 from common.parallel.anchors import Anchors
@@ -55,7 +55,7 @@ def membership_rows(run: Path) -> list[dict[str, Any]]:
 def replay(config: Config, run: Path, steps: int) -> dict[int, Replica]:
     """Return the replicas of the last members after `steps` updates."""
     torch.set_num_threads(1)
-    task, members = load_task(config.task)(config), tuple(range(config.n))
+    task, members = load_task(config.task)(config), config.all_workers
     replicas = {m: begin(task, config, members, m, BEGINNING) for m in members}
     clock = 0
     for row in membership_rows(run):
@@ -68,7 +68,7 @@ def replay(config: Config, run: Path, steps: int) -> dict[int, Replica]:
     return replicas
 
 
-def begin(task: Task, config: Config, members: Members, member: int, dealing: Dealing) -> Replica:
+def begin(task: Task, config: Config, members: Workers, member: int, dealing: Dealing) -> Replica:
     staged = config_of(config, members)
     torch.manual_seed(config.seed)
     module = task.build_model()
@@ -202,7 +202,7 @@ def change(
     config: Config,
     former: dict[int, Replica],
     holders: set[int],
-    members: Members,
+    members: Workers,
     clock: int,
     lost: bool,
 ) -> dict[int, Replica]:

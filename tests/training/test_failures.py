@@ -1,6 +1,5 @@
 """Signals, errors and killed processes of runs from the command line: exit codes, messages, no process left behind."""
 
-import json
 import os
 import re
 import signal
@@ -11,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from common.launch.processes import launch, leave_process_group
-from tests.training.ranks import Ranks
-from tests.training.test_resume import RUN, assert_same_run, rows, wait_for
+from common.launch.processes import launch
+from common.launch.rank import leave_process_group
+from tests.training.runs import RUN, Ranks, assert_same_run, rows, summary, wait_for
 
 PLAIN = [sys.executable, "-m", "cnn.train"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cnn.train"]
@@ -87,9 +86,8 @@ def test_a_signal_to_the_launcher_saves_and_stops(command: list[str], number: in
     wait_for(lambda: started(folder))
     process.send_signal(number)
     output = end(process)
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["status"] == "interrupted", output
-    assert 0 < summary["steps"] < 200
+    assert summary(folder)["status"] == "interrupted", output
+    assert 0 < summary(folder)["steps"] < 200
     if command is PLAIN:  # torchrun has other exit codes
         assert process.returncode == 75, output
 
@@ -102,7 +100,7 @@ def test_an_interrupted_run_goes_on_from_the_command_line(tmp_path: Path) -> Non
     process.send_signal(signal.SIGTERM)
     output = end(process)
     assert process.returncode == 75, output
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "interrupted"
+    assert summary(tmp_path / "run")["status"] == "interrupted"
     again = begin(PLAIN, tmp_path / "run", *LONG)
     output = end(again)
     assert again.returncode == 0, output
@@ -187,7 +185,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_by_name(where: str, tmp_path: P
     assert process.returncode == 1, output
     assert "training loss nan at step" in output
     assert "on worker" in output
-    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+    assert summary(folder)["status"] == "failed"
 
 
 @pytest.mark.slow

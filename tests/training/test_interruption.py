@@ -64,9 +64,9 @@ def test_a_long_step_is_followed_by_one_more(monkeypatch: pytest.MonkeyPatch) ->
     assert asking.requested(22) is Request.STOP
 
 
-def test_a_stage_begins_with_an_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members of a new stage have counted different steps since their last one."""
+def test_a_membership_begins_with_an_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its members have counted different steps since their last one."""
     peer, asking = Peer(monkeypatch), Interruption(torch.device("cpu"))
     peer.steps(asking, 0.01, 1, EVERY)
-    asking.end_stage()
+    asking.reset()
     assert peer.steps(asking, 0.01, EVERY + 1, EVERY + 3) == [EVERY + 1, EVERY + 2, EVERY + 3]

@@ -1,7 +1,6 @@
 """Runs in fp16 whose first scale is too large: what overflows cost, and how such a run is resumed."""
 
 import functools
-import json
 import shutil
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from common.launch.processes import launch
-from tests.training.test_resume import assert_same_run, manifests, rows
+from tests.training.runs import assert_same_run, manifests, rows, summary
 
 FP16 = ["training.precision=fp16", "training.steps=8", "training.checkpoint_every=2", "training.checkpoints_kept=9"]
 QUIET = ["logging.every=4", "logging.progress=false", "training.threads=1", "model.width=4", "schedule.warmup=2"]
@@ -27,10 +26,6 @@ def large_scale(monkeypatch: pytest.MonkeyPatch) -> None:
 def scales(folder: Path, step: int) -> list[float]:
     (file,) = (folder / "checkpoints" / f"step_{step:08}").glob("*.pt")
     return [worker["scaler"]["scale"] for worker in torch.load(file, weights_only=True)["workers"]]
-
-
-def summary(folder: Path) -> dict:
-    return json.loads((folder / "summary.json").read_text())
 
 
 def test_under_gossip_no_step_is_skipped_and_a_run_resumes_bit_for_bit(

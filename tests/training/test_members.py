@@ -1,6 +1,5 @@
 """Workers that leave and join: against a replay by hand, and resumed bit for bit."""
 
-import json
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ from common.training.stream import RandomState, Stream
 from common.training.task import dealt, load_task
 from tests.distributed.comparison import assert_same
 from tests.training.replay import replay
+from tests.training.runs import rows
 
 CPU = torch.device("cpu")
 BASE = ["workers=simulated", "workers.count=4", "model.width=8", "training.batch_size=32", "evaluation.every=100"]
@@ -95,12 +95,11 @@ def test_who_joins_begins_as_a_copy_of_a_neighbour(run: Path) -> None:
     assert donor_of(0, (1, 2)) == 2
     clocks = {worker["clock"] for worker in after["workers"]}
     assert clocks == {JOIN + 1}
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    changes = [(r["step"], r["members"], r["left"], r["joined"]) for r in rows if r["split"] == "membership"]
+    changes = [(r["step"], r["members"], r["left"], r["joined"]) for r in rows(run) if r["split"] == "membership"]
     assert changes == [(LEAVE, [0, 2, 3], [1], []), (JOIN, [0, 1, 2, 3], [], [1])]
-    sent = [row["bytes_sent"] for row in rows if row["split"] == "train"]
+    sent = [row["bytes_sent"] for row in rows(run) if row["split"] == "train"]
     assert sent == sorted(sent)
-    assert [row["step"] for row in rows if row["split"] == "train"] == [LEAVE, 10, JOIN, 16]
+    assert [row["step"] for row in rows(run) if row["split"] == "train"] == [LEAVE, 10, JOIN, 16]
 
 
 @pytest.mark.parametrize(

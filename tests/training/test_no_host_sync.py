@@ -1,6 +1,5 @@
 """What runs for each batch does not wait for the device: the host has to run ahead of a GPU."""
 
-import ast
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,90 +28,6 @@ from transformer.model import Transformer
 from transformer.task import Translation
 
 CPU = torch.device("cpu")
-HOT = [
-    *(f"cnn/{name}.py" for name in ("in_memory", "cifar10", "digits", "task", "model", "images/pixels")),
-    *(f"cnn/images/{name}_loader.py" for name in ("torchvision", "ffcv")),
-    *(f"gpt2/{name}.py" for name in ("task", "data", "prefetch", "model")),
-    *(f"transformer/{name}.py" for name in ("task", "data", "model", "loss", "search")),
-    *(f"common/simulate/{name}.py" for name in ("replica", "cohort", "methods")),
-    *(
-        f"common/training/{name}.py"
-        for name in ("loop", "stream", "recorder", "evaluation", "interruption", "noise_meter")
-    ),
-]
-READ = {"item", "tolist", "cpu", "numpy", "nonzero"}  # methods of tensors that the host reads with
-ALLOWED = {
-    "cnn/digits.py DigitsData.evaluation: to": "the data set, in an evaluation",
-    "cnn/in_memory.py _on: to": "the data set, once",
-    "cnn/task.py ImageClassification.evaluate: to": "a number for each class, in an evaluation",
-    "cnn/digits.py DigitsData.train: to": "the data set, at the start",
-    "cnn/images/pixels.py _channels: tensor": "once for each device",
-    "cnn/images/pixels.py <module>: tolist": "an array of the host",
-    "common/simulate/cohort.py Cohort.consensus_distance: float": "in an evaluation",
-    "common/training/evaluation.py Evaluator._metrics: tolist": "at the end of an evaluation",
-    "common/training/interruption.py Interruption._agreed: int": "of the host's memory, once a copy has arrived there",
-    "common/training/interruption.py Interruption._agreed: tolist": "as above",
-    "common/training/interruption.py Interruption._start: float": "of a flag of the host",
-    "common/training/interruption.py Interruption.requested: int": "a number of the host",
-    "common/training/noise_meter.py NoiseMeter.after_evaluation: tolist": "at the end of an evaluation",
-    "common/training/noise_meter.py NoiseMeter.begin: to": "what a checkpoint held, at the start",
-    "common/training/recorder.py Recorder._bytes_sent: item": "at the end of an evaluation, and of a run",
-    "common/training/recorder.py Recorder._diverged: item": "the run stops",
-    "common/training/recorder.py Recorder._diverged: nonzero": "the run stops",
-    "common/training/recorder.py Recorder._diverged: tolist": "the run stops",
-    "common/training/recorder.py Recorder._write_train_row: tolist": "once in logging.every steps",
-    "common/training/recorder.py Recorder.begin: to": "what a checkpoint held, at the start",
-    "common/training/stream.py RandomState._write: cpu": "the state of a generator lies in the host's memory",
-    "transformer/data.py ParallelText.batch: int": "a number of the host",
-    "transformer/data.py ParallelText.batch: tolist": "an array of the host",
-    "transformer/data.py ParallelText.longest: int": "a number of the host",
-    "transformer/data.py ParallelText.target_tokens: int": "a number of the host",
-    "transformer/data.py TokenBatches.__init__: int": "a number of the host",
-    "transformer/data.py TokenBatches.epoch: tolist": "an array of the host",
-    "transformer/search.py <module>: float": "a constant",
-    "transformer/search.py beam_search: int": "in an evaluation: how long a search may take",
-    "transformer/search.py collect: nonzero": "in an evaluation: a search ends when its hypotheses do",
-    "transformer/search.py collect: tolist": "in an evaluation: a search ends when its hypotheses do",
-    "gpt2/data.py drawn_starts: tolist": "an array of the host, in an evaluation",
-}
-
-
-class Finder(ast.NodeVisitor):
-    """Lists calls that wait for a device, as "<function>: <what>"."""
-
-    def __init__(self) -> None:
-        self.scope: list[str] = []
-        self.found: set[str] = set()
-
-    def visit_scope(self, node: Any) -> None:
-        self.scope.append(node.name)
-        self.generic_visit(node)
-        self.scope.pop()
-
-    visit_ClassDef = visit_FunctionDef = visit_scope  # noqa: N815
-
-    def visit_Call(self, node: ast.Call) -> None:
-        self.generic_visit(node)
-        function, keywords = node.func, {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-        name = getattr(function, "attr", getattr(function, "id", ""))
-        reads = isinstance(function, ast.Attribute) and name in READ
-        reads |= isinstance(function, ast.Name) and name in {"float", "bool", "int"}
-        copies = name in {"tensor", "as_tensor"} and keywords.get("device", "None") != "None"
-        moves = name == "to" and any("device" in ast.unparse(argument) for argument in node.args)
-        if reads or copies or (moves and keywords.get("non_blocking") != "True"):
-            self.found.add(f"{'.'.join(self.scope) or '<module>'}: {name}")
-
-
-def test_hot_modules_wait_only_where_a_reason_is_known() -> None:
-    found = set()
-    for file in HOT:
-        finder = Finder()
-        finder.visit(ast.parse((Path(__file__).parents[2] / file).read_text()))
-        found |= {f"{file} {place}" for place in finder.found}
-    assert found == ALLOWED.keys()
-
-
-# -- and what no list of calls shows: indexing with masks, tensors as conditions
 
 
 def train(task: Any, model: nn.Module, batches: Iterator[Any]) -> None:
@@ -169,7 +84,7 @@ def test_mixing_and_records() -> None:
         recorder.step(True, [torch.tensor(1.0)] * 2, [torch.tensor(1.0)] * 2)
 
 
-# -- and what the host copies: to a device without memory, for which to wait is refused
+# -- what the host copies: to a device without memory, for which to wait is refused
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The gradient noise scale of linear regression, where it is known, and runs that are measured or not."""
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from common.training.gradients import backward_of
 from common.training.noise_meter import NoiseMeter
 from common.training.recorder import Recorder
 from common.training.worker import Worker, build_workers
+from tests.training.runs import rows
 
 CPU = torch.device("cpu")
 SIZE, WORKERS, NOISE = 10, 4, 3.0
@@ -146,9 +146,7 @@ def test_a_run_is_the_same_bit_for_bit_when_it_is_measured(method: str, tmp_path
         arguments += ["evaluation.every=5", "logging.every=4", "logging.progress=false", "training.clip=1"]
         arguments += ["optimizer=accumadam", "optimizer.fused=false", f"logging.noise_scale_every={every}"]
         assert launch("cnn", [*arguments, f"run_dir={folder}"]) == 0
-        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        kept = [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
-        return kept, torch.load(folder / "checkpoints/step_00000012/rank_0.pt", weights_only=True)
+        return rows(folder), torch.load(folder / "checkpoints/step_00000012/rank_0.pt", weights_only=True)
 
     (plain, left), (measured, right) = run("null"), run("1")
     assert sum("noise_scale" in row for row in measured) == {"allreduce": 3, "decentralized": 2}[method]

@@ -1,31 +1,17 @@
 """A run that is killed at any moment and started again ends as an uninterrupted one, bit for bit."""
 
-import json
 import random
 import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from common.launch.processes import launch
-from tests.training.ranks import Ranks
+from tests.training.runs import RUN, Ranks, assert_same_run, finish, forget, manifests, rows, summary, wait_for
 
-RUN = [
-    "model.width=4",
-    "training.threads=1",
-    "training.steps=24",
-    "training.checkpoint_every=2",
-    "schedule.warmup=3",
-    "evaluation.every=5",
-    "logging.every=3",
-    "logging.noise_scale_every=1",
-    "logging.progress=false",
-    "resume=true",
-]
 ACCUMADAMW = ["optimizer=accumadamw", "optimizer.weight_decay=0.1", "optimizer.accumulation_steps=3"]
 SETTINGS = {
     "allreduce": (3, ["parallel=allreduce", "optimizer=adamw", "training.batch_size=96"]),
@@ -49,6 +35,14 @@ SETTINGS = {
         1,
         ["workers=simulated", "workers.count=4", "parallel=noloco", "parallel.local_steps=5", "optimizer=adam"],
     ),
+    "sharded": (
+        4,
+        [
+            *("workers.count=2", "parallel.ranks_per_worker=2", "parallel.shard=true", "training.batch_size=64"),
+            *("evaluation.keep_average=true", "evaluation.recalibrate_batches=2", "training.gradient_accumulation=2"),
+            *ACCUMADAMW,
+        ],
+    ),
     "simulated": (1, ["workers=simulated", "workers.count=4", "workers.per_host=2", "topology=aer", *ACCUMADAMW]),
     "simulated_allreduce": (1, ["workers=simulated", "workers.count=4", "parallel=allreduce", "optimizer=adam"]),
 }
@@ -57,48 +51,6 @@ SETTINGS = {
 def start(setting: str, folder: Path, *more: str) -> Ranks:
     n, arguments = SETTINGS[setting]
     return Ranks([*RUN, *arguments, *more, f"run_dir={folder}"], n, folder.with_suffix(".log"))
-
-
-def finish(ranks: Ranks) -> None:
-    assert ranks.wait(300), "the run hangs"
-    assert set(ranks.codes()) == {0}
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
-
-
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Everything of the last checkpoint and the mean models, by name."""
-    found: dict[str, torch.Tensor] = {}
-    last = max((folder / "checkpoints").glob("step_*"))
-    for file in [*sorted(last.glob("*.pt")), *sorted((folder / "checkpoints").glob("*.pt"))]:
-        collect(torch.load(file, weights_only=True), file.name, found)
-    return found
-
-
-def collect(value: Any, name: str, found: dict[str, torch.Tensor]) -> None:
-    if isinstance(value, torch.Tensor):
-        found[name] = value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if not str(key).startswith(("times", "recent_times", "waited", "launch_to_merge_s", "exposed_s")):
-                collect(item, f"{name}.{key}", found)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            collect(item, f"{name}.{index}", found)
-    elif isinstance(value, int | float) and "time_" not in name:
-        found[name] = torch.tensor(value, dtype=torch.float64)
-
-
-def assert_same_run(folder: Path, reference: Path) -> None:
-    assert rows(folder) == rows(reference)
-    ours, theirs = tensors(folder), tensors(reference)
-    assert ours.keys() == theirs.keys()
-    assert len(ours) > 50
-    for name, tensor in theirs.items():
-        assert torch.equal(ours[name], tensor), name
 
 
 @pytest.fixture(scope="module")
@@ -165,10 +117,10 @@ def test_interrupted(setting: str, number: int, references: dict, tmp_path: Path
         if set(ranks.codes()) != {0}:
             break
     assert set(ranks.codes()) == {75}
-    assert json.loads((folder / "summary.json").read_text())["status"] == "interrupted"
+    assert summary(folder)["status"] == "interrupted"
     finish(start(setting, folder))
     assert_same_run(folder, expected)
-    assert json.loads((folder / "summary.json").read_text())["status"] == "finished"
+    assert summary(folder)["status"] == "finished"
 
 
 @pytest.mark.slow
@@ -248,22 +200,11 @@ def test_rows_that_a_checkpoint_relies_on_must_be_there(
     assert "metrics.jsonl" in capsys.readouterr().err
 
 
-def test_only_the_newest_are_kept_and_the_mean_model_loads_into_the_bare_model(tmp_path: Path) -> None:
-    from cnn.model import SmallResNet
-
-    folder = tmp_path / "run"
-    arguments = [*RUN, "workers=simulated", "workers.count=3", "training.batch_size=96", f"run_dir={folder}"]
-    assert launch("cnn", arguments) == 0
-    assert [manifest.parent.name for manifest in manifests(folder)] == ["step_00000024", "step_00000022"]
-    model = SmallResNet(in_channels=1, classes=10, width=4)
-    model.load_state_dict(torch.load(folder / "checkpoints" / "last.pt", weights_only=True))
-    assert (folder / "checkpoints" / "last.pt").stat().st_size < 100_000  # not the matrix of all workers
-
-
 def test_another_number_of_workers_starts_from_the_mean_model(tmp_path: Path) -> None:
     first = [*RUN, "workers=simulated", "workers.count=4", "training.steps=4", f"run_dir={tmp_path}/first"]
     assert launch("cnn", first) == 0
     mean_model = tmp_path / "first" / "checkpoints" / "last.pt"
+    assert mean_model.stat().st_size < 100_000  # not the matrix of all workers
     second = [*RUN, "workers.count=2", f"run_dir={tmp_path}/second", f"init_from={mean_model}", "optimizer.lr=1e-12"]
     assert launch("cnn", [*second, "training.steps=4"]) == 0
     before, after = (
@@ -314,20 +255,3 @@ def test_rank_0_writes_the_summary_before_any_rank_ends(tmp_path: Path) -> None:
     ranks.processes[1].join(300)
     assert (folder / "summary.json").exists()
     finish(ranks)
-
-
-def forget(folder: Path, step: int) -> None:
-    """Take away the checkpoint at that step and the summary, as if the run had been killed before them."""
-    shutil.rmtree(folder / "checkpoints" / f"step_{step:08d}")
-    (folder / "summary.json").unlink()
-
-
-def manifests(folder: Path) -> list[Path]:
-    return sorted((folder / "checkpoints").glob("step_*/manifest.json"), reverse=True)
-
-
-def wait_for(condition: Any) -> None:
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.002)

@@ -24,19 +24,10 @@ from common.noise_scale import KINDS
 from common.record.run_folder import RunFolder
 from common.training.recorder import Recorder
 from common.training.task import load_task
+from tests.training.runs import rows, summary
 
 SHORT = ["training.steps=12", "schedule.warmup=2", "evaluation.every=6", "logging.every=4"]
 QUIET = ["logging.progress=false", "training.threads=1", "model.width=4"]
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """Return metrics.jsonl without wall-clock figures."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
-
-
-def summary(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "summary.json").read_text())
 
 
 def command(*arguments: str, torchrun: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -125,16 +116,6 @@ def test_processes_and_simulation_agree(method: str, tmp_path: Path) -> None:
                 assert one[name] == pytest.approx(other[name], rel=1e-2)
         if "consensus_distance" in one:
             assert one["consensus_distance"] == pytest.approx(other["consensus_distance"], rel=1e-2, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_two_identical_runs_write_identical_text(tmp_path: Path) -> None:
-    arguments = [*SHORT, *QUIET, "workers.count=2"]
-    for name in ("first", "second"):
-        assert launch("cnn", [*arguments, f"run_dir={tmp_path}/{name}"]) == 0
-    assert rows(tmp_path / "first") == rows(tmp_path / "second")
-    assert launch("cnn", [*arguments, "seed=1", f"run_dir={tmp_path}/third"]) == 0
-    assert rows(tmp_path / "third") != rows(tmp_path / "first")
 
 
 def test_the_run_folder(tmp_path: Path) -> None:
@@ -270,44 +251,12 @@ def test_torchrun_equals_local_processes(tmp_path: Path) -> None:
     assert rows(tmp_path / "torchrun") == rows(tmp_path / "local")
 
 
-def test_the_command_line() -> None:
-    shown = command("experiment=quickstart", "optimizer.lr=0.5", "--cfg", "job")
-    assert shown.returncode == 0
-    assert "lr: 0.5" in shown.stdout
-    refused = command("experiment=quickstart", "nonsense=1")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("error: nonsense: ")
-    assert "Traceback" not in refused.stderr
-
-
-@pytest.mark.parametrize("mistake", ["optimizer.lr=-1", "topology=moebius"])
-def test_mistakes_are_named(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert launch("cnn", ["experiment=quickstart", mistake]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert mistake.split("=")[0].split(".")[-1] in error
-
-
 def test_a_bad_folder_is_refused(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert launch("cnn", [*SHORT, *QUIET, f"run_dir={blocked}/run"]) == 2
     assert launch("cnn", [*SHORT, *QUIET, "workers.count=2", f"run_dir={blocked}/run"]) == 2
     assert launch("cnn", [*SHORT, *QUIET, "training.batch_size=2048", f"run_dir={tmp_path}/run"]) == 2
-
-
-@pytest.mark.slow
-def test_64_simulated_workers_of_the_digits_resnet(tmp_path: Path) -> None:
-    arguments = [
-        "workers=simulated",
-        "workers.count=64",
-        "workers.per_host=8",
-        "topology=aer",
-        "training.batch_size=256",
-    ]
-    short = ["training.steps=2", "logging.progress=false", f"run_dir={tmp_path}/run"]
-    assert launch("cnn", [*arguments, *short]) == 0
-    assert summary(tmp_path / "run")["workers"] == 64
 
 
 def test_the_help_page() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import chain
 
-from common.topology import checks
+from common.arguments import integer
 from common.topology.round import Round
 
 # The rows {i: {j: W_ij}} of those workers that mix in a round; all others idle. Rounds on disjoint workers merge.
@@ -17,7 +17,7 @@ def schedule(n: int, *, k: int = 1) -> tuple[Round, ...]:
     Symmetric; every worker has at most k peers in a round, and one period averages exactly from round 0 on. Its
     length is at most 2 log_{k+1}(n) + 2 rounds. k = 1 are pairs.
     """
-    k = checks.integer("topology 'base_k': k", k, minimum=1)
+    k = integer("topology 'base_k': k", k, minimum=1)
     rounds = _base(range(n), k)
     return tuple(Round(tuple(rows.get(i, {i: 1.0}) for i in range(n))) for rows in rounds)
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.arguments import check_arguments
-from common.spelling import did_you_mean
+from common.arguments import check_arguments, did_you_mean
 from common.topology import analysis
 from common.topology.round import TOLERANCE, Round
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from common.topology import checks
+from common.arguments import integer
 from common.topology.round import Round
 
 
@@ -33,7 +33,7 @@ class RandomMatching:
 
 def schedule(n: int, *, seed: int = 0) -> RandomMatching:
     """Return the random matchings of `seed`, an integer >= 0."""
-    return RandomMatching(n, checks.integer("topology 'random_matching': seed", seed, minimum=0))
+    return RandomMatching(n, integer("topology 'random_matching': seed", seed, minimum=0))
 
 
 @lru_cache(maxsize=16)  # those of a step: its buckets and fragments ask for the same few; a round takes memory

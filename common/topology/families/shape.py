@@ -2,7 +2,7 @@
 
 import math
 
-from common.topology import checks
+from common.arguments import integer
 
 
 def rows_and_columns(name: str, n: int, rows: int | None, cols: int | None) -> tuple[int, int]:
@@ -11,7 +11,7 @@ def rows_and_columns(name: str, n: int, rows: int | None, cols: int | None) -> t
     Raises ValueError, naming the topology `name`, when rows * cols is not n.
     """
     for key, value in (("rows", rows), ("cols", cols)):
-        if value is not None and n % checks.integer(f"topology {name!r}: {key}", value, minimum=1):
+        if value is not None and n % integer(f"topology {name!r}: {key}", value, minimum=1):
             raise ValueError(f"topology {name!r}: {key}: expected a divisor of world_size={n}, got {value}")
     if rows is None and cols is None:
         rows = max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)

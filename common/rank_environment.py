@@ -42,9 +42,9 @@ def check_launcher() -> None:
         raise ValueError(f"MASTER_PORT={port} in the environment: expected a port from 1 to {LARGEST_PORT}")
 
 
-def find_master(patience_s: float = UNKNOWN_S) -> None:
-    """Wait until MASTER_ADDR is a name that this host knows. Raises ValueError if it is not after `patience_s`."""
-    name, end, said = os.environ["MASTER_ADDR"], time.monotonic() + patience_s, False
+def find_master(timeout_s: float = UNKNOWN_S) -> None:
+    """Wait until MASTER_ADDR is a name that this host knows. Raises ValueError if it is not after `timeout_s`."""
+    name, end, said = os.environ["MASTER_ADDR"], time.monotonic() + timeout_s, False
     while True:
         try:
             socket.getaddrinfo(name, None)
@@ -54,6 +54,6 @@ def find_master(patience_s: float = UNKNOWN_S) -> None:
         if time.monotonic() >= end:
             raise ValueError(problem)
         if not said:
-            print(f"{problem}; waiting for it at most {patience_s:g} s", file=sys.stderr, flush=True)
+            print(f"{problem}; waiting for it at most {timeout_s:g} s", file=sys.stderr, flush=True)
         said = True
         time.sleep(1)

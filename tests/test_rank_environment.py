@@ -10,8 +10,8 @@ import torch
 
 from common.config.config import ConfigError
 from common.launch.compose import resolve_workers
-from common.launcher import check_launcher, find_master
 from common.parallel.process_groups import open_process_group
+from common.rank_environment import check_launcher, find_master
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 GOOD = dict(zip(NAMES, ("1", "2", "1", "2", "localhost", "29500"), strict=True))

@@ -1,4 +1,4 @@
-"""Precision and determinism: what a run sets in PyTorch, and that evaluation computes as training does."""
+"""What a run computes on and how: GPUs, few or missing (PyTorch is told of some), precision, determinism."""
 
 import os
 from pathlib import Path
@@ -9,12 +9,13 @@ import torch
 
 from cnn.task import TASK
 from common.config.config import Config
-from common.launch import processes as module
 from common.launch.compose import compose_config
 from common.launch.processes import launch
-from common.training import numerics
+from common.parallel.process_groups import local_device, process_group
+from common.training import device as module
 from common.training.evaluation import Evaluator
 from common.training.worker import build_workers
+from tests.ports import free_port
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SMALL = ["workers=simulated", "workers.count=2", "model.width=4", "training.threads=1", "logging.progress=false"]
@@ -52,9 +53,9 @@ def config_of(*overrides: str) -> Config:
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_settings_of_a_gpu(tf32: bool, deterministic: bool) -> None:
     training = config_of(f"training.tf32={tf32}", f"training.deterministic={deterministic}").training
-    numerics.require_determinism(training.deterministic)
+    module.require_determinism(training.deterministic)
     for fixed_shapes in (True, False):
-        numerics.configure_gpu(training, fixed_shapes)
+        module.configure_gpu(training, fixed_shapes)
         assert settings() == {
             "products": "high" if tf32 else "highest",
             "convolutions": tf32,
@@ -103,3 +104,58 @@ def test_evaluation_computes_in_the_precision_of_training(precision: str, dtype:
     assert len(seen) >= 3  # two batches that recalibrate, one that is evaluated
     assert set(seen) == {dtype}
     assert metrics[0]["loss"] == pytest.approx(2.3, abs=0.5)
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a function that makes this process local rank `rank` of `processes` on a host with `gpus`."""
+
+    def pretend(
+        gpus: int, processes: int, rank: int = 0, world: int | None = None, first: int = 0
+    ) -> list[torch.device]:
+        chosen: list[torch.device] = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+        numbers = {"RANK": first + rank, "LOCAL_RANK": rank, "WORLD_SIZE": world or processes}
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        for name, value in (numbers | {"LOCAL_WORLD_SIZE": processes} | address).items():
+            monkeypatch.setenv(name, str(value))
+        return chosen
+
+    return pretend
+
+
+def test_each_process_of_a_host_takes_its_own_gpu(host) -> None:
+    chosen = host(gpus=4, processes=4, rank=2, world=8, first=4)  # the second of two such hosts
+    assert local_device() == torch.device("cuda", 2)
+    assert chosen == [torch.device("cuda", 2)]
+
+
+def test_too_few_gpus_mean_the_cpu_for_all_with_one_notice(host, capsys) -> None:
+    for rank in range(4):
+        chosen = host(gpus=3, processes=4, rank=rank)
+        assert (local_device(), chosen) == (CPU, [])
+    assert capsys.readouterr().err == "notice: 4 local processes for 3 visible GPUs; all of them compute on the CPU\n"
+    host(gpus=0, processes=4)
+    assert (local_device(), capsys.readouterr().err) == (CPU, "")
+
+
+@pytest.mark.parametrize(("gpus", "said"), [(1, "2 local processes for 1 visible GPU;"), (0, "no GPU is available;")])
+def test_gpus_that_were_asked_for_but_are_missing_are_refused_first(
+    host, gpus: int, said: str, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host(gpus=gpus, processes=2)
+    monkeypatch.setattr("common.launch.rank.open_process_group", lambda *_: pytest.fail("a process group was opened"))
+    assert launch("cnn", ["training.device=cuda", f"run_dir={tmp_path}/run"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: training.device=cuda: {said} expected")
+    assert not (tmp_path / "run").exists()
+
+
+def test_programs_around_runs_fall_back_too(host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("common.parallel.process_groups.check_launcher", lambda: None)  # the other two are not there
+    host(gpus=1, processes=3, world=1)
+    with process_group(20) as device:
+        assert device == CPU
+        assert torch.distributed.get_backend() == "gloo"

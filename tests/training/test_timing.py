@@ -1,6 +1,9 @@
-"""Times of steps: on the CPU by the host's clock, on a GPU by events, here of a device made of two numbers."""
+"""Times of steps, on a GPU by events (here of a device made of two numbers), waits for a core, and traces."""
 
+import hashlib
 import json
+import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,15 @@ import torch
 
 from cnn.task import TASK
 from common.launch.compose import compose_config
+from common.launch.processes import launch
+from common.record.checkpoint import Checkpoints
 from common.training import recorder as module
+from common.training import timing
 from common.training.recorder import Recorder
-from common.training.step_clock import StepClock
+from common.training.timing import StepClock, cpu_wait_s
 from common.training.worker import build_workers
+from scripts.plot_trace import main, read_spans
+from tests.training.runs import RUN
 
 
 class Gpu:
@@ -157,9 +165,6 @@ def test_a_row_adds_up_over_ranks_once_and_leaves_out_norms_of_skipped_steps(
 
 
 def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from common.launch.processes import launch
-    from common.record.checkpoint import Checkpoints
-
     slow = lambda method: lambda *arguments: (time.sleep(1.0), method(*arguments))[1]  # noqa: E731
     for name in ("save", "save_model"):
         monkeypatch.setattr(Checkpoints, name, slow(getattr(Checkpoints, name)))
@@ -169,3 +174,89 @@ def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path: Path, monke
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     times = [row["time_step_ms"] for row in rows if row["split"] == "train"]
     assert max(times[1:]) < 1000
+
+
+def test_threads_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for thread, content in {"1": "5000 2000000000 7", "2": "1 500000000 2", "3": ""}.items():
+        (tmp_path / thread).mkdir()
+        (tmp_path / thread / "schedstat").write_text(content)
+    monkeypatch.setattr(timing, "TASKS", tmp_path)
+    assert cpu_wait_s() == 2.5
+    monkeypatch.setattr(timing, "TASKS", tmp_path / "elsewhere")
+    assert cpu_wait_s() == 0
+
+
+@pytest.mark.skipif(not timing.TASKS.exists(), reason="only Linux tells")
+def test_who_shares_a_core_waits() -> None:
+    """Two threads that compute for 0.2 s on one core wait for each other; hashing lets go of Python's lock."""
+    everywhere, before = os.sched_getaffinity(0), cpu_wait_s()
+    os.sched_setaffinity(0, {min(everywhere)})
+    try:
+        end = time.monotonic() + 0.2
+
+        def compute() -> None:
+            while time.monotonic() < end:
+                hashlib.sha256(bytes(1 << 20)).digest()
+
+        other = threading.Thread(target=compute)
+        other.start()
+        compute()
+        waited = cpu_wait_s() - before  # before the other one ends, and is no longer counted
+        other.join()
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    assert waited > 0.01
+
+
+def test_messages_travel_during_the_passes(tmp_path: Path) -> None:
+    # An evaluation or a checkpoint waits for what travels.
+    rare = ["training.checkpoint_every=1000", "evaluation.every=1000"]
+    arguments = [*RUN, *rare, "workers.count=2", "training.steps=20", "profile=true", f"run_dir={tmp_path}/run"]
+    assert launch("cnn", arguments) == 0
+    for rank in range(2):
+        spans = read_spans(tmp_path / "run" / "trace" / f"rank_{rank}.json")
+        assert [len(spans[name]) for name in ("step", "forward", "backward", "optimizer")] == [4, 4, 4, 4]
+        assert len(spans["gossip::launch"]) == len(spans["gossip::merge"]) == 4
+        for (forward, _), (backward, length) in zip(spans["forward"][1:], spans["backward"][1:], strict=True):
+            assert any(
+                begin < forward and begin + last > backward + length for begin, last in spans["messages in flight"]
+            )
+    assert main([f"trace={tmp_path}/run/trace/rank_0.json"]) == 0
+    assert (tmp_path / "run" / "trace" / "rank_0.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_simulated_workers_are_traced_too(tmp_path: Path, capsys) -> None:
+    arguments = [*RUN, "workers=simulated", "workers.count=2", "training.steps=20", "profile=true"]
+    assert launch("cnn", [*arguments, f"run_dir={tmp_path}/run"]) == 0
+    assert len(read_spans(tmp_path / "run" / "trace" / "rank_0.json")["forward"]) == 8
+    assert f"trace: {tmp_path}/run/trace/rank_0.json\n" in capsys.readouterr().err
+
+
+def test_too_few_steps_for_a_trace_are_told(tmp_path: Path, capsys) -> None:
+    arguments = [*RUN, "workers=simulated", "workers.count=2", "training.steps=12", "profile=true"]
+    assert launch("cnn", [*arguments, f"run_dir={tmp_path}/run"]) == 0
+    assert "profile=true: no trace: it begins with step 13 of a start" in capsys.readouterr().err
+
+
+def test_what_is_no_trace_is_refused(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "trace.json"
+    assert main([f"trace={file}"]) == 2
+    file.write_text(json.dumps({"traceEvents": []}))
+    assert main([f"trace={file}"]) == 2
+    assert "profile=true" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[1, 2]",
+        '{"traceEvents": 5}',
+        '{"traceEvents": [null]}',
+        '{"traceEvents": [{"ph": "X", "cat": "user_annotation"}]}',
+        '{"traceEvents": [{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": "x"}]}',
+    ],
+)
+def test_json_that_is_no_trace_is_refused(content: str, tmp_path, capsys) -> None:
+    (tmp_path / "a.json").write_text(content)
+    assert main([f"trace={tmp_path / 'a.json'}"]) == 2
+    assert f"trace={tmp_path / 'a.json'}: expected a trace of profile=true (" in capsys.readouterr().err
