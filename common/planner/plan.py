@@ -9,7 +9,7 @@ import pandas as pd
 from common.local_steps import LocalSteps
 from common.planner.cluster import Cluster
 from common.planner.conditions import CONDITIONS
-from common.planner.memory import rank_memory, sent_mb
+from common.planner.memory import RankMemory, rank_memory, sent_mb
 from common.planner.steps import Phases, Times, simulate_allreduce, simulate_gossip, staggering_pays
 from common.topology import Topology, build
 
@@ -63,15 +63,16 @@ def plan(
     """
     baseline = simulate_allreduce(cluster, steps=steps, seed=seed)
     memory = replace(rank_memory(cluster, optimizer), messages=0.0)  # gradients are averaged where they lie
-    size = {"sent_mb": sent_mb(cluster, None), "memory_gb": memory.total / 1000}
-    rows = [_row("all-reduce", "complete", "aligned", baseline, baseline, math.inf, size)]
+    rows = [_row("all-reduce", "complete", "aligned", baseline, math.inf, sent_mb(cluster, None), memory)]
     skipped = {}
     for name in topologies:
         try:
-            rows += _gossip(cluster, name, local, optimizer, baseline, steps, seed)
+            rows += _gossip(cluster, name, local, optimizer, steps, seed)
         except ValueError as error:
             skipped[name] = str(error)
-    return Plan(pd.DataFrame(rows), skipped)
+    frame = pd.DataFrame(rows)
+    frame.insert(frame.columns.get_loc("exposed_ms") + 1, "speedup", baseline.step / frame.step_ms)
+    return Plan(frame, skipped)
 
 
 def sensitivity(
@@ -95,9 +96,8 @@ def sensitivity(
     return even[["method", "topology", "phases"]].assign(**ratios)
 
 
-def _gossip(
-    cluster: Cluster, name: str, local: LocalSteps | None, optimizer: str, baseline: Times, steps: int, seed: int
-) -> list[dict]:
+def _gossip(cluster: Cluster, name: str, local: LocalSteps | None, optimizer: str, steps: int, seed: int) -> list[dict]:
+    """Return a row for each way in which this topology can be taken."""
     n, L = cluster.workers, cluster.workers_per_host
     found: list[tuple[str, Topology | None, Phases, float]]
     if name == "complete":
@@ -118,8 +118,7 @@ def _gossip(
         round_s = (1 if local is None else local.steps) * times.step / 1000
         contraction = math.inf if candidate_gap >= 1 else -math.log1p(-candidate_gap) / round_s
         memory = rank_memory(cluster, optimizer, candidate, local)
-        size = {"sent_mb": sent_mb(cluster, candidate), "memory_gb": memory.total / 1000}
-        rows.append(_row("gossip", label, phases, times, baseline, contraction, size))
+        rows.append(_row("gossip", label, phases, times, contraction, sent_mb(cluster, candidate), memory))
     return rows
 
 
@@ -128,13 +127,7 @@ def _spectral_gap(topology: Topology) -> float:
 
 
 def _row(
-    method: str,
-    topology: str,
-    phases: str,
-    times: Times,
-    baseline: Times,
-    contraction: float,
-    size: dict[str, float],
+    method: str, topology: str, phases: str, times: Times, contraction: float, sent: float, memory: RankMemory
 ) -> dict:
     return {
         "method": method,
@@ -142,7 +135,7 @@ def _row(
         "phases": phases,
         "step_ms": times.step,
         "exposed_ms": times.exposed,
-        "speedup": baseline.step / times.step,
         "contraction_per_s": contraction,  # e-folds of the disagreement between workers; nan: not computed
-        **size,
+        "sent_mb": sent,
+        "memory_gb": memory.total / 1000,
     }

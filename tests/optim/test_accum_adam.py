@@ -108,6 +108,7 @@ def test_stored_moments(s):
     assert s == 1 or not state["accumulator"].any()
 
 
+@pytest.mark.usefixtures("eager_kernel")
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_window_may_change_between_steps(fused):
     """From 1 on it begins an accumulator of zeros; to 1 it drops what an unfinished window has accumulated."""

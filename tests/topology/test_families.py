@@ -178,7 +178,7 @@ def test_random_matching_depends_on_seed_and_time_only(n):
 
 
 def test_random_matching_draws_all_pairs_equally_often():
-    n, draws = 5, 2000
+    n, draws = 5, 1000
     topology = build("random_matching", n)
     mean = sum(topology.matrix(t) for t in range(draws)) / draws
     expected = np.full((n, n), 0.5 / n) + np.eye(n) * (1 / n + 0.5 * (1 - 1 / n) - 0.5 / n)
