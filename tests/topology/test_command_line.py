@@ -57,6 +57,7 @@ def test_table_of_aer(capsys):
         (["ring", "world_size=6"], "57 (to 1e-10)"),
         (["star", "world_size=6"], "graph, 1-5 peers"),
         (["complete", "world_size=6"], "all 6"),
+        (["complete", "world_size=6", "workers_per_host=6"], "1.67      0.00"),
         (["base_k", "world_size=7", "option.k=1"], "weighted pairs, 1 idle"),
         (["static_exponential", "world_size=6"], "directed, 3 peers"),
         (["ring", "world_size=16", "option.idle_rounds=30"], "more than 10000"),
