@@ -1,11 +1,10 @@
 """Optimizers, learning-rate schedules and parameter groups of the two papers."""
 
 from common.optim.accum_adam import AccumAdam, AccumAdamW
-from common.optim.dmsgd import DmSGD
 from common.optim.functional import Hyper, accum_adam_update
 from common.optim.groups import NORM_TYPES, decay_groups
+from common.optim.momentum import DmSGD, QGDmSGD
 from common.optim.muon import MuonAdamW, hidden_matrices
-from common.optim.qg_dmsgd import QGDmSGD
 from common.optim.schedules import (
     constant_with_warmup,
     cosine_with_warmup,

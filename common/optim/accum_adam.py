@@ -24,9 +24,8 @@ from torch.optim.optimizer import ParamsT
 from common.arguments import require, require_count, require_decay_rate, require_non_negative
 from common.dtensors import count_writes, local
 from common.flat import Bucket
-from common.optim.closure import loss_of
 from common.optim.flat_state import STATE_NAMES, Alone, FlatState, Incoming, ParameterVector
-from common.optim.foreach import dense_grad, scale_
+from common.optim.foreach import dense_grad, loss_of, scale_
 from common.optim.functional import Hyper, accum_adam_update
 
 OPTIONS = ("lr", "betas", "eps", "weight_decay", "accumulation_steps", "foreach", "fused")

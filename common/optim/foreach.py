@@ -1,4 +1,4 @@
-"""Lists of tensors for `torch._foreach_*`: cut into chunks on which a sequence of passes is cheap.
+"""What the steps of all optimizers share: the closure, and lists of tensors cut into chunks for `torch._foreach_*`.
 
 An optimizer step is several element-wise passes over the same tensors and is bound by memory traffic. Run
 over the whole model, every pass misses the cache and every temporary is as large as the model; run chunk by
@@ -7,7 +7,7 @@ chunk, on a CPU all passes after the first hit the cache, and temporaries never 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -19,6 +19,14 @@ from common.dtensors import local_parts
 # system after every use). Others: large enough to hide the launches of the kernels.
 CPU_CHUNK_BYTES = 1 << 19
 DEVICE_CHUNK_BYTES = 64 << 20
+
+
+def loss_of(closure: Callable[[], float] | None) -> float | None:
+    """Return what the closure given to `step` returns, with gradients enabled; None if there is none."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def chunked(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from common.optim.closure import loss_of
+from common.optim.foreach import loss_of
 
 
 class MuonAdamW(Optimizer):

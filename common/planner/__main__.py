@@ -2,13 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pandas as pd
 from pydantic import Field
 
-from common.cli import ONE_OR_SEVERAL, Arguments, Text, UsageError, main_function, one_line, parse
+from common.cli import ONE_OR_SEVERAL, Arguments, UsageError, main_function, parse
 from common.options import GossipOptions, Outer
 from common.planner.cluster import Cluster
 from common.planner.conditions import CONDITIONS
@@ -71,19 +70,18 @@ class PlanArguments(Arguments):
     uneven: bool = Field(
         False, description="add, for uneven computing of several kinds, how much longer a step takes than with even"
     )
-    plot: Text | None = Field(None, description="file for a picture (.png, .svg, .pdf)")
 
     def cluster(self) -> dict[str, Any]:
         """Return the given fields of Cluster."""
         renamed = {"slow_host": "slow_hosts", "slow_link": "slow_links"}
         others = {"command", "topology", "optimizer"}
-        others |= {"local_steps", "merge_after", "fragments", "outer", "steps", "uneven", "plot"}
+        others |= {"local_steps", "merge_after", "fragments", "outer", "steps", "uneven"}
         return {renamed.get(name, name): getattr(self, name) for name in self.model_fields_set - others}
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Print the table and the recommendation, draw the picture if asked; exit code 2 and one line on bad input."""
+    """Print the table and the recommendation; exit code 2 and one line on bad input."""
     description = "Predict the time of a step by all-reduce and by gossip."
     arguments = parse(PlanArguments, argv, "common.planner", description)
     try:
@@ -101,11 +99,6 @@ def main(argv: Sequence[str]) -> int:
     print(render(cluster, planned))
     if arguments.uneven:
         print(render_uneven(sensitivity(cluster, arguments.topology, local_steps, steps=steps)))
-    if arguments.plot:
-        try:
-            draw(planned, cluster, Path(arguments.plot))
-        except (ValueError, OSError) as error:
-            raise UsageError(f"plot={arguments.plot}: {one_line(error)}") from error
     return 0
 
 
@@ -125,26 +118,6 @@ def render_uneven(frame: pd.DataFrame) -> str:
     legend = [f"- {name}: {condition.label}" for name, condition in CONDITIONS.items() if name in frame]
     table = frame.to_markdown(index=False, floatfmt=".3f")
     return "\n".join(["", "Time of a step, in terms of that with even computing:", "", *legend, "", table])
-
-
-def draw(planned: Plan, cluster: Cluster, file: Path) -> None:
-    """Draw the step times as bars of computing and waiting."""
-    import seaborn as sns
-    from matplotlib import pyplot as plt
-
-    frame = planned.frame
-    labels = [f"{row.method}\n{row.topology}\n{row.phases}".replace("_", " ") for row in frame.itertuples()]
-    sns.set_theme(style="whitegrid", palette="colorblind")
-    figure, axes = plt.subplots(figsize=(1.6 * len(frame), 3.5), layout="constrained")
-    axes.bar(labels, frame.step_ms - frame.exposed_ms, label="computing")
-    axes.bar(labels, frame.exposed_ms, bottom=frame.step_ms - frame.exposed_ms, label="waiting", hatch="//")
-    axes.set_ylabel("ms per step (predicted)")
-    axes.set_title(f"{cluster.hosts} hosts x {cluster.workers_per_host}, {cluster.inter_gbps:.3g} Gbit/s between hosts")
-    axes.tick_params(axis="x", labelsize=8)
-    axes.legend()
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=150)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

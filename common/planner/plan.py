@@ -9,17 +9,8 @@ import pandas as pd
 from common.options import LocalSteps
 from common.planner.cluster import Cluster
 from common.planner.conditions import CONDITIONS
-from common.planner.memory import rank_memory, sent_mb
-from common.planner.round_time import complete
-from common.planner.steps import (
-    Phases,
-    Times,
-    simulate_allreduce,
-    simulate_gossip,
-    simulate_local_steps,
-    simulate_rounds,
-    staggering_pays,
-)
+from common.planner.memory import RankMemory, rank_memory, sent_mb
+from common.planner.steps import Phases, Times, simulate_allreduce, simulate_gossip, staggering_pays
 from common.topology import Topology, build
 
 CANDIDATES = ("complete", "one_peer_exponential", "aer", "one_peer_ring", "ring", "static_exponential")
@@ -72,15 +63,16 @@ def plan(
     """
     baseline = simulate_allreduce(cluster, steps=steps, seed=seed)
     memory = replace(rank_memory(cluster, optimizer), messages=0.0)  # gradients are averaged where they lie
-    size = {"sent_mb": sent_mb(cluster, None), "memory_gb": memory.total / 1000}
-    rows = [_row("all-reduce", "complete", "aligned", baseline, baseline, math.inf, size)]
+    rows = [_row("all-reduce", "complete", "aligned", baseline, math.inf, sent_mb(cluster, None), memory)]
     skipped = {}
     for name in topologies:
         try:
-            rows += _gossip(cluster, name, local, optimizer, baseline, steps, seed)
+            rows += _gossip(cluster, name, local, optimizer, steps, seed)
         except ValueError as error:
             skipped[name] = str(error)
-    return Plan(pd.DataFrame(rows), skipped)
+    frame = pd.DataFrame(rows)
+    frame.insert(frame.columns.get_loc("exposed_ms") + 1, "speedup", baseline.step / frame.step_ms)
+    return Plan(frame, skipped)
 
 
 def sensitivity(
@@ -104,27 +96,18 @@ def sensitivity(
     return even[["method", "topology", "phases"]].assign(**ratios)
 
 
-def _gossip(
-    cluster: Cluster, name: str, local: LocalSteps | None, optimizer: str, baseline: Times, steps: int, seed: int
-) -> list[dict]:
+def _gossip(cluster: Cluster, name: str, local: LocalSteps | None, optimizer: str, steps: int, seed: int) -> list[dict]:
+    """Return a row for each way in which this topology can be taken."""
     n, L = cluster.workers, cluster.workers_per_host
-
-    def size(topology: Topology | None) -> dict[str, float]:
-        memory = rank_memory(cluster, optimizer, topology, local)
-        return {"sent_mb": sent_mb(cluster, topology), "memory_gb": memory.total / 1000}
-
-    if name == "complete":  # its round has n^2 weights
-        everybody = complete(cluster)
-        if local is None:
-            times = simulate_rounds(cluster, lambda t: everybody, steps=steps, seed=seed)
-        else:
-            times = simulate_local_steps(cluster, local, lambda r: everybody, steps=steps, seed=seed)
-        return [_row("gossip", name, "aligned", times, baseline, math.inf, size(None))]
-    topology = build(name, n, L)
-    gap = _spectral_gap(topology)
-    found: list[tuple[str, Topology, Phases, float]] = [(name, topology, "aligned", gap)]
-    if staggering_pays(topology, L):
-        found.append((name, topology, "staggered", gap))  # the same rounds in another order
+    found: list[tuple[str, Topology | None, Phases, float]]
+    if name == "complete":
+        found = [(name, None, "aligned", 1.0)]  # its round has n^2 weights
+    else:
+        topology = build(name, n, L)
+        gap = _spectral_gap(topology)
+        found = [(name, topology, "aligned", gap)]
+        if staggering_pays(topology, L):
+            found.append((name, topology, "staggered", gap))  # the same rounds in another order
     if name.startswith("one_peer") and L > 1 and cluster.hosts > 1:
         between = build(name, n, L, between_hosts=True)
         gap = _spectral_gap(build(name, cluster.hosts))  # averaging inside adds eigenvalues 0
@@ -134,7 +117,8 @@ def _gossip(
         times = simulate_gossip(cluster, candidate, phases=phases, local=local, steps=steps, seed=seed)
         round_s = (1 if local is None else local.steps) * times.step / 1000
         contraction = math.inf if candidate_gap >= 1 else -math.log1p(-candidate_gap) / round_s
-        rows.append(_row("gossip", label, phases, times, baseline, contraction, size(candidate)))
+        memory = rank_memory(cluster, optimizer, candidate, local)
+        rows.append(_row("gossip", label, phases, times, contraction, sent_mb(cluster, candidate), memory))
     return rows
 
 
@@ -143,13 +127,7 @@ def _spectral_gap(topology: Topology) -> float:
 
 
 def _row(
-    method: str,
-    topology: str,
-    phases: str,
-    times: Times,
-    baseline: Times,
-    contraction: float,
-    size: dict[str, float],
+    method: str, topology: str, phases: str, times: Times, contraction: float, sent: float, memory: RankMemory
 ) -> dict:
     return {
         "method": method,
@@ -157,7 +135,7 @@ def _row(
         "phases": phases,
         "step_ms": times.step,
         "exposed_ms": times.exposed,
-        "speedup": baseline.step / times.step,
         "contraction_per_s": contraction,  # e-folds of the disagreement between workers; nan: not computed
-        **size,
+        "sent_mb": sent,
+        "memory_gb": memory.total / 1000,
     }

@@ -7,6 +7,7 @@ seconds.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -14,10 +15,10 @@ import numpy as np
 from common.options import LocalSteps
 from common.planner.cluster import Cluster
 from common.planner.links import allreduce_ms
-from common.planner.round_time import Busy, RoundTime, round_time
+from common.planner.round_time import Busy, RoundTime, complete, round_time
 from common.topology import Round, Topology
 from common.topology.cost import bytes_leaving_hosts
-from common.topology.phases import staggered
+from common.topology.schedule import staggered
 
 STEPS, DISCARDED = 200, 20  # all workers begin the first step at the same time, so the first ones do not count
 FEWEST_ROUNDS = 8
@@ -45,7 +46,7 @@ class Times:
 
 def simulate_gossip(
     cluster: Cluster,
-    topology: Topology,
+    topology: Topology | None,
     order: Order = "awc",
     *,
     phases: Phases = "aligned",
@@ -59,28 +60,27 @@ def simulate_gossip(
 ) -> Times:
     """Simulate gossip on a topology, whose rounds are hierarchical where possible, unless `flat`.
 
+    topology:  None: all workers average in every round, without the n^2 weights of the complete graph
     phases:    "staggered" (where `staggering_pays`): every second bucket runs the rounds 2k and 2k+1 in the other order
-    update:    see `simulate_rounds`
-    momentum:  see `simulate_rounds`
-    local:     local steps, in place of `order`; see `simulate_local_steps`
+    update, momentum: see `_simulate_rounds`
+    local:     local steps, in place of `order`; see `_simulate_local_steps`
     steps:     to simulate, the first `discarded` of which do not count
 
     Raises ValueError if topology and cluster have different numbers of workers, staggered phases would not pay, or
     momentum is mixed in another order than "atc".
     """
-    if topology.world_size != cluster.workers:
+    if topology is not None and topology.world_size != cluster.workers:
         raise ValueError(f"topology of {topology.world_size} workers on a cluster of {cluster.workers}")
-    if phases == "staggered" and not staggering_pays(topology, cluster.workers_per_host):
+    if phases == "staggered" and (topology is None or not staggering_pays(topology, cluster.workers_per_host)):
         raise ValueError(
             "phases='staggered': expected a topology whose hosts then send less in their busiest step, got "
-            f"{topology.name} on hosts of {cluster.workers_per_host}"
+            f"{'complete' if topology is None else topology.name} on hosts of {cluster.workers_per_host}"
         )
     even = _round_times(cluster, topology, flat)
     odd = _round_times(cluster, staggered(topology), flat) if phases == "staggered" else None
-    counted = {"steps": steps, "discarded": discarded, "seed": seed}
     if local is not None:
-        return simulate_local_steps(cluster, local, even, odd, **counted)
-    return simulate_rounds(cluster, even, odd, order, update=update, momentum=momentum, **counted)
+        return _simulate_local_steps(cluster, even, odd, local, steps, discarded, seed)
+    return _simulate_rounds(cluster, even, odd, order, update, momentum, steps, discarded, seed)
 
 
 def staggering_pays(topology: Topology, workers_per_host: int) -> bool:
@@ -98,32 +98,27 @@ def staggering_pays(topology: Topology, workers_per_host: int) -> bool:
     return max(map(most, topology.schedule, other.schedule)) < max(map(most, topology.schedule, topology.schedule))
 
 
-def _round_times(cluster: Cluster, topology: Topology, flat: bool) -> Callable[[int], RoundTime]:
+def _round_times(cluster: Cluster, topology: Topology | None, flat: bool) -> Callable[[int], RoundTime]:
     """Return the time of each step's round; those of a period are computed once."""
-    known: dict[int, RoundTime] = {}
-
-    def of_step(t: int) -> RoundTime:
-        if topology.period is None:
-            return round_time(cluster, topology.round(t), flat=flat)
-        index = t % topology.period
-        if index not in known:
-            known[index] = round_time(cluster, topology.round(index), flat=flat)
-        return known[index]
-
-    return of_step
+    if topology is None:
+        everybody = complete(cluster, flat=flat)
+        return lambda t: everybody
+    if topology.period is None:
+        return lambda t: round_time(cluster, topology.round(t), flat=flat)
+    of_period = cache(lambda index: round_time(cluster, topology.round(index), flat=flat))
+    return lambda t: of_period(t % topology.period)
 
 
-def simulate_rounds(
+def _simulate_rounds(
     cluster: Cluster,
     even: Callable[[int], RoundTime],
-    odd: Callable[[int], RoundTime] | None = None,
-    order: Order = "awc",
-    *,
-    update: Update = "bucketwise",
-    momentum: bool = False,
-    steps: int = STEPS,
-    discarded: int = DISCARDED,
-    seed: int = 0,
+    odd: Callable[[int], RoundTime] | None,
+    order: Order,
+    update: Update,
+    momentum: bool,
+    steps: int,
+    discarded: int,
+    seed: int,
 ) -> Times:
     """Simulate gossip in which the round of step t takes `even(t)`, for buckets with an odd number `odd(t)` if given.
 
@@ -167,15 +162,14 @@ def simulate_rounds(
     return _times(ended.mean() - begin, compute[discarded:], cluster)
 
 
-def simulate_local_steps(
+def _simulate_local_steps(
     cluster: Cluster,
-    local: LocalSteps,
     even: Callable[[int], RoundTime],
-    odd: Callable[[int], RoundTime] | None = None,
-    *,
-    steps: int = STEPS,
-    discarded: int = DISCARDED,
-    seed: int = 0,
+    odd: Callable[[int], RoundTime] | None,
+    local: LocalSteps,
+    steps: int,
+    discarded: int,
+    seed: int,
 ) -> Times:
     """Simulate gossip in which round r, of H local steps, takes `even(r)`, for odd buckets `odd(r)` if given.
 

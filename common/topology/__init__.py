@@ -7,25 +7,17 @@
 `python -m common.topology aer world_size=16 workers_per_host=4` prints a schedule and what it costs.
 """
 
-from common.topology.analysis import (
-    contraction,
-    is_connected,
-    period_contraction,
-    rounds_to_consensus,
-    spectral_gap,
-)
 from common.topology.cost import (
     Transport,
     allreduce_messages,
-    bytes_leaving_host,
+    bytes_leaving_hosts,
     bytes_sent,
     messages_sent,
     transport_of,
 )
-from common.topology.phases import PHASES, in_phases
-from common.topology.push_sum import push_sum, weights_of
-from common.topology.registry import NAMES, build, knows_hosts
+from common.topology.families import NAMES, build, knows_hosts
 from common.topology.round import Round
+from common.topology.schedule import PHASES, in_phases, push_sum, staggered, weights_of
 from common.topology.topology import Topology
 
 __all__ = [
@@ -36,17 +28,13 @@ __all__ = [
     "Transport",
     "allreduce_messages",
     "build",
-    "bytes_leaving_host",
+    "bytes_leaving_hosts",
     "bytes_sent",
-    "contraction",
     "in_phases",
-    "is_connected",
     "knows_hosts",
     "messages_sent",
-    "period_contraction",
     "push_sum",
-    "rounds_to_consensus",
-    "spectral_gap",
+    "staggered",
     "transport_of",
     "weights_of",
 ]

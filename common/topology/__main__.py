@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, main_function, one_line, parse
-from common.topology.registry import NAMES, build
+from common.topology.families import NAMES, build
 from common.topology.table import table
 
 

@@ -100,27 +100,14 @@ def messages_sent(
             return 0
 
 
-def bytes_leaving_host(
-    round_: Round,
-    host: int,
-    workers_per_host: int,
-    payload_bytes: float,
-    transport: Transport | str | None = None,
-) -> float:
-    """Return the bytes that the workers of `host` send to other hosts in this round.
-
-    Worker i lives on host i // workers_per_host. The ring of an all-reduce runs in the order of workers, and each
-    of its directed edges carries 2(g-1)/g payloads.
-
-    Raises ValueError when the round cannot be carried out by `transport`.
-    """
-    return bytes_leaving_hosts(round_, workers_per_host, payload_bytes, transport).get(host, 0.0)
-
-
 def bytes_leaving_hosts(
     round_: Round, workers_per_host: int, payload_bytes: float, transport: Transport | str | None = None
 ) -> dict[int, float]:
-    """Return {host: bytes that its workers send to other hosts}, of those that send any; see bytes_leaving_host."""
+    """Return {host: bytes that its workers send to other hosts in this round}, of those hosts that send any.
+
+    Worker i lives on host i // workers_per_host. The ring of an all-reduce runs in the order of workers, and each
+    of its directed edges carries 2(g-1)/g payloads. Raises ValueError when `transport` cannot carry out the round.
+    """
     total: dict[int, float] = {}
 
     def add(source: int, target: int, amount: float) -> None:

@@ -123,28 +123,10 @@ def _draw_round(axes: Axes, round_: Round, t: int, circle: _Circle) -> None:
     for i, (x, y) in enumerate(circle.points):
         busy = bool(round_.in_peers(i) or round_.out_peers(i))
         colour = circle.colour(i)
-        face = colour if busy else "white"
-        axes.add_patch(
-            Circle(
-                (x, y),
-                circle.radius,
-                facecolor=face,
-                edgecolor=colour if busy else MUTED,
-                linewidth=1,
-                zorder=4,
-            )
-        )
+        face, edge, text = (colour, colour, "white") if busy else ("white", MUTED, MUTED)
+        axes.add_patch(Circle((x, y), circle.radius, facecolor=face, edgecolor=edge, linewidth=1, zorder=4))
         size = min(9.0, 68 * circle.radius)
-        axes.text(
-            x,
-            y,
-            str(i),
-            ha="center",
-            va="center_baseline",
-            fontsize=size,
-            color="white" if busy else MUTED,
-            zorder=5,
-        )
+        axes.text(x, y, str(i), ha="center", va="center_baseline", fontsize=size, color=text, zorder=5)
 
 
 def _draw_hosts(axes: Axes, circle: _Circle) -> None:
@@ -169,6 +151,7 @@ def _draw_edges(axes: Axes, round_: Round, circle: _Circle) -> None:
     points_per_unit = 72 * PANEL_INCHES / (2 * LIMIT)
     shrink = points_per_unit * circle.radius
     degree = max(len(round_.in_peers(i)) for i in range(round_.world_size))
+    width = 1.5 if degree <= 2 else 1.1 if degree <= 4 else 0.7
     for i in range(round_.world_size):
         for j in round_.in_peers(i):
             mutual = i in round_.in_peers(j)
@@ -176,17 +159,10 @@ def _draw_edges(axes: Axes, round_: Round, circle: _Circle) -> None:
                 continue
             source, target = circle.points[j], circle.points[i]
             colour = circle.edge_colour(i, j)
-            arrow = FancyArrowPatch(
-                source,
-                target,
-                arrowstyle="-" if mutual else "-|>,head_length=4,head_width=1.8",
-                connectionstyle=f"arc3,rad={0 if mutual else _bend(source, target):.3f}",
-                shrinkA=shrink,
-                shrinkB=shrink + (0 if mutual else 0.5),
-                color=colour,
-                linewidth=1.5 if degree <= 2 else 1.1 if degree <= 4 else 0.7,
-                zorder=2 if colour == INSIDE else 3,
-            )
+            arrow = FancyArrowPatch(source, target, color=colour, linewidth=width, zorder=2 if colour == INSIDE else 3)
+            arrow.set_arrowstyle("-" if mutual else "-|>,head_length=4,head_width=1.8")
+            arrow.set_connectionstyle("arc3", rad=0 if mutual else round(_bend(source, target), 3))
+            arrow.shrinkA, arrow.shrinkB = shrink, shrink + (0 if mutual else 0.5)
             axes.add_patch(arrow)
 
 

@@ -67,7 +67,7 @@ class Round:
         return hash(tuple(tuple(row.items()) for row in self.weights))
 
     def __reduce__(self) -> tuple:  # a mappingproxy can be neither pickled nor deep-copied
-        return Round, (tuple(dict(row) for row in self.weights),)
+        return type(self), (tuple(dict(row) for row in self.weights),)
 
     @classmethod
     def idle(cls, world_size: int) -> "Round":

@@ -59,7 +59,7 @@ def peers(round_: Round, worker: int) -> str:
 
 def _summary(topology: Topology) -> str:
     gap = topology.spectral_gap()
-    consensus = analysis.rounds_to_consensus(topology)
+    consensus = topology.rounds_to_consensus()
     exactly = "exact average" if gap == 1 else "to 1e-10"
     lines = [
         ("period", _count(topology.period, "round") if topology.period else "none (random)"),
@@ -75,7 +75,6 @@ def _summary(topology: Topology) -> str:
 def _rounds(topology: Topology, count: int) -> str:
     workers = range(topology.world_size)
     size = topology.workers_per_host
-    hosts = range(-(-topology.world_size // size))
     rows = []
     P = np.eye(topology.world_size)
     for t in range(count):
@@ -88,7 +87,7 @@ def _rounds(topology: Topology, count: int) -> str:
                 cost.transport_of(round_, size).value,
                 peers(round_, 0),
                 f"{max(cost.bytes_sent(round_, i, 1.0, workers_per_host=size) for i in workers):.2f}",
-                f"{max(cost.bytes_leaving_host(round_, h, size, 1.0) for h in hosts):.2f}",
+                f"{max(cost.bytes_leaving_hosts(round_, size, 1.0).values(), default=0.0):.2f}",
                 _factor(analysis.contraction(round_.matrix())),
                 _factor(analysis.contraction(P)),
             )

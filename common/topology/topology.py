@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -106,8 +105,34 @@ class Topology:
         return all(round_.symmetric for round_ in self.sample)
 
     def spectral_gap(self) -> float:
-        """Return the spectral gap per round; see `analysis.spectral_gap`."""
-        return analysis.spectral_gap(self)
+        """Return the spectral gap of one round, in [0, 1]; 1.0 means that the schedule averages exactly.
+
+        Schedules of p rounds: 1 - |lambda_2(W(p-1) ... W(0))|^(1/p), where lambda_2 is the largest eigenvalue by
+        modulus besides the one 1 of the consensus (or of the Perron vector, for push-sum matrices).
+
+        Random schedules: 1 - sqrt(lambda_2(E[W^T W])). This is the contraction of the consensus distance in root
+        mean square (Boyd et al. 2006, "Randomized gossip algorithms"), known in closed form; it is no
+        Lyapunov exponent, so compare it with periodic schedules with care.
+        """
+        if self.world_size == 1:
+            return 1.0
+        if not isinstance(self.schedule, tuple):
+            return float(1 - self.schedule.contraction())
+        second = analysis.second_eigenvalue(analysis.product(self.schedule))
+        return float(1 - second ** (1 / len(self.schedule))) if second > analysis.NOISE else 1.0
+
+    def rounds_to_consensus(self, tolerance: float = 1e-10, limit: int = 10_000) -> int | None:
+        """Return the least t for which rounds 0..t-1 contract to `tolerance` or less; None if t exceeds `limit`.
+
+        A topology that averages exactly gets there by a jump, others by decay: `spectral_gap() == 1` tells which.
+        """
+        matrices = [round_.matrix() for round_ in self.sample] if self.period else None
+        P = np.eye(self.world_size)
+        for t in range(limit + 1):
+            if analysis.contracts_to(tolerance, P):
+                return t
+            P = (matrices[t % len(matrices)] if matrices else self.matrix(t)) @ P
+        return None
 
     def fingerprint(self) -> str:
         """Return the SHA-256 hex digest of name, sizes, options and rounds (one period, or the first 64).
@@ -119,10 +144,6 @@ class Topology:
         head = [self.name, self.world_size, self.workers_per_host, self.period, options]
         digest = hashlib.sha256(json.dumps(head, sort_keys=True, default=str).encode())
         for round_ in self.sample:
-            digest.update(_text(round_.weights).encode())
+            rows = (" ".join(f"{j}:{weight:.12g}" for j, weight in row.items()) for row in round_.weights)
+            digest.update(("\n" + ";".join(rows)).encode())
         return digest.hexdigest()
-
-
-def _text(weights: tuple[Mapping[int, float], ...]) -> str:
-    rows = (" ".join(f"{j}:{weight:.12g}" for j, weight in row.items()) for row in weights)
-    return "\n" + ";".join(rows)

@@ -24,14 +24,41 @@ class ResidualBlock(nn.Module):
         self.fc = nn.Linear(4, 3)
 
 
-def test_downsample_norm_does_not_decay():
-    block = ResidualBlock()
-    groups = decay_groups(block, 0.1)
-    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
-    assert names_of(block, groups) == [
-        {"conv1.weight", "downsample.0.weight", "fc.weight"},
-        {"bn1.weight", "bn1.bias", "downsample.1.weight", "downsample.1.bias", "fc.bias"},
-    ]
+NORMS = {"bn1.weight", "bn1.bias", "downsample.1.weight", "downsample.1.bias"}
+
+
+@pytest.mark.parametrize(
+    ("module", "no_decay", "exempt"),
+    [
+        (ResidualBlock(), "norms_and_biases", {*NORMS, "fc.bias"}),
+        (ResidualBlock(), "norms", NORMS),
+        # As in the ImageNet code of arXiv 2410.11998, whose ResNet calls the norm of the branch downsample.1.
+        (ResidualBlock(), "named_bn_or_bias", {*NORMS, "fc.bias"} - {"downsample.1.weight"}),
+        (ResidualBlock(), "nothing", set()),
+        (nn.MultiheadAttention(4, 2, add_bias_kv=True), "norms", set()),
+        (
+            nn.MultiheadAttention(4, 2, add_bias_kv=True),
+            "norms_and_biases",
+            {"in_proj_bias", "out_proj.bias", "bias_k", "bias_v"},
+        ),
+        (nn.LSTM(3, 4), "norms", set()),
+        (nn.LSTM(3, 4), "norms_and_biases", {"bias_ih_l0", "bias_hh_l0"}),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else str(value)[:16],
+)
+def test_what_does_not_decay(module, no_decay, exempt):
+    groups = decay_groups(module, 0.1, no_decay=no_decay)
+    everything = {name for name, _ in module.named_parameters()}
+    assert names_of(module, groups) == [everything - exempt, exempt][: len(groups)]
+    assert [group["weight_decay"] for group in groups] == ([0.1, 0.0] if exempt else [0.1])
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), "0.1", None])
+def test_bad_arguments(value):
+    with pytest.raises(ValueError, match=r"decay_groups: weight_decay=.*: expected a finite number >= 0"):
+        decay_groups(nn.Linear(1, 1), value)
+    with pytest.raises(ValueError, match="no_decay='bias': expected one of norms_and_biases, norms, named_bn_or_bias"):
+        decay_groups(nn.Linear(1, 1), 0.1, no_decay="bias")
 
 
 @pytest.mark.parametrize(
@@ -53,55 +80,6 @@ def test_norms_of_torch(norm):
     decay, no_decay = names_of(module, decay_groups(module, 0.1))
     assert decay == {"0.weight"}
     assert no_decay == {f"1.{name}" for name, _ in norm.named_parameters()}
-
-
-def test_biases_of_attention_and_recurrent_layers():
-    attention = nn.MultiheadAttention(4, 2, add_bias_kv=True)
-    assert names_of(attention, decay_groups(attention, 0.1)) == [
-        {"in_proj_weight", "out_proj.weight"},
-        {"in_proj_bias", "out_proj.bias", "bias_k", "bias_v"},
-    ]
-    lstm = nn.LSTM(3, 4)
-    assert names_of(lstm, decay_groups(lstm, 0.1)) == [
-        {"weight_ih_l0", "weight_hh_l0"},
-        {"bias_ih_l0", "bias_hh_l0"},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("module", "exempt"),
-    [
-        (ResidualBlock(), {"bn1.weight", "bn1.bias", "downsample.1.weight", "downsample.1.bias"}),
-        (nn.MultiheadAttention(4, 2, add_bias_kv=True), set()),
-        (nn.LSTM(3, 4), set()),
-    ],
-    ids=["resnet", "attention", "lstm"],
-)
-def test_biases_of_other_layers_than_norms_decay_if_asked(module, exempt):
-    groups = decay_groups(module, 0.1, no_decay="norms")
-    everything = {name for name, _ in module.named_parameters()}
-    assert names_of(module, groups) == [everything - exempt, exempt][: len(groups)]
-    assert [group["weight_decay"] for group in groups] == ([0.1, 0.0] if exempt else [0.1])
-
-
-def test_by_name_the_norm_of_a_downsample_branch_decays():
-    """As in the ImageNet code of arXiv 2410.11998, whose ResNet calls that norm downsample.1."""
-    block = ResidualBlock()
-    exempt = {name for name, _ in block.named_parameters() if "bn" in name or "bias" in name}
-    groups = decay_groups(block, 0.1, no_decay="named_bn_or_bias")
-    assert "downsample.1.weight" not in exempt
-    assert "downsample.1.bias" in exempt
-    assert names_of(block, groups) == [{name for name, _ in block.named_parameters()} - exempt, exempt]
-
-
-def test_everything_decays_if_asked():
-    (group,) = decay_groups(ResidualBlock(), 0.1, no_decay="nothing")
-    assert (len(group["params"]), group["weight_decay"]) == (len(list(ResidualBlock().parameters())), 0.1)
-
-
-def test_an_unknown_exemption_is_refused():
-    with pytest.raises(ValueError, match="no_decay='bias': expected one of norms_and_biases, norms, named_bn_or_bias"):
-        decay_groups(ResidualBlock(), 0.1, no_decay="bias")
 
 
 def test_one_dimensional_weight_decays_and_two_dimensional_bias_does_not():
@@ -148,9 +126,3 @@ def test_own_norm_type():
     module = nn.Sequential(nn.Linear(2, 2, bias=False), ScaleNorm())
     assert names_of(module, decay_groups(module, 0.1)) == [{"0.weight", "1.gain"}]
     assert names_of(module, decay_groups(module, 0.1, norm_types=(ScaleNorm,))) == [{"0.weight"}, {"1.gain"}]
-
-
-@pytest.mark.parametrize("value", [-0.1, float("nan"), "0.1", None])
-def test_bad_weight_decay(value):
-    with pytest.raises(ValueError, match=r"decay_groups: weight_decay=.*: expected a finite number >= 0"):
-        decay_groups(nn.Linear(1, 1), value)

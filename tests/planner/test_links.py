@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from common.planner import allreduce_ms
-from common.planner.links import queue, serve
+from common.planner.links import allreduce_ms, queue, serve
 from tests.planner.clusters import cluster
 
 

@@ -1,7 +1,5 @@
 """The planner: its recommendation, its figures for mixing, its command line."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -21,10 +19,7 @@ def test_gossip_is_recommended_where_the_network_is_slow() -> None:
     assert planned.recommendation.startswith("Take aer with staggered phases: ")
     assert planned.frame.speedup[0] == 1
     assert planned.frame.contraction_per_s.isna().sum() == 0
-
-
-def test_topologies_that_do_not_fit_are_named() -> None:
-    assert "aer" in plan(cluster(hosts=3), ["aer"], steps=60).skipped
+    assert np.isinf(planned.frame.contraction_per_s[planned.frame.topology == "complete"]).all()
 
 
 def test_one_peer_topologies_are_tried_between_hosts_too() -> None:
@@ -46,18 +41,13 @@ def test_mixing_is_not_computed_for_more_workers_than_eigenvalues_are_cheap_for(
     }
 
 
-def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     numbers = ["hosts=4", "workers_per_host=2", "compute_ms=40", "jitter=0.1", "inter_gbps=25", "steps=60"]
     slow = ["slow_host.1=1.5", "slow_link.2=2"]
-    assert main(["plan", *numbers, *slow, "topology=aer", f"plot={tmp_path}/plan.png"]) == 0
+    assert main(["plan", *numbers, *slow, "topology=aer"]) == 0
     answer = capsys.readouterr().out
     assert "Predicted for 4 hosts of 2 workers" in answer
     assert "| gossip     | aer" in answer
-    assert (tmp_path / "plan.png").stat().st_size > 5000
-    dashed = ["--hosts=4", "--workers-per-host", "2", "--compute-ms=40", "--jitter=0.1", "--inter-gbps=25"]
-    slow = ["--slow-host", "1=1.5", "--slow-link=2=2"]
-    assert main(["plan", *dashed, *slow, "--steps", "60", "--topology", "aer"]) == 0
-    assert capsys.readouterr().out == answer
 
 
 def test_local_steps_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,14 +88,12 @@ def test_shards_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert "shards=0: expected greater than or equal to 1" in capsys.readouterr().err
 
 
-def test_several_topologies(capsys: pytest.CaptureFixture[str]) -> None:
-    numbers = ["hosts=4", "workers_per_host=2", "steps=60"]
-    assert main(["plan", *numbers, "topology=[ring,star]"]) == 0
+def test_several_topologies_of_which_one_does_not_exist_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "hosts=3", "workers_per_host=2", "steps=60", "topology=[ring,star,aer]"]) == 0
     answer = capsys.readouterr().out
     assert "| ring " in answer
     assert "| star " in answer
-    assert main(["plan", *numbers, "--topology", "ring", "--topology=star"]) == 0
-    assert capsys.readouterr().out == answer
+    assert "aer: not possible here: topology 'aer': number of hosts" in answer
 
 
 @pytest.mark.parametrize(

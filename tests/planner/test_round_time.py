@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from common.planner import Busy, complete, round_time
 from common.planner.links import mb_ms
+from common.planner.round_time import Busy, complete, round_time
 from common.topology import Round, build
 from common.topology.cost import Transport, bytes_leaving_hosts
 from tests.planner.clusters import cluster

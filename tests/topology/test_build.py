@@ -4,6 +4,7 @@ import copy
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from common.topology import NAMES, Round, Topology, build
 from tests.naming import case
 from tests.topology.cases import FAMILIES, cached
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_names_in_order():
@@ -95,12 +98,18 @@ def test_fingerprints_differ_between_schedules():
     assert len({topology.fingerprint() for topology in built}) == len(built)
 
 
-def test_fingerprint_is_the_same_in_another_process():
+def test_another_process_finds_the_same_fingerprint_without_torch_and_matplotlib():
     names = ["base_k", "random_matching", "static_exponential"]
-    code = f"from common.topology import build\nfor name in {names}: print(build(name, 7).fingerprint())"
-    environment = {"PYTHONHASHSEED": "12345"}
+    code = f"""
+import sys
+from common.topology import build
+for name in {names}:
+    print(build(name, 7).fingerprint())
+print({{"torch", "matplotlib", "tabulate"}} & set(sys.modules))
+"""
+    environment = {"PYTHONHASHSEED": "12345", "PYTHONPATH": str(ROOT)}
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert printed.stdout.split() == [build(name, 7).fingerprint() for name in names]
+    assert printed.stdout.split() == [*(build(name, 7).fingerprint() for name in names), "set()"]
 
 
 def test_fingerprint_ignores_rounding_noise_and_sees_differences():
@@ -144,41 +153,3 @@ def test_zero_weights_are_no_edges():
     assert round_ == Round.idle(2)
     assert Round.from_matrix(np.eye(2)) == round_
     assert not cached("ring", 4).round(0).is_idle
-
-
-def test_import_brings_neither_torch_nor_matplotlib():
-    code = "import sys, common.topology; print({'torch', 'matplotlib', 'tabulate'} & set(sys.modules))"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert printed.stdout.strip() == "set()"
-
-
-@pytest.mark.parametrize("name", ["one_peer_exponential", "ring", "random_matching", "complete"])
-def test_between_hosts_is_the_kronecker_product(name):
-    topology = build(name, 12, 3, between_hosts=True)
-    hosts = build(name, 4)
-    assert topology.options["between_hosts"] is True
-    for t in range(5):
-        expected = np.kron(hosts.matrix(t), np.full((3, 3), 1 / 3))
-        np.testing.assert_allclose(topology.matrix(t), expected, rtol=1e-12)
-        np.testing.assert_allclose(topology.round(t).between_hosts(3).matrix(), hosts.matrix(t), rtol=1e-12)
-    assert topology.spectral_gap() == pytest.approx(hosts.spectral_gap())
-
-
-def test_between_hosts_goes_with_idle_rounds_and_one_host():
-    topology = build("ring", 4, 2, between_hosts=True, idle_rounds=1)
-    assert [topology.round(t).is_idle for t in range(4)] == [False, True] * 2
-    np.testing.assert_array_equal(build("ring", 4, 4, between_hosts=True).matrix(0), np.full((4, 4), 0.25))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("ring", 6, 4, True), "between_hosts: expected hosts of one size, got world_size=6, workers_per_host=4"),
-        (("aer", 8, 2, True), "'aer': between_hosts: expected False, this topology knows hosts by itself"),
-        (("ring", 8, 2, "yes"), "between_hosts: expected true or false, got 'yes'"),
-    ],
-)
-def test_between_hosts_is_checked(arguments, message):
-    name, n, workers_per_host, value = arguments
-    with pytest.raises(ValueError, match=message):
-        build(name, n, workers_per_host, between_hosts=value)

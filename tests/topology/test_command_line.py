@@ -1,8 +1,5 @@
 """python -m common.topology: table, picture and refusals."""
 
-import subprocess
-import sys
-
 import pytest
 from PIL import Image
 
@@ -60,6 +57,7 @@ def test_table_of_aer(capsys):
         (["ring", "world_size=6"], "57 (to 1e-10)"),
         (["star", "world_size=6"], "graph, 1-5 peers"),
         (["complete", "world_size=6"], "all 6"),
+        (["complete", "world_size=6", "workers_per_host=6"], "1.67      0.00"),
         (["base_k", "world_size=7", "option.k=1"], "weighted pairs, 1 idle"),
         (["static_exponential", "world_size=6"], "directed, 3 peers"),
         (["ring", "world_size=16", "option.idle_rounds=30"], "more than 10000"),
@@ -82,18 +80,13 @@ def test_file_options_from_the_command_line(capsys, tmp_path):
     ("arguments", "message"),
     [
         (["rign", "world_size=4"], "did you mean 'ring'?"),
-        (["ring", "world_size=0"], "expected an integer >= 1, got 0"),
         (["ring", "world_size=four"], "world_size='four': expected a valid integer"),
         (["ring"], "world_size=...: missing; expected number of workers"),
         (["ring", "aer", "world_size=4"], "aer: unknown key"),
-        (["ring", "--world-size"], "world_size: expected world_size=VALUE"),
         (["aer", "world_size=4", "ranks_per_host=2"], "did you mean 'workers_per_host'?"),
-        (["aer", "--world-size=4", "--ranks-per-host", "2"], "did you mean 'workers_per_host'?"),
         (["ring", "world_size=4", "rounds=0"], "rounds=0: expected greater than 0"),
         (["ring", "world_size=4", "option=k"], "option='k': expected a valid dictionary"),
         (["ring", "world_size=4", "option.k=1"], "expected names among idle_rounds, between_hosts; got 'k'"),
-        (["base_k", "world_size=4", "option.k=two"], "k: expected an integer >= 1, got 'two'"),
-        (["file", "world_size=4", "option.path=/no/such"], "expected a readable edge list"),
         (["ring", "world_size=4", "plot=x.unknown"], "not supported"),
         (["ring", "world_size=4", "plot=/no/such/folder/x.png"], "No such file"),
     ],
@@ -106,44 +99,11 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "spelling",
-    [
-        ["file", "world_size=4", "workers_per_host=2", "option.path=PATH", "option.directed=false"],
-        ["name=file", "world_size=4", "workers_per_host=2", "option={path: PATH, directed: false}"],
-        ["--world-size", "4", "file", "--workers-per-host=2", "--option", "path=PATH", "--option=directed=false"],
-    ],
-)
-def test_spellings_of_the_same_keys(capsys, tmp_path, spelling):
-    path = tmp_path / "g.txt"
-    path.write_text("0 1\n1 2\n2 3\n")
-    assert main([word.replace("PATH", str(path)) for word in spelling]) == 0
-    told = capsys.readouterr().out
-    assert told.startswith("file")
-    assert "4 workers on 2 hosts" in told
-
-
-def test_as_a_module():
-    def run(*arguments):
-        return subprocess.run([sys.executable, "-m", "common.topology", *arguments], capture_output=True, text=True)
-
-    good = run("hypercube", "world_size=4")
-    assert good.returncode == 0
-    assert "2 pairs" in good.stdout
-    bad = run("hypercube", "world_size=6")
-    assert bad.returncode == 2
-    assert bad.stdout == ""
-    assert bad.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
     ("arguments", "panels"),
     [
-        (["one_peer_exponential", "world_size=8"], (3, 1)),
         (["aer", "world_size=16", "workers_per_host=4"], (4, 1)),
-        (["one_peer_ring", "world_size=7"], (4, 2)),
-        (["random_matching", "world_size=3", "rounds=2", "option.idle_rounds=1"], (2, 1)),
+        (["one_peer_exponential", "world_size=7", "rounds=5"], (3, 2)),
         (["ring", "world_size=1"], (2, 1)),
-        (["static_exponential", "world_size=20", "workers_per_host=2"], (2, 1)),
     ],
 )
 def test_picture(capsys, tmp_path, arguments, panels):

@@ -50,7 +50,7 @@ def plan_buckets(
 
     bucket_mb: "auto": 2 on the CPU, 64 on a GPU
     phases:    "aligned", or "staggered": every second bucket runs the rounds in the other order of
-               `common.topology.phases`
+               `common.topology.schedule`
     fragments: number of runs of successive buckets, as equal as buckets allow, that have rounds of their own
 
     Raises ValueError where the topology cannot be staggered, or the vectors have fewer buckets than fragments.

@@ -6,16 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from common.arguments import check_arguments, did_you_mean
-from common.topology import analysis
+from common.arguments import check_arguments, did_you_mean, flag
 from common.topology.round import TOLERANCE, Round
 
 WEIGHTS = ("metropolis", "explicit", "push_sum")
 
 
-def schedule(
-    n: int, *, path: str | os.PathLike, directed: bool = False, weights: str = "metropolis"
-) -> tuple[Round, ...]:
+def edge_list(n: int, *, path: str | os.PathLike, directed: bool, weights: str) -> tuple[Round, ...]:
     """Return the static graph in the text file `path`, which needs one edge `i j` or `i j weight` a line.
 
     Workers count from 0; `#` starts a comment. Undirected edges go both ways; with directed=True, `i j` means
@@ -30,7 +27,7 @@ def schedule(
     which some worker does not reach every other.
     """
     _check_options(directed, weights)
-    check_arguments(schedule, locals(), prefix="topology 'file': ")
+    check_arguments(edge_list, locals(), prefix="topology 'file': ")
     where = f"topology 'file': {os.fspath(path)}"
     edges = _read(path, n, directed, explicit=weights == "explicit", where=where)
     adjacency = np.zeros((n, n), dtype=bool)  # adjacency[i, j]: j takes from i
@@ -62,8 +59,7 @@ class _Edge:
 
 
 def _check_options(directed: bool, weights: str) -> None:
-    if not isinstance(directed, bool):
-        raise ValueError(f"topology 'file': directed: expected true or false, got {directed!r}")
+    flag("topology 'file': directed", directed)
     if weights not in WEIGHTS:
         hint = did_you_mean(weights, WEIGHTS)
         raise ValueError(f"topology 'file': weights: expected one of {', '.join(WEIGHTS)}, got {weights!r}{hint}")
@@ -120,7 +116,10 @@ def _parse(fields: list[str], number: int, n: int, explicit: bool, where: str) -
 
 def _check_connected(adjacency: np.ndarray, directed: bool, where: str) -> None:
     for edges, relation in ((adjacency, "reached from"), (adjacency.T, "on a path to")):
-        reached = analysis.reached_from(0, edges)
+        reached = frontier = np.arange(len(edges)) == 0
+        while frontier.any():
+            frontier = edges[frontier].any(axis=0) & ~reached
+            reached = reached | frontier
         if not reached.all():
             kind = "a strongly connected graph" if directed else "a connected graph"
             missing = ", ".join(map(str, np.flatnonzero(~reached)))

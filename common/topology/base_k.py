@@ -11,7 +11,7 @@ from common.topology.round import Round
 Rows = dict[int, dict[int, float]]
 
 
-def schedule(n: int, *, k: int = 1) -> tuple[Round, ...]:
+def base_k(n: int, *, k: int) -> tuple[Round, ...]:
     """Return the Base-(k+1) graph of Takezawa et al. (NeurIPS 2023, arXiv 2305.11420, Algorithms 1-3).
 
     Symmetric; every worker has at most k peers in a round, and one period averages exactly from round 0 on. Its

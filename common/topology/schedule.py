@@ -1,0 +1,186 @@
+"""Schedules made of other schedules: with idle rounds, between hosts, in phases, and of push-sum's ratio.
+
+Push-sum is how graphs that do not keep the mean of x still give consensus on it (Assran et al., ICML 2019). W(t) has
+columns that sum to 1 and rows that need not. Beside x every worker has a weight w, mixed alike, w(0) = 1:
+
+    x(t+1) = W(t) x(t),   w(t+1) = W(t) w(t),   z = x / w
+
+z_i converges to the mean of x(0). The weights are a function of the schedule alone, so no worker needs to send its own;
+and z mixes by itself, with the row-stochastic matrix diag(w(t+1))^-1 W(t) diag(w(t)).
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.topology.round import TOLERANCE, Round
+from common.topology.topology import RandomSchedule, Schedule, Topology
+
+PHASES = ("aligned", "staggered")
+REMEMBERED = 8  # weights of the last clocks: in a step several parts ask for neighbouring ones
+
+
+@dataclass(frozen=True)
+class _RandomBetweenHosts:
+    """A random schedule of hosts that average inside first."""
+
+    schedule: RandomSchedule
+    workers_per_host: int
+
+    @property
+    def world_size(self) -> int:
+        return self.schedule.world_size * self.workers_per_host
+
+    def __call__(self, t: int) -> Round:
+        return self.schedule(t).on_hosts(self.workers_per_host)
+
+    def contraction(self) -> float:
+        return self.schedule.contraction()  # disagreement inside a host is gone at once
+
+
+@dataclass(frozen=True)
+class _RandomWithIdle:
+    """A random schedule with `idle_rounds` idle rounds after each round."""
+
+    schedule: RandomSchedule
+    idle_rounds: int
+
+    @property
+    def world_size(self) -> int:
+        return self.schedule.world_size
+
+    def __call__(self, t: int) -> Round:
+        drawn, idle = divmod(t, 1 + self.idle_rounds)
+        return Round.idle(self.world_size) if idle else self.schedule(drawn)
+
+    def contraction(self) -> float:
+        return self.schedule.contraction() ** (1 / (1 + self.idle_rounds))
+
+
+def between_hosts(schedule: Schedule, workers_per_host: int) -> Schedule:
+    """Return the schedule of workers whose hosts average inside and then mix as `schedule` says."""
+    if not isinstance(schedule, tuple):
+        return _RandomBetweenHosts(schedule, workers_per_host)
+    return tuple(round_.on_hosts(workers_per_host) for round_ in schedule)
+
+
+def with_idle(schedule: Schedule, idle_rounds: int) -> Schedule:
+    """Return the schedule with `idle_rounds` rounds without communication after each of its rounds."""
+    if idle_rounds == 0:
+        return schedule
+    if not isinstance(schedule, tuple):
+        return _RandomWithIdle(schedule, idle_rounds)
+    idle = (Round.idle(schedule[0].world_size),) * idle_rounds
+    return tuple(round_ for mixing in schedule for round_ in (mixing, *idle))
+
+
+def in_phases(topology: Topology, phases: str) -> tuple[Topology, ...]:
+    """Return the schedules that take turns among the buckets: one if "aligned", two if "staggered".
+
+    Raises ValueError for another name, or where `staggered` does.
+    """
+    if phases not in PHASES:
+        raise ValueError(f"phases={phases!r}: expected one of {', '.join(PHASES)}")
+    return (topology,) if phases == "aligned" else (topology, staggered(topology))
+
+
+def staggered(topology: Topology) -> Topology:
+    """Return the same topology with the rounds 2k and 2k+1 of its period swapped (the last one of an odd period stays).
+
+    Mixing acts on each coordinate alone, so half of the parameters may follow this schedule while the other half
+    follows `topology`. Under the alternating exponential ring (arXiv 2410.11998) every host then sends half of its
+    parameters in each step, instead of all of them in every second one. The rounds that are swapped must commute:
+    then a period mixes as before. With a period of two rounds they need not: the two then only take turns one step
+    later.
+
+    Raises ValueError for random schedules, and where two such rounds of a longer period do not commute.
+    """
+    if topology.period is None:
+        raise ValueError(
+            f"phases='staggered': topology {topology.name!r} is random, there are no rounds to swap; use 'aligned'"
+        )
+    rounds = list(topology.schedule)
+    for t in range(0, len(rounds) - 1, 2):
+        if len(rounds) > 2 and not _commute(rounds[t], rounds[t + 1]):
+            raise ValueError(
+                f"phases='staggered': rounds {t} and {t + 1} of topology {topology.name!r} do not commute, swapping "
+                "them would mix otherwise; use 'aligned'"
+            )
+        rounds[t : t + 2] = rounds[t + 1], rounds[t]
+    return dataclasses.replace(topology, name=f"{topology.name}_staggered", schedule=tuple(rounds))
+
+
+def _commute(first: Round, second: Round) -> bool:
+    """Try both orders on a random vector, which matrices that differ change differently with probability 1."""
+    x = np.random.default_rng(0).standard_normal(first.world_size)
+    return np.allclose(mixed(first, mixed(second, x)), mixed(second, mixed(first, x)), rtol=0, atol=1e-9)
+
+
+def mixed(round_: Round, x: np.ndarray) -> np.ndarray:
+    """Return W x, float64 [n]."""
+    return np.array([sum(weight * x[j] for j, weight in row.items()) for row in round_.weights])
+
+
+@dataclass(frozen=True)
+class DebiasedRound(Round):
+    """One step of z: rows sum to 1, columns need not. ValueError when they do not."""
+
+    def __post_init__(self) -> None:
+        rows = self._checked_rows()
+        object.__setattr__(self, "weights", rows)
+        for i, row in enumerate(rows):
+            if abs(sum(row.values()) - 1) > TOLERANCE:
+                raise ValueError(f"DebiasedRound.weights: row {i}: expected a sum of 1, got {sum(row.values()):.12g}")
+
+    def __hash__(self) -> int:
+        return super().__hash__()
+
+    @property
+    def doubly_stochastic(self) -> bool:
+        """False: z alone does not keep its mean."""
+        return False
+
+
+class PushSum:
+    """The schedule of z under `topology`; a RandomSchedule, as its rounds have no period (they tend to one)."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.world_size = topology.world_size
+        self._known = {0: np.ones(topology.world_size)}  # w by clock, without gaps
+
+    def weights(self, t: int) -> np.ndarray:
+        """Return w(t), float64 [n], of sum n. Takes one mixing for each clock after the latest that was asked for."""
+        if t not in self._known and t < max(self._known):
+            self._known = {0: np.ones(self.world_size)}
+        while t not in self._known:
+            latest = max(self._known)
+            self._known[latest + 1] = mixed(self.topology.round(latest), self._known[latest])
+            if len(self._known) > REMEMBERED:
+                del self._known[min(self._known)]
+        return self._known[t]
+
+    def __call__(self, t: int) -> Round:
+        """Return the round of z at step t."""
+        now, after = self.weights(t), self.weights(t + 1)
+        rows = enumerate(self.topology.round(t).weights)
+        return DebiasedRound(tuple({j: weight * now[j] / after[i] for j, weight in row.items()} for i, row in rows))
+
+    def contraction(self) -> float:
+        """Return the contraction of the disagreement in a round, as of `topology.spectral_gap`."""
+        return 1 - self.topology.spectral_gap()
+
+
+def push_sum(topology: Topology) -> Topology:
+    """Return the topology of z; `topology` itself where all weights stay 1, because rows sum to 1 as columns do."""
+    if topology.doubly_stochastic:
+        return topology
+    name, size = f"{topology.name}_push_sum", topology.workers_per_host
+    return Topology(name, topology.world_size, size, topology.options, schedule=PushSum(topology))
+
+
+def weights_of(topology: Topology, t: int) -> np.ndarray:
+    """Return w(t) [n] of a topology that `push_sum` returned."""
+    schedule = topology.schedule
+    return schedule.weights(t) if isinstance(schedule, PushSum) else np.ones(topology.world_size)
