@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 HOT = [
     *(f"cnn/{name}.py" for name in ("in_memory", "cifar10", "digits", "task", "model", "images/pixels")),
     *(f"cnn/images/{name}_loader.py" for name in ("torchvision", "ffcv")),
-    *(f"gpt2/{name}.py" for name in ("task", "data", "prefetch", "model")),
+    *(f"gpt2/{name}.py" for name in ("task", "data", "model")),
     *(f"transformer/{name}.py" for name in ("task", "data", "model", "loss", "search")),
     *(f"common/simulate/{name}.py" for name in ("replica", "cohort", "methods")),
     *(
