@@ -9,22 +9,26 @@ Each stage works on chunks of lines in parallel, and reuses what is already fini
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, redirect_stderr
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from itertools import islice
 from pathlib import Path
+from typing import Any, TypeVar
+
+from tqdm import tqdm
 
 from common.atomic import write_atomically
 from common.config.config import ConfigError
+from common.interruptible import in_processes
 from transformer.preparation.files import digest, read_lines, write_lines
-from transformer.preparation.parallel import results, run
 from transformer.text import CODES, MosesText, Subwords
 
 SPLITS = ("train", "valid", "test")
 Pair = tuple[str, str]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,31 @@ class Stages:
         return sorted(self._folder(stage).glob(f"{split}.*.tsv"))
 
 
+def results(
+    function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]], jobs: int, title: str
+) -> Iterator[Result]:
+    """Yield function(*a) for each a of `arguments`, in order; in this process if jobs is 1.
+
+    The first error is raised, KilledError if a process is killed, and no further job is started.
+    """
+    with tqdm(desc=title, unit="chunk", disable=None) as progress:
+        if jobs == 1:
+            for each in arguments:
+                yield function(*each)
+                progress.update()
+            return
+        for result in in_processes(function, arguments, jobs, 2 * jobs, "jobs"):
+            yield result
+            progress.update()
+
+
+def run(function: Callable[..., None], arguments: Iterable[tuple[Any, ...]], jobs: int, title: str) -> None:
+    """Do the same for a function that returns nothing."""
+    with closing(results(function, arguments, jobs, title)) as done:
+        for _ in done:
+            pass
+
+
 def chunks(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
     """Yield lists of `size` pairs; the last may be shorter."""
     iterator = iter(pairs)
@@ -144,10 +173,8 @@ def count_words(file: Path) -> Counter[str]:
 
 def learn_codes(words: Counter[str], merges: int, codes: Path) -> None:
     """Learn a byte pair encoding from word counts with subword-nmt."""
-    try:
-        from subword_nmt.learn_bpe import learn_bpe
-    except ImportError as error:
-        raise ConfigError(f"subword-nmt cannot be imported ({error}); pip install '.[transformer]'") from error
+    from subword_nmt.learn_bpe import learn_bpe
+
     # Sorted, so that ties do not depend on the order of the chunks.
     lines = [f"{word} {count}" for word, count in sorted(words.items())]
     with StringIO() as learned, redirect_stderr(StringIO()):
