@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from cnn.cifar10 import augment
-from cnn.images.pixels import normalise_tensor
-from cnn.in_memory import InMemoryTrainData
+from cnn.data import InMemoryTrainData
+from cnn.images.tree import normalise_tensor
 from cnn.task import ImageClassification
 from common.launch.compose import compose_config
 from common.simulate.methods import mix_
@@ -30,7 +30,7 @@ from transformer.task import Translation
 
 CPU = torch.device("cpu")
 HOT = [
-    *(f"cnn/{name}.py" for name in ("in_memory", "cifar10", "digits", "task", "model", "images/pixels")),
+    *(f"cnn/{name}.py" for name in ("data", "cifar10", "digits", "task", "model", "images/tree")),
     *(f"cnn/images/{name}_loader.py" for name in ("torchvision", "ffcv")),
     *(f"gpt2/{name}.py" for name in ("task", "data", "model")),
     *(f"transformer/{name}.py" for name in ("task", "data", "model", "loss", "search")),
@@ -43,11 +43,15 @@ HOT = [
 READ = {"item", "tolist", "cpu", "numpy", "nonzero"}  # methods of tensors that the host reads with
 ALLOWED = {
     "cnn/digits.py DigitsData.evaluation: to": "the data set, in an evaluation",
-    "cnn/in_memory.py _on: to": "the data set, once",
+    "cnn/data.py _on: to": "the data set, once",
     "cnn/task.py ImageClassification.evaluate: to": "a number for each class, in an evaluation",
     "cnn/digits.py DigitsData.train: to": "the data set, at the start",
-    "cnn/images/pixels.py _channels: tensor": "once for each device",
-    "cnn/images/pixels.py <module>: tolist": "an array of the host",
+    **{
+        f"cnn/digits.py dirichlet_partition: {call}": "labels of the host, at the start"
+        for call in ("bool", "int", "numpy", "tolist")
+    },
+    "cnn/data.py _channels: tensor": "once for each device",
+    "cnn/images/tree.py <module>: tolist": "an array of the host",
     "common/simulate/cohort.py Cohort.consensus_distance: float": "in an evaluation",
     "common/training/evaluation.py Evaluator._metrics: tolist": "at the end of an evaluation",
     "common/training/interruption.py Interruption._agreed: int": "of the host's memory, once a copy has arrived there",
