@@ -69,7 +69,7 @@ class Stages:
         done = self.work / "tokenized" / f"{split}.done"
         if done.exists():
             return
-        files = (self._folder("tokenized") / f"{split}.{number:06d}.tsv" for number in range(10**6))
+        files = (self.work / "tokenized" / f"{split}.{number:06d}.tsv" for number in range(10**6))
         todo = (
             (self.recipe, split != "train", chunk, file)
             for chunk, file in zip(chunks(pairs, self.recipe.chunk), files, strict=False)
@@ -95,7 +95,7 @@ class Stages:
     def encode(self) -> None:
         """Convert words to subwords and clean them (stage 3)."""
         todo = [
-            (self.recipe, self.work / CODES, split in self.recipe.cleaned, file, self._folder("encoded") / file.name)
+            (self.recipe, self.work / CODES, split in self.recipe.cleaned, file, self.work / "encoded" / file.name)
             for split in SPLITS
             for file in self._files("tokenized", split)
         ]
@@ -107,7 +107,7 @@ class Stages:
         for split in SPLITS:
             files = self._files("encoded", split)
             for column, language in enumerate((self.recipe.source, self.recipe.target)):
-                write_lines(self._folder("texts") / f"{split}.{language}", column_of(files, column))
+                write_lines(self.work / "texts" / f"{split}.{language}", column_of(files, column))
                 if split != "train":
                     write_lines(raw / f"{split}.{language}", column_of(files, 2 + column))
             counts[split] = sum(1 for _ in column_of(files, 0))
@@ -115,11 +115,8 @@ class Stages:
                 raise ConfigError(f"split {split}: expected at least one pair of lines, got none after cleaning")
         return counts
 
-    def _folder(self, stage: str) -> Path:
-        return self.work / stage
-
     def _files(self, stage: str, split: str) -> list[Path]:
-        return sorted(self._folder(stage).glob(f"{split}.*.tsv"))
+        return sorted((self.work / stage).glob(f"{split}.*.tsv"))
 
 
 def results(
