@@ -20,7 +20,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def map_ahead(function: Callable[[Item], Made], items: Iterable[Item], device: torch.device) -> Iterator[Made]:
-    """Return `map(function, items)`; for a GPU, a thread works a few items ahead, so that it does not wait.
+    """Return `map(function, items)`; for a GPU, a thread works a few items ahead, so that the GPU does not wait.
 
     An error in the thread is raised in place of its item. Closing the iterator ends the thread.
     """

@@ -98,15 +98,16 @@ def _local_files(source: str) -> tuple[Path, list[Path]]:
         found = {file for file in folder.rglob("*") if file.is_symlink() or not file.is_dir()}
         hidden = {file for file in found if any(part.startswith(".") for part in file.relative_to(folder).parts)}
     else:
-        found = {folder} if folder.is_file() else set(map(Path, glob.glob(source, recursive=True)))
+        matches = [folder] if folder.is_file() else map(Path, glob.glob(source, recursive=True))
+        longest_first = sorted(matches, key=lambda file: len(file.parts), reverse=True)
+        # A glob follows links to folders; each file counts once, by the last of its paths here, the shortest.
+        found = set({(os.path.realpath(file.parent), file.name): file for file in longest_first}.values())
         hidden = set()
         folder = Path(os.path.commonpath([file.parent for file in found])) if found else folder
     files = {file for file in found - hidden if file.suffix.lower() in SUFFIXES and file.is_file()}
     if left_out := sorted(found - files):
-        logging.warning(
-            "source=%s: %d left out (hidden, of another kind, or a folder), such as %s",
-            *(source, len(left_out), left_out[0]),
-        )
+        what = f"{len(left_out)} left out (hidden, of another kind, or a folder), such as {left_out[0]}"
+        logging.warning("source=%s: %s", source, what)
     return folder, sorted(files)
 
 
