@@ -246,10 +246,10 @@ def test_two_at_once_make_one_folder(lines, tmp_path):
     assert_same(tmp_path / "out", tmp_path / "whole")
 
 
-def many(folder):
+def many(folder, each=5_000):
     folder.mkdir()
     for i in range(4):
-        WRITERS["jsonl"](folder / f"{i}.jsonl", [f"document {n} {'y' * 300}" for n in range(5_000)])
+        WRITERS["jsonl"](folder / f"{i}.jsonl", [f"document {n} {'y' * 300}" for n in range(each)])
     return folder
 
 
@@ -284,7 +284,7 @@ def test_killed_or_interrupted_in_the_middle_it_goes_on(number, tmp_path, monkey
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it_at_once_in_one_line_and_it_goes_on(tmp_path):
-    source, output = many(tmp_path / "source"), tmp_path / "out"
+    source, output = many(tmp_path / "source", 25_000), tmp_path / "out"  # seconds of work, also for a fast machine
     command = [sys.executable, "-m", "gpt2.prepare", f"output={output}", f"source={source}", "tokenizer=bytes"]
     with (tmp_path / "log").open("w") as stream:
         process = subprocess.Popen([*command, "validation_fraction=0.1"], stderr=stream, start_new_session=True)
