@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from cnn.config import Cifar10
-from cnn.images.pixels import normalise_channels
-from cnn.in_memory import BytesInMemory, Images, random_flip, random_shift
+from cnn.data import BytesInMemory, Images, normalise_channels, random_flip, random_shift
 from common.config.config import ConfigError
 
 ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"

@@ -158,7 +158,7 @@ class ResNet(Strict):
 
 
 def _known_architecture(name: str) -> str:
-    from cnn.torchvision_models import architectures  # takes a second to import
+    from cnn.torchvision_shim import architectures  # takes a second to import
 
     known = architectures()
     if name not in known:

@@ -1,17 +1,17 @@
-"""One interface to all image data sets; batches are (images [B, C, H, W] float32, labels [B] int64)."""
+"""One interface to all image data sets, and those held in memory, which are augmented on their device."""
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from cnn.cifar10 import Cifar10Data
-from cnn.config import CnnConfig
-from cnn.digits import DigitsData
-from cnn.in_memory import Images
-from cnn.packaged import PackagedData
-from common.training.task import TrainData
+from common.training.task import TrainData, dealt
+from common.transfer import to_device
+
+Images = tuple[Tensor, Tensor]  # images [B, C, H, W], labels [B] int64
 
 
 class ImageData(Protocol):
@@ -32,17 +32,116 @@ class ImageData(Protocol):
         """Yield the batches of one shard of the validation images; every image is in exactly one shard."""
 
 
-def open_data(config: CnnConfig) -> ImageData:
-    """Open the configured data set."""
-    match config.data.name:
-        case "digits":
-            return DigitsData(config.data, config.seed)
-        case "cifar10":
-            return Cifar10Data(config.data, config.seed)
-        case "mnist_5k" | "openclipart":
-            return PackagedData(config.data, config.seed)
-        case "image_folder" | "imagenet" | "digits_images":
-            from cnn.images.data import ImageFolderData  # imports numba where FFCV is installed: half a second
+class InMemoryTrainData:
+    """One worker's share of images held in memory, shuffled each epoch; `augment` transforms each batch.
 
-            return ImageFolderData(config.data, config.seed)
-    raise AssertionError(config.data.name)
+    In every epoch one permutation of all images, drawn from (seed, epoch), is dealt to the workers in local batches.
+    Images that do not fill a batch on every worker are left out of that epoch.
+
+    Raises ValueError if there are fewer images than one global batch.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        worker: int,
+        workers: int,
+        batch_size: int,
+        seed: int,
+        augment: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._images, self._labels = images
+        self._worker, self._workers, self.batch_size = worker, workers, batch_size
+        self._seed, self._augment = seed, augment
+        self.batches_per_epoch = len(self._labels) // batch_size
+        self.steps_per_epoch = self.batches_per_epoch // workers
+        if self.steps_per_epoch == 0:
+            raise ValueError(f"a global batch of {workers} x {batch_size} images, but there are {len(self._labels)}")
+
+    def epoch(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Images]:
+        """Yield the batches of this epoch, starting with batch `start` of those after the first `offset`."""
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+        order = to_device(torch.randperm(len(self._labels), generator=generator), self._labels.device)
+        for number in dealt(self.batches_per_epoch, self._worker, self._workers, start, offset):
+            first = number * self.batch_size
+            chosen = order[first : first + self.batch_size]
+            yield self._augment(self._images[chosen]), self._labels[chosen]
+
+
+class BytesInMemory:
+    """Images as bytes, uint8 [N, C, H, W]: an `ImageData` with one copy on the device, shared by all workers.
+
+    augment:   makes the network's input of a training batch
+    normalise: makes it of a validation batch
+    """
+
+    class_weights: Tensor | None = None
+
+    def __init__(
+        self,
+        train: Images,
+        validation: Images,
+        seed: int,
+        augment: Callable[[Tensor], Tensor],
+        normalise: Callable[[Tensor], Tensor],
+    ) -> None:
+        self._train, self._validation = train, validation
+        self._seed, self._augment, self._normalise = seed, augment, normalise
+        self.train_size = len(train[1])
+
+    def train(self, rank: int, ranks: int, batch_size: int, device: torch.device) -> InMemoryTrainData:
+        """Return rank `rank`'s batches; all ranks draw from the same images."""
+        self._train = _on(self._train, device)
+        return InMemoryTrainData(self._train, rank, ranks, batch_size, self._seed, self._augment)
+
+    def evaluation(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Images]:
+        """Yield batches of every `shards`-th validation image, starting with image `shard`."""
+        self._validation = _on(self._validation, device)
+        for images, labels in shard_batches(self._validation, shard, shards, batch_size):
+            yield self._normalise(images), labels
+
+
+def _on(images: Images, device: torch.device) -> Images:
+    """Move images and labels to `device`, without a copy if they are already there."""
+    pixels, labels = images
+    return pixels.to(device), labels.to(device)
+
+
+def shard_batches(images: Images, shard: int, shards: int, batch_size: int) -> Iterator[Images]:
+    """Return batches of every `shards`-th image, starting with image `shard`."""
+    pixels, labels = (tensor[shard::shards] for tensor in images)
+    return zip(pixels.split(batch_size), labels.split(batch_size), strict=True) if len(labels) else iter(())
+
+
+def random_shift(images: Tensor, pixels: int, fill: Literal["replicate", "constant"]) -> Tensor:
+    """Shift each image [B, C, H, W] by up to `pixels` in either direction, filling with border values or zeros.
+
+    The shifts come from torch's global generator, which is the worker's own stream.
+    """
+    if pixels == 0:
+        return images
+    batch, _, height, width = images.shape
+    padded = F.pad(images, (pixels,) * 4, mode=fill)
+    top, left = to_device(torch.randint(0, 2 * pixels + 1, (2, batch)), images.device)
+    rows = (top[:, None] + torch.arange(height, device=images.device))[:, None, :, None]
+    columns = (left[:, None] + torch.arange(width, device=images.device))[:, None, None, :]
+    samples = torch.arange(batch, device=images.device)[:, None, None, None]
+    channels = torch.arange(images.shape[1], device=images.device)[None, :, None, None]
+    return padded[samples, channels, rows, columns]
+
+
+def random_flip(images: Tensor) -> Tensor:
+    """Mirror every image [B, C, H, W] with probability 1/2, drawn from torch's global generator."""
+    mirrored = to_device(torch.rand(len(images)) < 0.5, images.device)
+    return torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+
+
+def normalise_channels(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Subtract each channel's mean from uint8 [B, C, H, W] and divide by its deviation; float32 on the same device."""
+    return images.float().sub_(_channels(mean, images.device)).div_(_channels(std, images.device))
+
+
+@cache
+def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return a number for each channel, [C, 1, 1] float32, made once: the host waits for copies of it."""
+    return torch.tensor(values, device=device)[:, None, None]

@@ -25,7 +25,7 @@ def build_model(config: ModelChoice, channels: int, classes: int) -> nn.Module:
     if config.name == "resnet_cifar":
         resnet = SmallResNet(channels, classes, CIFAR_WIDTH, blocks=(config.depth - 2) // 6, projection=False)
         return resnet.apply(_initialise_over_inputs)
-    from cnn.torchvision_models import build_torchvision_model  # takes a second to import
+    from cnn.torchvision_shim import build_torchvision_model  # takes a second to import
 
     if channels != 3:
         raise ConfigError(

@@ -21,9 +21,8 @@ from PIL import Image
 from torch import Tensor
 
 from cnn.config import Packaged
-from cnn.images.pixels import normalise_channels
+from cnn.data import BytesInMemory, normalise_channels, random_flip, random_shift
 from cnn.images.tree import BROKEN
-from cnn.in_memory import BytesInMemory, random_flip, random_shift
 from common.atomic import write_atomically
 from common.config.config import ConfigError
 from common.packages import Package, debian_package, files_of, pypi_wheel

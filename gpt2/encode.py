@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from common.atomic import write_atomically
-from gpt2.documents import read
-from gpt2.sources import InputFile, one_line
+from common.cli import one_line
+from gpt2.documents import InputFile, read
 from gpt2.token_files import DTYPE, LARGEST_VOCABULARY, SPLITS, DataError
 from gpt2.tokenizer import Tokenizer
 
@@ -27,24 +27,22 @@ SECONDS_BETWEEN_SAVES = 5.0
 BATCH = 1 << 20  # characters that a thread encodes at a time, at least
 CHUNK = 1 << 20  # tokens in memory at a time
 
-Labelled = tuple[str, bool, bool]  # text, whether a document ends with it, whether that is held out for validation
+Labelled = tuple[str, str]  # text and split of a document
+Encoded = tuple[dict[str, bytes], int]  # the tokens of each split, and the number of documents
 
 
-def pieces(files: Iterable[InputFile], text_key: str, validation: set[int]) -> Iterator[Labelled]:
-    """Yield the pieces of all documents in order; `validation` has the numbers of those that are held out."""
-    document = 0
-    for file in files:
-        for text, ends in read(file, text_key):
-            yield text, ends, document in validation
-            document += ends
+def labelled(files: Iterable[InputFile], text_key: str, validation: set[int]) -> Iterator[Labelled]:
+    """Yield all documents in order with their splits; `validation` has the numbers of the validation documents."""
+    texts = itertools.chain.from_iterable(read(file, text_key) for file in files)
+    return ((text, "val" if number in validation else "train") for number, text in enumerate(texts))
 
 
-def batches(labelled: Iterable[Labelled]) -> Iterator[list[Labelled]]:
-    """Yield the pieces in lists of at least BATCH characters, except for the last."""
+def batches(documents: Iterable[Labelled]) -> Iterator[list[Labelled]]:
+    """Yield the documents in lists of at least BATCH characters, except for the last."""
     batch, size = [], 0
-    for piece in labelled:
-        batch.append(piece)
-        size += len(piece[0]) + 1
+    for document in documents:
+        batch.append(document)
+        size += len(document[0]) + 1
         if size >= BATCH:
             yield batch
             batch, size = [], 0
@@ -52,33 +50,27 @@ def batches(labelled: Iterable[Labelled]) -> Iterator[list[Labelled]]:
         yield batch
 
 
-def encode(batch: list[Labelled], tokenizer: Tokenizer) -> tuple[list[bytes], int]:
-    """Return the tokens of each split, end-of-text after each document, and the number of documents that end.
-
-    Raises DataError naming a document that cannot be encoded.
-    """
+def encode(batch: list[Labelled], tokenizer: Tokenizer) -> Encoded:
+    """Encode a batch, with end-of-text after each document. Raises DataError naming one that cannot be encoded."""
     end = np.array([tokenizer.end_of_text], DTYPE)
-    splits = {split: [end[:0]] for split in SPLITS}
-    for text, ends, held_out in batch:
+    tokens: dict[str, list[NDArray[np.uint16]]] = {split: [end[:0]] for split in SPLITS}
+    for text, split in batch:
         try:
-            tokens = tokenizer.encode(text)
+            tokens[split] += [tokenizer.encode(text), end]
         except ValueError as error:
             raise DataError(
                 f"tokenizer={tokenizer.name}: cannot encode the {len(text):,} characters that begin with "
                 f"{text[:60]!r} ({one_line(error)}); shorten or remove the document"
             ) from error
-        splits["val" if held_out else "train"] += [tokens, end[: int(ends)]]
-    return [np.concatenate(arrays).tobytes() for arrays in splits.values()], sum(ends for _, ends, _ in batch)
+    return {split: np.concatenate(arrays).tobytes() for split, arrays in tokens.items()}, len(batch)
 
 
-def encode_ahead(
-    labelled: Iterable[list[Labelled]], tokenizer: Tokenizer, threads: int
-) -> Iterator[tuple[list[bytes], int]]:
+def encode_ahead(todo: Iterable[list[Labelled]], tokenizer: Tokenizer, threads: int) -> Iterator[Encoded]:
     """Yield encode(batch, tokenizer) for each batch, in order; a few of them wait to be collected."""
     with ThreadPoolExecutor(threads) as pool:  # tokenizers do not hold Python's lock
-        waiting: deque[Future[tuple[list[bytes], int]]] = deque()
+        waiting: deque[Future[Encoded]] = deque()
         try:
-            for batch in labelled:
+            for batch in todo:
                 waiting.append(pool.submit(encode, batch, tokenizer))
                 if len(waiting) > 2 * threads:
                     yield waiting.popleft().result()
@@ -89,34 +81,33 @@ def encode_ahead(
 
 
 def encode_all(
-    labelled: Iterable[Labelled], tokenizer: Tokenizer, folder: Path, fingerprint: str, threads: int, bar: tqdm
+    documents: Iterable[Labelled], tokenizer: Tokenizer, folder: Path, fingerprint: str, threads: int, bar: tqdm
 ) -> None:
     """Write train.bin and val.bin in the folder.
 
     fingerprint: identifies the result; what the folder holds of another one is written anew
     bar:         counts documents
     """
-    done = resumable(folder, f"{fingerprint} {BATCH}")
+    done = resumable(folder, fingerprint)
     bar.update(done["documents"])
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context((folder / f"{split}.bin").open("ab")) for split in SPLITS]
-        for file, size in zip(files, done["bytes"], strict=True):
-            file.truncate(size)  # what was written after the last save
-        stack.callback(lambda: save(folder, done, files))
-        todo = itertools.islice(batches(labelled), done["batches"], None)
+        files = {split: stack.enter_context((folder / f"{split}.bin").open("ab")) for split in SPLITS}
+        for split, file in files.items():
+            file.truncate(done["bytes"][split])  # what was written after the last save
+        stack.callback(lambda: save(folder, done, files.values()))
+        todo = batches(itertools.islice(documents, done["documents"], None))
         saved = time.monotonic()
-        for contents, documents in stack.enter_context(contextlib.closing(encode_ahead(todo, tokenizer, threads))):
-            for file, content in zip(files, contents, strict=True):
-                file.write(content)
+        for contents, count in stack.enter_context(contextlib.closing(encode_ahead(todo, tokenizer, threads))):
+            for split, file in files.items():
+                file.write(contents[split])
             # In one statement: what is saved after an interruption at any point holds the batch in full or not at all.
             done = done | {
-                "batches": done["batches"] + 1,
-                "documents": done["documents"] + documents,
-                "bytes": [size + len(content) for size, content in zip(done["bytes"], contents, strict=True)],
+                "documents": done["documents"] + count,
+                "bytes": {split: size + len(contents[split]) for split, size in done["bytes"].items()},
             }
-            bar.update(documents)
+            bar.update(count)
             if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
-                save(folder, done, files)
+                save(folder, done, files.values())
                 saved = time.monotonic()
 
 
@@ -132,10 +123,10 @@ def resumable(folder: Path, fingerprint: str) -> dict[str, Any]:
     """Return the progress that was saved in a folder, or none if it is of other data or the files are shorter."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         done = json.loads((folder / PROGRESS).read_text())
-        sizes = [(folder / f"{split}.bin").stat().st_size for split in SPLITS]
-        if done["fingerprint"] == fingerprint and np.all(np.greater_equal(sizes, done["bytes"])):
+        sizes = {split: (folder / f"{split}.bin").stat().st_size for split in SPLITS}
+        if done["fingerprint"] == fingerprint and all(sizes[split] >= done["bytes"][split] for split in SPLITS):
             return done
-    return {"fingerprint": fingerprint, "batches": 0, "documents": 0, "bytes": [0] * len(SPLITS)}
+    return {"fingerprint": fingerprint, "documents": 0, "bytes": dict.fromkeys(SPLITS, 0)}
 
 
 def summarise(file: Path) -> tuple[NDArray[np.int64], str]:

@@ -1,7 +1,6 @@
 """Turn documents into token files for training.
 
 python -m gpt2.prepare output=data/openwebtext source=openwebtext                     download, then encode
-python -m gpt2.prepare output=data/openwebtext source=openwebtext --streaming         keep no copy of the documents
 python -m gpt2.prepare output=data/mine source=FOLDER text_key=text                   .parquet, .jsonl, .txt
 python -m gpt2.prepare source=debian_prose                                            out of Debian's packages
 python -m gpt2.prepare output=data/stdlib source=python_stdlib tokenizer=bpe_1024 validation_fraction=0.05
@@ -17,7 +16,6 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -25,6 +23,7 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 from tqdm import tqdm
+from tqdm.contrib.concurrent import thread_map
 
 from common.atomic import describe as described
 from common.atomic import write_atomically
@@ -32,18 +31,18 @@ from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.interruptible import interruptible
 from common.locks import exclusive
 from gpt2.debian_prose import write_prose
-from gpt2.documents import checksum, count
-from gpt2.encode import PROGRESS, encode_all, pieces, summarise, unigram_entropy
-from gpt2.sources import InputFile, find_inputs
-from gpt2.token_files import FORMAT, HEADER, SPLITS, DataError, Header, open_tokens, read_header
+from gpt2.documents import InputFile, count, find_inputs
+from gpt2.encode import PROGRESS, encode_all, labelled, summarise, unigram_entropy
+from gpt2.token_files import HEADER, SPLITS, DataError, Header, open_tokens, read_header
 from gpt2.tokenizer import VOCABULARY, load_tokenizer, train_bpe, trained_size
 
 INPUTS = "inputs.sha256"  # in sha256sum's format
 BPE_CHARACTERS = 32_000_000  # at most, of the training documents from which a BPE is trained
-# The result of public preparations of OpenWebText (GPT-2's encoding, 0.0005 for validation, seed 2357).
+# The result of public preparations of OpenWebText: their settings and their numbers of tokens.
+PUBLIC = {"source": "openwebtext", "encoding": "gpt2", "split": {"fraction": 0.0005, "seed": 2357}}
 PUBLIC_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
 # Arguments that leave the files as they are; source and revision count by the checksums of the documents.
-NOT_SHAPING = {"output", "source", "revision", "archives", "processes", "streaming"}
+NOT_SHAPING = {"output", "source", "revision", "archives", "processes"}
 PROSE = "debian_prose"
 PROSE_DEFAULTS = {"output": "data/debian_prose", "tokenizer": "bpe_1024", "validation_fraction": 0.05}
 FEW_DOCUMENTS = 10  # for validation
@@ -69,7 +68,11 @@ class PrepareArguments(Arguments):
     revision: Text = Field("main", description="branch, tag or commit on the hub")
     processes: PositiveInt | None = Field(None, description="threads; null: one for each core")
     archives: Text = Field("data/archives", description="where packages are downloaded to, or already are")
-    streaming: bool = Field(False, description="read the hub's files over the network, keep no copy")
+
+    @property
+    def threads(self) -> int:
+        """The number of threads."""
+        return self.processes or len(os.sched_getaffinity(0))
 
     @model_validator(mode="before")
     @classmethod
@@ -93,53 +96,46 @@ def main(argv: Sequence[str]) -> int:
 def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
     """Make train.bin, val.bin and header.json in the output folder unless they exist, and return the header.
 
-    Memory does not grow with the corpus, except for 4 bytes per document while the split is drawn. Raises DataError if
-    the documents cannot be read or the folder holds other data.
+    Memory does not grow with the number of documents, except for 4 bytes of each while the split is drawn. Raises
+    DataError if the documents cannot be read or the folder holds other data.
     """
     trained_size(arguments.tokenizer)
-    threads = arguments.processes or len(os.sched_getaffinity(0))
     folder = Path(arguments.output)
     source, packages = arguments.source, []
     if source == PROSE:
         documents, packages = write_prose(Path(arguments.archives))
         source = str(documents)
-    files = find_inputs(source, arguments.revision, arguments.streaming)
-    digests = of_each(checksum, files, threads, quiet, "reading")
+    files = find_inputs(source, arguments.revision)
+    try:
+        digests = of_each(lambda file: described(file.path)["sha256"], files, arguments, quiet, "reading")
+    except OSError as error:
+        raise DataError(f"source={arguments.source}: cannot be read ({error})") from error
     listed = "".join(f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True)).encode()
     inputs = {
         "files": len(files),
-        "bytes": sum(file.bytes for file in files),
+        "bytes": sum(file.path.stat().st_size for file in files),
         "sha256": hashlib.sha256(listed).hexdigest(),
     }
     inputs |= {"packages": [package.record() for package in packages]} if packages else {}
     if not (folder / HEADER).exists():
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(f"output={folder}: cannot be made ({error.strerror})") from error
-        try:
             with exclusive(folder / ".lock"):
                 if not (folder / HEADER).exists():  # another process may have made it meanwhile
-                    return write(arguments, files, inputs, listed, threads, quiet)
+                    return write(arguments, files, inputs, listed, quiet)
         except OSError as error:
             raise DataError(f"output={folder}: cannot be written ({error}); the same command continues") from error
     return check_same(read_header(folder), inputs, arguments)
 
 
 def write(
-    arguments: PrepareArguments,
-    files: list[InputFile],
-    inputs: dict[str, Any],
-    listed: bytes,
-    threads: int,
-    quiet: bool,
+    arguments: PrepareArguments, files: list[InputFile], inputs: dict[str, Any], listed: bytes, quiet: bool
 ) -> Header:
     """Encode the documents into the output folder, going on where an earlier call was interrupted; return the header.
 
-    inputs, listed: what the header says of the files, and their checksums as in sha256sum's format
+    inputs, listed: what the header says of the files, and their checksums in sha256sum's format
     """
     folder, name, text_key = Path(arguments.output), arguments.tokenizer, arguments.text_key
-    documents = sum(of_each(partial(count, text_key=text_key), files, threads, quiet, "counting"))
+    documents = sum(of_each(partial(count, text_key=text_key), files, arguments, quiet, "counting"))
     validation = choose_validation(arguments, files, documents)
     vocabulary = ""
     if trained_size(name) is None:
@@ -148,14 +144,14 @@ def write(
         tokenizer = train_bpe(name, training_texts(files, inputs["bytes"], text_key, validation), folder)
         vocabulary = described(folder / VOCABULARY)["sha256"]
     settings = arguments.model_dump(exclude=NOT_SHAPING)
-    fingerprint = hashlib.sha256(repr((FORMAT, inputs["sha256"], vocabulary, settings)).encode()).hexdigest()
+    fingerprint = hashlib.sha256(repr((inputs["sha256"], vocabulary, settings)).encode()).hexdigest()
     bar = tqdm(total=documents, unit=" documents", unit_scale=True, disable=True if quiet else None, desc="encoding")
     with bar:
-        encode_all(pieces(files, text_key, validation), tokenizer, folder, fingerprint, threads, bar)
+        encode_all(labelled(files, text_key, validation), tokenizer, folder, fingerprint, arguments.threads, bar)
     made = {split: summarise(folder / f"{split}.bin") for split in SPLITS}
     counts = sum(occurrences for occurrences, _ in made.values())
     header = Header(
-        format=FORMAT,
+        format=1,
         encoding=name,
         vocabulary_size=tokenizer.vocabulary_size,
         end_of_text=tokenizer.end_of_text,
@@ -171,18 +167,21 @@ def write(
         sha256={split: digest for split, (_, digest) in made.items()},
     )
     write_atomically(folder / INPUTS, listed)
-    write_atomically(folder / HEADER, header.to_json().encode())
+    write_atomically(folder / HEADER, header.model_dump_json(indent=2).encode() + b"\n")
     (folder / PROGRESS).unlink()
     return header
 
 
 def of_each(
-    function: Callable[[InputFile], Result], files: list[InputFile], threads: int, quiet: bool, title: str
+    function: Callable[[InputFile], Result],
+    files: list[InputFile],
+    arguments: PrepareArguments,
+    quiet: bool,
+    title: str,
 ) -> list[Result]:
-    """Return function(file) for each file."""
-    with ThreadPoolExecutor(threads) as pool:
-        results = pool.map(function, files)
-        return list(tqdm(results, total=len(files), unit=" files", disable=True if quiet else None, desc=title))
+    """Return function(file) for each file, computed by the threads that the arguments ask for."""
+    disable = True if quiet else None
+    return thread_map(function, files, max_workers=arguments.threads, desc=title, unit=" files", disable=disable)
 
 
 def choose_validation(arguments: PrepareArguments, files: list[InputFile], documents: int) -> set[int]:
@@ -210,8 +209,8 @@ def validation_documents(documents: int, fraction: float, seed: int) -> set[int]
 def training_texts(files: list[InputFile], size: int, text_key: str, validation: set[int]) -> Iterator[str]:
     """Yield texts of training documents, spread over the whole source of `size` bytes, up to BPE_CHARACTERS."""
     stride, characters = max(1, size // BPE_CHARACTERS), 0
-    for number, (text, _, held_out) in enumerate(pieces(files, text_key, validation)):
-        if not held_out and number % stride == 0:
+    for number, (text, split) in enumerate(labelled(files, text_key, validation)):
+        if split == "train" and number % stride == 0:
             yield text
             characters += len(text)
             if characters > BPE_CHARACTERS:
@@ -224,10 +223,14 @@ def check_same(header: Header, inputs: dict[str, Any], arguments: PrepareArgumen
     Raises DataError if it was made from other documents or settings, or if its files are not those that were made.
     """
     folder = Path(arguments.output)
-    there = {"tokenizer": header.encoding, "text_key": "text", **header.split, **header.settings}  # settings: none in
-    there["validation_fraction"] = header.split["fraction"]  # folders that were made before they were recorded
+    there = {
+        "tokenizer": header.encoding,
+        "validation_fraction": header.split["fraction"],
+        "seed": header.split["seed"],
+        "text_key": header.settings.get("text_key", "text"),
+        "sha256 of the inputs": header.inputs.get("sha256"),
+    }
     wanted = arguments.model_dump(exclude=NOT_SHAPING) | {"sha256 of the inputs": inputs["sha256"]}
-    there["sha256 of the inputs"] = header.inputs["sha256"]
     differences = [f"{key}: {there.get(key)} there, {now} now" for key, now in wanted.items() if there.get(key) != now]
     if differences:
         raise DataError(
@@ -263,8 +266,7 @@ def describe(header: Header, folder: Path) -> str:
         f"encoding {header.encoding}, {header.vocabulary_size:,} tokens; "
         f"unigram entropy {header.unigram_entropy:.4f} nats"
     ]
-    public = {"source": "openwebtext", "encoding": "gpt2", "split": {"fraction": 0.0005, "seed": 2357}}
-    if {key: getattr(header, key) for key in public} == public:
+    if {key: getattr(header, key) for key in PUBLIC} == PUBLIC:
         same = header.tokens == PUBLIC_TOKENS
         expected = " and ".join(f"{PUBLIC_TOKENS[split]:,} ({split})" for split in SPLITS)
         lines += [f"public preparations get {expected} tokens: " + ("the same" if same else "NOT the same")]

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,13 +14,21 @@ from common.config.config import ConfigError
 from common.training.task import Task, TrainData
 from gpt2.config import Gpt2Config, PythonStdlib, TokenFolder
 from gpt2.data import Windows, drawn_starts, evaluation_batches, evaluation_starts
+from gpt2.documents import STDLIB
 from gpt2.model import GPT2, flops_per_token, parameter_count
-from gpt2.prefetch import prefetch
 from gpt2.prepare import PrepareArguments, prepare
-from gpt2.sources import STDLIB
-from gpt2.throughput import known_peak_tflops, utilisation
 from gpt2.token_files import DataError, Header, check_fits, open_tokens, read_header
 
+# Dense 16-bit tensor-core peak in TFLOP/s, from NVIDIA's data sheets; the first key in the device's name counts.
+PEAK_TFLOPS = {
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "A40": 149.7,
+    "V100": 125.0,
+    "T4": 65.0,
+}
 EvaluationBatch = tuple[str, Tensor]  # split, windows [B, T + 1]
 
 
@@ -107,8 +116,7 @@ class LanguageModelling(Task):
                 starts = drawn_starts(len(tokens), context, windows, self._config.seed, number, self._step)
             else:
                 starts = evaluation_starts(len(tokens), context, windows)
-            batches = evaluation_batches(tokens, starts[shard::shards], context, vocabulary, batch_size)
-            for batch in prefetch(batches, device):
+            for batch in evaluation_batches(tokens, starts[shard::shards], context, vocabulary, batch_size, device):
                 yield split, batch
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
@@ -146,6 +154,16 @@ class LanguageModelling(Task):
             devices = self._config.ranks if self._config.workers.kind == "processes" else 1
             figures["mfu"] = utilisation(tokens_per_s, self._flops_per_token, peak, devices)
         return figures
+
+
+def known_peak_tflops(device_name: str) -> float | None:
+    """Return the peak of a GPU by its name, or None if it is not in the table."""
+    return next((peak for name, peak in PEAK_TFLOPS.items() if re.search(rf"\b{name}\b", device_name)), None)
+
+
+def utilisation(tokens_per_s: float, flops_per_token: float, peak_tflops: float, devices: int) -> float:
+    """Return the share of the devices' peak, 0 to 1, that forward and backward use, recomputation not counted."""
+    return tokens_per_s * flops_per_token / (peak_tflops * 1e12 * devices)
 
 
 def ensure_data(data: TokenFolder | PythonStdlib) -> Header:

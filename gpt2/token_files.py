@@ -3,19 +3,19 @@
 header.json is written last and atomically, so a folder that has it is complete.
 """
 
-import json
 import shlex
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict
+from typing_extensions import TypedDict
+
+from common.cli import one_line
 
 DTYPE = np.dtype("<u2")
 LARGEST_VOCABULARY = 1 << 16
-FORMAT = 1
 HEADER = "header.json"
 SPLITS = ("train", "val")
 
@@ -24,19 +24,29 @@ class DataError(ValueError):
     """Raised for data that is missing, damaged or unsuitable; the message names the file and what is expected."""
 
 
-@dataclass(frozen=True)
-class Header:
+class PerSplit(TypedDict):
+    """A number of each split."""
+
+    train: int
+    val: int
+
+
+class Split(TypedDict):
+    """How documents were divided: the share of those for validation, and the seed of the shuffle."""
+
+    fraction: float
+    seed: int
+
+
+class Header(BaseModel):
     """The content of header.json.
 
     encoding:         name of the tokenizer (gpt2.tokenizer)
     vocabulary_size:  number of its tokens, end-of-text included
     end_of_text:      the token that ends every document
     largest_token:    largest token in the files
-    tokens:           {split: number of tokens}
-    documents:        {split: number of documents}
     unigram_entropy:  of all tokens of both splits, in nats: the loss of the best model that ignores context
     source:           source of the documents, as given to gpt2.prepare
-    split:            {"fraction": share of the documents used for validation, "seed": ...}
     inputs:           {"files": number, "bytes": ..., "sha256": checksum of inputs.sha256, which lists all files,
                       "packages": name, version, sha256 and licence of each package that they come from, if any}
     settings:         everything in gpt2.prepare's command that shapes the files; empty: made before this was recorded
@@ -44,24 +54,22 @@ class Header:
     sha256:           {split: checksum of its file}; empty: made before this was recorded
     """
 
-    format: int
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1]
     encoding: str
     vocabulary_size: int
     end_of_text: int
     largest_token: int
-    tokens: dict[str, int]
-    documents: dict[str, int]
+    tokens: PerSplit
+    documents: PerSplit
     unigram_entropy: float
     source: str
-    split: dict[str, Any]
+    split: Split
     inputs: dict[str, Any]
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = {}
     vocabulary: str = ""
-    sha256: dict[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        """Return the header as text for header.json."""
-        return json.dumps(asdict(self), indent=2) + "\n"
+    sha256: dict[str, str] = {}
 
 
 def read_header(folder: Path) -> Header:
@@ -74,16 +82,11 @@ def read_header(folder: Path) -> Header:
             f"python -m gpt2.prepare {shlex.quote(f'output={folder}')} ..."
         )
     try:
-        header = Header(**json.loads(file.read_text(encoding="utf-8")))
-        TypeAdapter(Header).validate_python(asdict(header))
-        _ = [(header.tokens[split], header.documents[split]) for split in SPLITS]
-        _ = header.split["fraction"], header.split["seed"], header.inputs["sha256"]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{file} is not a header of prepared data ({reason}); prepare the data again") from error
-    if header.format != FORMAT:
-        raise DataError(f"{file}: format={header.format}, expected {FORMAT}; prepare the data again")
-    return header
+        return Header.model_validate_json(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{file} is not a header of prepared data ({one_line(error)}); prepare the data again"
+        ) from error
 
 
 def open_tokens(folder: Path, header: Header, split: str) -> NDArray[np.uint16]:

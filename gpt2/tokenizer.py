@@ -8,9 +8,7 @@ bpe_N     byte-level BPE with N tokens in all, trained from the training documen
 import base64
 import hashlib
 import itertools
-import os
 import re
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,13 +21,10 @@ from gpt2.token_files import LARGEST_VOCABULARY, DataError
 
 END_OF_TEXT = "<|endoftext|>"
 VOCABULARY = "vocabulary.tiktoken"  # of a trained BPE, beside train.bin; lines "base64(token) rank"
-GPT2_FILES = (  # as in tiktoken_ext.openai_public.gpt2
-    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe",
-    "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/encoder.json",
-)
 # How GPT-2 splits text into words before merging bytes, in tiktoken's faster form of the released pattern.
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 SPACES = re.compile(r"[^\S\x1c-\x1f]+")  # what \s+ means in WORDS
+BYTES = r"[\s\S]{1,1000}"  # instead of WORDS, where bytes are not merged
 LONG_RUN = 1000  # spaces
 # The characters as which byte-level BPEs write bytes: printable ones of Latin-1 as such, the others from 256 on.
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -38,25 +33,8 @@ BYTE_OF |= {chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) -
 LONGEST_WORD = 1000  # characters; the time to train a BPE grows with the square of longer ones, which are cut for it
 
 
-class Bytes:
-    """A tokenizer with UTF-8 bytes as tokens. `end_of_text` is the largest id; `encode` never returns it."""
-
-    name = "bytes"
-    vocabulary_size = 257
-    end_of_text = 256
-
-    def encode(self, text: str) -> NDArray[np.uint16]:
-        """Return the ids of the text, [bytes]; "<|endoftext|>" in it is ordinary text."""
-        return np.frombuffer(repaired(text).encode(), np.uint8).astype(np.uint16)
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of ids; bytes that are not UTF-8 become U+FFFD."""
-        pieces = (END_OF_TEXT.encode() if token == self.end_of_text else bytes([token]) for token in tokens)
-        return b"".join(pieces).decode(errors="replace")
-
-
-class Tiktoken:
-    """A tokenizer from a tiktoken encoding whose last token is end-of-text."""
+class Tokenizer:
+    """A tokenizer from a tiktoken encoding whose last token is end-of-text; `encode` never returns it."""
 
     def __init__(self, encoding: tiktoken.Encoding) -> None:
         self.name, self._encoding = encoding.name, encoding
@@ -67,8 +45,8 @@ class Tiktoken:
         try:
             # Into an array: the lists of `encode_ordinary` would cost more than a tenth of the time.
             tokens = self._encoding.encode_to_numpy(text, disallowed_special=())
-        except UnicodeEncodeError:
-            return self.encode(repaired(text))
+        except UnicodeEncodeError:  # lone surrogates, replaced as tiktoken does
+            return self.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
         except ValueError:  # a million spaces before a word exceed the stack of tiktoken's regular expressions
             pieces = cut_at_spaces(text)
             if len(pieces) == 1:
@@ -77,11 +55,8 @@ class Tiktoken:
         return tokens.astype(np.uint16)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of ids."""
+        """Return the text of ids; bytes that are not UTF-8 become U+FFFD."""
         return self._encoding.decode(list(tokens))
-
-
-Tokenizer = Bytes | Tiktoken
 
 
 def cut_at_spaces(text: str) -> list[str]:
@@ -96,11 +71,6 @@ def cut_at_spaces(text: str) -> list[str]:
             cuts += [run.start(), run.end() - (run.end() < len(text))]
     pieces = (text[begin:end] for begin, end in itertools.pairwise([*cuts, len(text)]))
     return [piece for piece in pieces if piece]
-
-
-def repaired(text: str) -> str:
-    """Replace lone surrogates as tiktoken does."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def trained_size(name: str) -> int | None:
@@ -126,9 +96,15 @@ def load_tokenizer(name: str, folder: Path, vocabulary: str = "") -> Tokenizer:
     """
     size = trained_size(name)
     if name == "bytes":
-        return Bytes()
+        return from_ranks(name, {bytes([byte]): byte for byte in range(256)}, BYTES)
     if size is None:
-        return load_gpt2()
+        try:
+            return Tokenizer(tiktoken.get_encoding("gpt2"))
+        except (OSError, ValueError) as error:  # requests' errors are OSErrors; ValueError: a damaged download
+            raise DataError(
+                f"tokenizer=gpt2: its vocabulary cannot be downloaded ({type(error).__name__}); gpt2/README.md says "
+                "where to put its two files; or choose tokenizer=bytes or bpe_N, which need no network"
+            ) from error
     file = folder / VOCABULARY
     try:
         content = file.read_bytes()  # tiktoken's own reader would take what it once read under this path
@@ -144,36 +120,16 @@ def load_tokenizer(name: str, folder: Path, vocabulary: str = "") -> Tokenizer:
     return from_ranks(name, ranks)
 
 
-def load_gpt2() -> Tokenizer:
-    """Load tiktoken's GPT-2 encoding. Raises DataError saying where to put its files if the download fails."""
-    try:
-        return Tiktoken(tiktoken.get_encoding("gpt2"))
-    except (OSError, ValueError) as error:  # requests' errors are OSErrors; ValueError: a damaged download
-        folder = gpt2_cache()
-        places = "\n".join(f"  {url}\n    as {folder / hashlib.sha1(url.encode()).hexdigest()}" for url in GPT2_FILES)
-        raise DataError(
-            f"tokenizer=gpt2: its vocabulary cannot be downloaded ({type(error).__name__}). Save\n{places}\n"
-            "(set TIKTOKEN_CACHE_DIR to keep them elsewhere), or choose tokenizer=bytes or bpe_N, which need no network"
-        ) from error
-
-
-def gpt2_cache() -> Path:
-    """Return the folder in which tiktoken caches downloads."""
-    for name in ("TIKTOKEN_CACHE_DIR", "DATA_GYM_CACHE_DIR"):
-        if os.environ.get(name):
-            return Path(os.environ[name])
-    return Path(tempfile.gettempdir()) / "data-gym-cache"
-
-
 def train_bpe(name: str, texts: Iterable[str], folder: Path) -> Tokenizer:
     """Train a byte-level BPE named bpe_N from texts, and save its vocabulary in `folder`.
 
     Raises DataError if the texts do not yield N different tokens.
     """
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+    import tokenizers
+    from tokenizers import Regex, models, pre_tokenizers, trainers
 
     size = (trained_size(name) or 0) - 1  # without end-of-text
-    bpe = Tokenizer(models.BPE())
+    bpe = tokenizers.Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(WORDS), "isolated"),
@@ -193,7 +149,7 @@ def train_bpe(name: str, texts: Iterable[str], folder: Path) -> Tokenizer:
     return from_ranks(name, ranks)
 
 
-def from_ranks(name: str, ranks: dict[bytes, int]) -> Tokenizer:
+def from_ranks(name: str, ranks: dict[bytes, int], pattern: str = WORDS) -> Tokenizer:
     """Make a tokenizer with these tokens, followed by end-of-text."""
     special = {END_OF_TEXT: len(ranks)}
-    return Tiktoken(tiktoken.Encoding(name, pat_str=WORDS, mergeable_ranks=ranks, special_tokens=special))
+    return Tokenizer(tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special))

@@ -6,8 +6,7 @@ import pytest
 
 from common.atomic import describe
 from common.cli import UsageError
-from common.html_blocks import html_blocks
-from common.packages import debian_package, files_of, pypi_wheel
+from common.packages import debian_package, files_of, html_blocks, pypi_wheel
 from tests.registry import Registry, write_deb, write_wheel
 
 

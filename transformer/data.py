@@ -1,11 +1,8 @@
 """Parallel text, from files on disk to batches on a device."""
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,14 +10,10 @@ from torch import Tensor
 
 from common.config.config import ConfigError
 from common.training.task import dealt
-from common.transfer import to_device
+from common.transfer import map_ahead, to_device
 from transformer.batching import Batches, Integers, TokenLimit, batch_by_tokens
 from transformer.model import PAD, mask_of
 from transformer.search import EOS
-
-Item = TypeVar("Item")
-Loaded = TypeVar("Loaded")
-BATCHES_AHEAD = 2  # assembled while the device computes
 
 
 @dataclass(frozen=True)
@@ -173,19 +166,7 @@ def load(
     def one(index: int) -> Batch:
         return text.batch(batches[index], device, mean_target_tokens)
 
-    return ahead(one, chosen) if device.type == "cuda" else map(one, chosen)
-
-
-def ahead(function: Callable[[Item], Loaded], items: Iterable[Item]) -> Iterator[Loaded]:
-    """Do `map(function, items)` in a thread that works a few items ahead."""
-    with ThreadPoolExecutor(1) as pool:
-        pending: deque[Future[Loaded]] = deque()
-        for item in items:
-            pending.append(pool.submit(function, item))
-            if len(pending) > BATCHES_AHEAD:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
+    return map_ahead(one, chosen, device)
 
 
 def pad(sentences: list[Tensor]) -> Tensor:

@@ -18,23 +18,13 @@ from common.cli import Arguments, Text, UsageError, command_of, main_function, p
 from common.config.config import ConfigError
 from common.record.environment import now
 from transformer.config import TrainedConfig
-from transformer.corpus import Corpus
 from transformer.data import ParallelText, evaluation_batches
 from transformer.loss import cross_entropy
 from transformer.model import PAD
 from transformer.preparation.files import write_json, write_lines
 from transformer.scores import bleu, chrf, meteor, paper_bleu, wordnet_problem
 from transformer.task import search_of
-from transformer.translation import (
-    State,
-    Translator,
-    load_model,
-    mean_of,
-    pick_device,
-    read_config,
-    read_state,
-    with_data,
-)
+from transformer.translate import Translator, open_run
 
 DEFINITIONS = {
     "loss": "plain cross-entropy of a target token in nats",
@@ -73,11 +63,6 @@ class Candidate:
     step: int | None
     files: tuple[Path, ...]
 
-    def state(self) -> State:
-        """Load its weights, the mean over its files."""
-        states = [read_state(file) for file in self.files]
-        return states[0] if len(states) == 1 else mean_of(states)
-
 
 @main_function
 def main(argv: Sequence[str]) -> int:
@@ -94,20 +79,19 @@ def main(argv: Sequence[str]) -> int:
 
 def evaluate(arguments: EvaluateArguments) -> None:
     """Evaluate a run as the arguments say. Raises ConfigError if something is missing or does not match."""
-    run = Path(arguments.run)
-    config = with_data(read_config(run), arguments.data)
-    candidates = list(find(run, arguments.models, arguments.average))
-    corpus, device = Corpus(config.data), pick_device(arguments.device)
+    folder = Path(arguments.run)
+    run = open_run(folder, arguments.data, arguments.device)
+    config, corpus = run.config, run.corpus
+    candidates = list(find(folder, arguments.models, arguments.average))
     text = corpus.evaluated(arguments.split)
     references, raw = corpus.references(arguments.split)
     # The authors' references are the lines as their vocabulary decodes them, cut like training pairs.
     cut = corpus.split(arguments.split, config.data.max_length)
     paper_references = [corpus.words(cut.target_tokens(i)) for i in range(len(cut))]
-    folder = run / "evaluation"
+    folder = folder / "evaluation"
     rows, signatures = [], {}
     for candidate in candidates:
-        model = load_model(config, corpus, candidate.state(), candidate.name, device)
-        translator = Translator(model, corpus, search_of(config), arguments.batch_size, device)
+        translator = run.translator(candidate.files, search_of(config), arguments.batch_size)
         best = translator.split(text)
         # All hypotheses of the authors' beam search begin as the same one and stay the same, whatever the beam
         # (batch_beam_search in their transformer/src/utils.py): it is greedy.

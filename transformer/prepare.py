@@ -12,7 +12,6 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,15 +21,13 @@ from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.config.config import ConfigError
 from common.interruptible import interruptible
 from common.launch.compose import compose_config
-from common.locks import exclusive
 from transformer.config import Cleaning, NumberNames, Validation
 from transformer.preparation import folder
 from transformer.preparation.files import digest, read_text
 from transformer.preparation.libreoffice_help import help_packages, help_pairs
-from transformer.preparation.manifest import read_manifest
 from transformer.preparation.number_names import number_name_pairs
 from transformer.preparation.pipeline import SPLITS, Pair, Recipe
-from transformer.preparation.wmt14 import wmt14_pairs
+from transformer.preparation.wmt14 import read_manifest, wmt14_pairs
 
 CorpusName = Literal[
     "wmt14_en_de",
@@ -118,8 +115,8 @@ def make_embedded(data: NumberNames, jobs: int = 1) -> None:
     """
     output = Path(data.path)
     description = data.model_dump(exclude={"path", "max_length"})
-    with locked(output):
-        if is_made(output, description, "data.path"):
+    with folder.making(output, description, "data.path") as needed:
+        if not needed:
             return
         print(f"making {output} (once, about a minute) ...", file=sys.stderr, flush=True)
         # No pair is dropped: English needs twice as many subwords as German here, so that good pairs are uneven.
@@ -141,8 +138,8 @@ def make_from_files(arguments: PrepareArguments, output: Path) -> None:
         raise ConfigError(f"texts={texts}: {error}") from error
     description = arguments.model_dump(exclude={*NOT_SHAPING, *OF_WMT14})
     description |= {"texts": str(texts.resolve())} | content
-    with locked(output):
-        if is_made(output, description, "output"):
+    with folder.making(output, description, "output") as needed:
+        if not needed:
             return
         for split in SPLITS:  # before any work that would be lost
             if not sum(1 for _ in file_pairs(texts, split, source, target)):
@@ -162,8 +159,8 @@ def make_wmt14(arguments: PrepareArguments, output: Path) -> None:
     recipe = Recipe(pair.source, pair.target, merges, cleaned=cleaned, **limits)
     description = arguments.model_dump(exclude={*NOT_SHAPING, *OF_FILES})
     description |= {"source": pair.source, "target": pair.target, "merges": merges}
-    with locked(output):
-        if is_made(output, description, "output"):
+    with folder.making(output, description, "output") as needed:
+        if not needed:
             return
         corpora = [*pair.train, pair.test, *([pair.valid] if arguments.validation == "newstest2013" else [])]
         names = dict.fromkeys(corpus.archive for corpus in corpora)
@@ -182,38 +179,13 @@ def make_help(arguments: PrepareArguments, output: Path) -> None:
     print(*packages, sep="\n")
     description = {"corpus": arguments.corpus, "source": source, "target": target, "merges": merges}
     description |= {"packages": [package.record() for package in packages]}
-    with locked(output):
-        if is_made(output, description, "output"):
+    with folder.making(output, description, "output") as needed:
+        if not needed:
             return
         pairs = help_pairs(source, target, packages)
         recipe = Recipe(source, target, merges, cleaned=(), chunk=5_000)
         counts = folder.build(output, recipe, description, pairs, arguments.jobs)
         print(", ".join(f"{split}: {count:,} pairs" for split, count in counts.items()))
-
-
-def locked(output: Path) -> AbstractContextManager[None]:
-    """Let one process of this machine at a time make the folder; the others wait, and find it made."""
-    return exclusive(output.with_name(f"{output.name}.lock"))
-
-
-def is_made(output: Path, description: dict, key: str) -> bool:
-    """Check whether the folder was made already. Raises ConfigError if it is damaged, or holds something else."""
-    if not output.exists():
-        return False
-    found = folder.describe(output)
-    if found is None:
-        differences = ["not made by transformer.prepare"]
-    else:
-        there = {name: found.get(name, "not recorded") for name in description}
-        differences = [
-            f"{name}: {there[name]} there, {now} now" for name, now in description.items() if there[name] != now
-        ]
-    if differences:
-        raise ConfigError(
-            f"{key}={output}: holds other data ({'; '.join(differences)}); remove it or choose another folder"
-        )
-    folder.check_unchanged(output)
-    return True
 
 
 def file_pairs(texts: Path, split: str, source: str, target: str) -> Iterator[Pair]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
 
 from common.config.config import ConfigError
 
@@ -18,37 +17,36 @@ WORDNET_HELP = (
 )
 
 
-def sacrebleu() -> Any:
-    """Import sacrebleu. Raises ConfigError if it is not installed."""
-    try:
-        import sacrebleu as module
-    except ImportError as error:
-        raise ConfigError(f"sacrebleu cannot be imported ({error}); pip install '.[transformer]'") from error
-    return module
-
-
 def bleu_sums(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, int]:
     """Return the counts behind corpus BLEU of detokenized lines, which can be summed over batches and ranks."""
-    score = sacrebleu().BLEU().corpus_score(hypotheses, [references])
+    import sacrebleu
+
+    score = sacrebleu.BLEU().corpus_score(hypotheses, [references])
     return dict(zip(BLEU_SUMS, (*score.counts, *score.totals, score.sys_len, score.ref_len), strict=True))
 
 
 def bleu_of(sums: Mapping[str, float]) -> float:
     """Compute corpus BLEU from summed `bleu_sums` by sacrebleu's formula, as corpus_bleu would for all lines."""
+    import sacrebleu
+
     values = [round(sums[name]) for name in BLEU_SUMS]
     counts, totals, lengths = values[:ORDERS], values[ORDERS : 2 * ORDERS], values[2 * ORDERS :]
-    return sacrebleu().BLEU.compute_bleu(counts, totals, *lengths, smooth_method="exp").score
+    return sacrebleu.BLEU.compute_bleu(counts, totals, *lengths, smooth_method="exp").score
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Return sacreBLEU of detokenized lines and its signature."""
-    metric = sacrebleu().BLEU()
+    import sacrebleu
+
+    metric = sacrebleu.BLEU()
     return metric.corpus_score(hypotheses, [references]).score, str(metric.get_signature())
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
     """Return chrF2 of detokenized lines and its signature."""
-    metric = sacrebleu().CHRF()
+    import sacrebleu
+
+    metric = sacrebleu.CHRF()
     return metric.corpus_score(hypotheses, [references]).score, str(metric.get_signature())
 
 
@@ -59,7 +57,9 @@ def paper_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     references cut to data.max_length. Tokenizer 13a splits them into words, and counts are not smoothed. Not comparable
     with sacreBLEU.
     """
-    metric = sacrebleu().BLEU(tokenize="13a", smooth_method="none", force=True)
+    import sacrebleu
+
+    metric = sacrebleu.BLEU(tokenize="13a", smooth_method="none", force=True)
     return metric.corpus_score(hypotheses, [references]).score
 
 
@@ -70,8 +70,6 @@ def wordnet_problem() -> str | None:
         from nltk.corpus import wordnet
 
         wordnet.ensure_loaded()
-    except ImportError as error:
-        return f"nltk cannot be imported ({error}); pip install '.[transformer]'"
     except LookupError:
         return WORDNET_HELP
     return None

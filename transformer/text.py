@@ -1,6 +1,5 @@
 """Conversion between text and subwords: Moses tokenisation (sacremoses) and byte pair encoding (subword-nmt)."""
 
-import html
 import re
 from functools import cached_property
 from io import StringIO
@@ -27,10 +26,8 @@ class MosesText:
 
     @cached_property
     def _tools(self) -> tuple[Any, Any, Any]:
-        try:
-            from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
-        except ImportError as error:
-            raise ConfigError(f"sacremoses cannot be imported ({error}); pip install '.[transformer]'") from error
+        from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
+
         lang = self._language
         return MosesPunctNormalizer(lang), MosesTokenizer(lang), MosesDetokenizer(lang)
 
@@ -52,10 +49,8 @@ class Subwords:
     """
 
     def __init__(self, codes: Path) -> None:
-        try:
-            from subword_nmt.apply_bpe import BPE
-        except ImportError as error:
-            raise ConfigError(f"subword-nmt cannot be imported ({error}); pip install '.[transformer]'") from error
+        from subword_nmt.apply_bpe import BPE
+
         try:
             lines = "\n".join(read_lines(codes)).rstrip("\n").split("\n")
         except OSError as error:
@@ -75,8 +70,3 @@ class Subwords:
 def join_subwords(subwords: str) -> str:
     """Undo `Subwords.split`."""
     return JOINT.sub("", subwords)
-
-
-def unescape(line: str) -> str:
-    """Replace the entities in a line of an SGML file by their characters."""
-    return html.unescape(line)

@@ -1,4 +1,4 @@
-"""Translate raw lines from standard input to standard output.
+"""Translate raw lines from standard input to standard output; translating with the models of a run.
 
 python -m transformer.translate checkpoint=runs/transformer/proxy/seed_0/checkpoints/best.pt < text
 """
@@ -6,19 +6,34 @@ python -m transformer.translate checkpoint=runs/transformer/proxy/seed_0/checkpo
 import itertools
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveInt
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import Field, PositiveInt, ValidationError
+from torch import Tensor
+from yaml import YAMLError
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.config.config import ConfigError
+from common.config.overrides import flatten
+from common.launch.compose import explain
+from transformer.batching import batch_by_tokens
+from transformer.config import TrainedConfig
 from transformer.corpus import Corpus
+from transformer.data import ParallelText, evaluation_batches, pad
+from transformer.model import Transformer, mask_of
 from transformer.preparation.files import decoded
-from transformer.search import Search
-from transformer.translation import Translator, load_model, pick_device, read_config, read_state, with_data
+from transformer.search import Hypothesis, Search, beam_search
+from transformer.task import build_model, search_of
 
 LINES_AT_A_TIME = 512
+
+State = dict[str, Tensor]
 
 
 class TranslateArguments(Arguments):
@@ -38,7 +53,12 @@ def main(argv: Sequence[str]) -> int:
     """Translate until the input ends; exit code 2 if the checkpoint or its data cannot be used."""
     arguments = parse(TranslateArguments, argv, "transformer.translate", "Translate lines of standard input.")
     try:
-        translator = make_translator(arguments)
+        checkpoint = Path(arguments.checkpoint)
+        folder = Path(arguments.run) if arguments.run else checkpoint.resolve().parent.parent
+        run = open_run(folder, arguments.data, arguments.device)
+        chosen = {"beam": arguments.beam, "length_penalty": arguments.length_penalty}
+        search = replace(search_of(run.config), **{key: value for key, value in chosen.items() if value is not None})
+        translator = run.translator([checkpoint], search, arguments.batch_size)
         # A person at a terminal waits for each line; a file is translated in larger batches.
         at_a_time = 1 if sys.stdin.isatty() else LINES_AT_A_TIME
         lines = (line.rstrip("\r") for line in decoded(sys.stdin.buffer, "standard input"))
@@ -50,20 +70,118 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def make_translator(arguments: TranslateArguments) -> Translator:
-    """Return the translator that the command line describes.
+@dataclass(frozen=True)
+class Translator:
+    """A model in evaluation mode on `device`, with everything needed to translate.
 
-    Raises ConfigError if something is missing or does not fit.
+    batch_size: source tokens in a batch
     """
-    checkpoint = Path(arguments.checkpoint)
-    run = Path(arguments.run) if arguments.run else checkpoint.resolve().parent.parent
-    config = with_data(read_config(run), arguments.data)
-    corpus, device = Corpus(config.data), pick_device(arguments.device)
-    model = load_model(config, corpus, read_state(checkpoint), str(checkpoint), device)
-    decoding = config.decoding
-    penalty = decoding.length_penalty if arguments.length_penalty is None else arguments.length_penalty
-    search = Search(arguments.beam or decoding.beam, penalty, decoding.extra_length)
-    return Translator(model, corpus, search, arguments.batch_size, device)
+
+    model: Transformer
+    corpus: Corpus
+    search: Search
+    batch_size: int
+    device: torch.device
+
+    def lines(self, lines: Sequence[str]) -> list[str]:
+        """Translate raw lines; a line without any word stays empty."""
+        sources = [self.corpus.encode(line) for line in lines]
+        full = [i for i, source in enumerate(sources) if len(source) > 1]  # more than EOS
+        lengths = np.array([len(sources[i]) for i in full], dtype=np.int64)
+        translated = [""] * len(lines)
+        batches = batch_by_tokens(lengths, lengths, self.batch_size)
+        for number in range(len(batches)):
+            chosen = [full[i] for i in batches[number]]
+            found = self._search(pad([sources[i] for i in chosen]).to(self.device))
+            for i, (best, *_) in zip(chosen, found, strict=True):
+                translated[i] = self.corpus.line(best.tokens)
+        return translated
+
+    def split(self, text: ParallelText) -> list[tuple[int, ...]]:
+        """Return the tokens of the best translation of every source sentence of a split, in its order."""
+        best: list[tuple[int, ...]] = [()] * len(text)
+        for batch in evaluation_batches(text, 0, 1, self.batch_size, self.device):
+            for sentence, (first, *_) in zip(batch.sentences, self._search(batch.source), strict=True):
+                best[sentence] = first.tokens
+        return best
+
+    def _search(self, source: Tensor) -> list[list[Hypothesis]]:
+        return beam_search(self.model, source, mask_of(source), self.search)
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run whose models are to be used: its configuration, its data, and the device to use them on."""
+
+    config: TrainedConfig
+    corpus: Corpus
+    device: torch.device
+
+    def translator(self, files: Sequence[Path], search: Search, batch_size: int) -> Translator:
+        """Load the mean of these state dicts. Raises ConfigError if they cannot be read or do not match the model."""
+        states = [read_state(file) for file in files]
+        model = build_model(self.config, self.corpus.vocabulary)
+        try:
+            model.load_state_dict(states[0] if len(states) == 1 else mean_of(states))
+        except RuntimeError as error:
+            raise ConfigError(
+                f"{files[0]}: expected a state dict of the run's model with {self.corpus.vocabulary} tokens: {error}"
+            ) from error
+        return Translator(model.to(self.device).eval(), self.corpus, search, batch_size, self.device)
+
+
+def open_run(folder: Path, data: str | None = None, device: str = "cpu") -> TrainedRun:
+    """Open a run folder.
+
+    data:   the data folder; None: the run's own
+    device: auto, cpu or cuda
+
+    Raises ConfigError if the configuration, the data or the device is missing or does not match.
+    """
+    config = read_config(folder)
+    if data is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"path": data})})
+    return TrainedRun(config, Corpus(config.data), pick_device(device))
+
+
+def read_config(run: Path) -> TrainedConfig:
+    """Read the configuration of a run folder. Raises ConfigError unless it is one of this task."""
+    file = run / "config.yaml"
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(file))
+        return TrainedConfig.model_validate(values)
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{file}: cannot be read ({error})") from error
+    except ValidationError as error:
+        raise ConfigError(
+            f"{file}: no configuration of the transformer task: {explain(error, flatten(values))}"
+        ) from None
+
+
+def read_state(file: Path) -> State:
+    """Read a bare state dict, such as a run's checkpoints/best.pt. Raises ConfigError if the file is not one."""
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # the unpickler may fail in any way on a foreign file
+        raise ConfigError(f"{file}: cannot be read as a model ({error})") from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ConfigError(f"{file}: expected a bare state dict, such as checkpoints/best.pt of a run")
+    return state
+
+
+def mean_of(states: Sequence[State]) -> State:
+    """Return the mean of several models' weights, summed in float64."""
+    return {
+        name: torch.stack([state[name].double() for state in states]).mean(0).to(tensor.dtype)
+        for name, tensor in states[0].items()
+    }
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device called auto, cpu or cuda. Raises ConfigError if a GPU is asked for and none is available."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda: no GPU is available, expected cpu or auto")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,9 @@ import numpy as np
 import torch
 
 from cnn.config import ImageFolder
-from cnn.images.crops import CentralCrop, Crop, RandomCrop
-from cnn.images.ffcv_import import import_ffcv
-from cnn.images.index import read_index
-from cnn.images.order import EpochOrder, Tickets, make_tickets
-from cnn.images.pixels import CHANNELS
-from cnn.images.staging import stage
-from cnn.images.tree import check_same_classes, read_tree
+from cnn.images.beton import import_ffcv, read_index, stage
+from cnn.images.sampling import CentralCrop, Crop, EpochOrder, RandomCrop, Tickets, make_tickets
+from cnn.images.tree import CHANNELS, check_same_classes, read_tree
 from common.config.config import ConfigError
 from common.training.device import threads_per_process
 from common.training.task import Batch

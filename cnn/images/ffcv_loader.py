@@ -1,8 +1,8 @@
 """Reads .beton files with FFCV.
 
 Two things differ from FFCV's own loader. The order of an epoch comes from outside and holds tickets
-(cnn.images.order) instead of plain indices; the decoders take the image's number and its crop from the ticket. And an
-epoch may be abandoned or fail at any point, with several epochs open in one process.
+(cnn.images.sampling) instead of plain indices; the decoders take the image's number and its crop from the ticket. And
+an epoch may be abandoned or fail at any point, with several epochs open in one process.
 """
 
 import queue
@@ -24,11 +24,9 @@ from ffcv.pipeline.compiler import Compiler
 from ffcv.pipeline.state import State
 from ffcv.transforms import NormalizeImage, ToTensor, ToTorchImage
 
-from cnn.images.augment import INDEX_MASK
-from cnn.images.crops import Crop
-from cnn.images.ffcv_import import torch_threads_kept
-from cnn.images.order import Tickets
-from cnn.images.pixels import MEAN, STD, normalise_tensor
+from cnn.images.beton import torch_threads_kept
+from cnn.images.sampling import INDEX_MASK, Crop, Tickets
+from cnn.images.tree import MEAN, STD, normalise_tensor
 from common.training.task import Batch
 
 BATCHES_AHEAD = 1  # waiting in the queue; one more is being made

@@ -8,11 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cnn.images.augment import INDEX_MASK
-from cnn.images.crops import Crop
-from cnn.images.order import Tickets
-from cnn.images.pixels import normalise, normalise_tensor
-from cnn.images.tree import BROKEN, ImageTree, read_rgb
+from cnn.images.sampling import INDEX_MASK, Crop, Tickets
+from cnn.images.tree import BROKEN, ImageTree, normalise, normalise_tensor, read_rgb
 from cnn.torchvision_shim import torchvision
 from common.training.task import Batch
 from common.transfer import to_device

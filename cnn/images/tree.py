@@ -1,4 +1,4 @@
-"""Reading folders of images by class, and single images."""
+"""Image files: folders of them by class, decoding, and normalising to network inputs."""
 
 import logging
 import os
@@ -7,11 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
+from torch import Tensor
+
+from cnn.data import normalise_channels
 
 # What Pillow raises for files that are not images, truncated, or absurdly large.
 BROKEN = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-SHOWN = 5  # files that are left out, in a warning
+# Red, green and blue of ImageNet's training images, in [0, 1].
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+CHANNELS = 3
+
+MEAN_LEVEL, STD_LEVEL = (255 * np.array(value, dtype=np.float32) for value in (MEAN, STD))
+LEVELS = tuple(MEAN_LEVEL.tolist()), tuple(STD_LEVEL.tolist())
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,7 @@ class ImageTree:
 
 
 def read_tree(folder: Path) -> ImageTree:
-    """List the images in folder/<class>/, and name in a warning what is left out: hidden or not of a known kind.
+    """List the images in folder/<class>/, and say in a warning how many are left out: hidden or not of a known kind.
 
     Raises ValueError if there are none or a class has none.
     """
@@ -52,8 +61,7 @@ def read_tree(folder: Path) -> ImageTree:
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: {error} (expected one of {', '.join(kinds)})") from error
     if left_out:
-        more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
-        logging.warning("%s: left out are %s%s", folder, ", ".join(left_out[:SHOWN]), more)
+        logging.warning("%s: %d left out (hidden or of another kind), such as %s", folder, len(left_out), left_out[0])
     files, labels = zip(*found, strict=True)
     return ImageTree(classes, list(files), list(labels))
 
@@ -98,3 +106,15 @@ def is_flat(image: Image.Image) -> bool:
     """Decide whether all pixels are equal."""
     extrema = image.getextrema()
     return all(low == high for low, high in (extrema if isinstance(extrema[0], tuple) else [extrema]))
+
+
+def normalise(image: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """Normalise uint8 [..., 3] to float32, in the calling thread only."""
+    levels = image - MEAN_LEVEL
+    levels /= STD_LEVEL
+    return levels
+
+
+def normalise_tensor(images: Tensor) -> Tensor:
+    """Normalise uint8 [B, 3, H, W] to float32, keeping device and memory format."""
+    return normalise_channels(images, *LEVELS)

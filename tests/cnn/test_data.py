@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from cnn.data import InMemoryTrainData, random_shift
 from cnn.digits import load_digits, with_label_noise
-from cnn.in_memory import InMemoryTrainData, random_shift
 from common.config.config import ConfigError
 
 

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from cnn.config import ImageFolder
 from cnn.images.data import ImageFolderData
-from cnn.images.pixels import MEAN, STD, normalise, normalise_tensor
+from cnn.images.tree import MEAN, STD, normalise, normalise_tensor
 from cnn.prepare import main as prepare
 from cnn.torchvision_shim import torchvision
-from common.training.stream import Stream
 from common.training.task import Batch
 from tests.cnn.trees import write_tree
 
@@ -142,18 +141,6 @@ def test_an_epoch_is_the_same_from_any_point_on_and_in_any_process(
     assert same(draw(data.epoch(2, start=3)), whole[3:])
     assert draw(data.epoch(2, start=4)) == []
     assert not torch.equal(draw(data.epoch(3))[0][0], whole[0][0])
-
-
-@pytest.mark.parametrize("loader", LOADERS)
-def test_a_stream_resumes_in_the_middle_of_an_epoch(opened: dict[str, ImageFolderData], loader: str) -> None:
-    def stream() -> Stream:
-        return Stream(opened[loader].train(0, 2, 5, CPU), 0, 0, CPU)
-
-    uninterrupted, interrupted, resumed = stream(), stream(), stream()
-    expected = draw(next(uninterrupted) for _ in range(9))  # 4 steps are an epoch
-    draw(next(interrupted) for _ in range(6))
-    resumed.load_state_dict(interrupted.state_dict())
-    assert same(draw(next(resumed) for _ in range(3)), expected[6:])
 
 
 @pytest.mark.parametrize("loader", LOADERS)

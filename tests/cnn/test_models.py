@@ -100,12 +100,6 @@ def test_images_of_one_channel_are_refused(name: str) -> None:
         build_model(config, 1, 10)
 
 
-def test_the_small_resnet_is_built_for_the_data() -> None:
-    model = build_model(ResNetDigits(name="resnet_digits", width=4), 2, 6)
-    assert isinstance(model, SmallResNet)
-    assert model(torch.zeros(3, 2, 8, 8)).shape == (3, 6)
-
-
 # -- He et al. (2016), section 4.2
 
 

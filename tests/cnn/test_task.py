@@ -11,7 +11,6 @@ from cnn.model import SmallResNet, build_model
 from cnn.task import TASK, ImageClassification
 from common.config.config import ConfigError
 from common.launch.compose import compose_config
-from common.optim import decay_groups
 from common.optim.groups import NoDecay
 from common.training.optimization import build_optimizer
 
@@ -36,14 +35,6 @@ def test_model_shape_and_size() -> None:
     model = SmallResNet(in_channels=1, classes=10, width=16)
     assert model(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
     assert sum(p.numel() for p in model.parameters()) == 77_754
-
-
-def test_norms_and_biases_do_not_decay() -> None:
-    model = SmallResNet(in_channels=1, classes=10, width=4)
-    decay, rest = decay_groups(model, 0.1)
-    assert (decay["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
-    assert all(p.dim() >= 2 for p in decay["params"])
-    assert all(p.dim() == 1 for p in rest["params"])  # among them the downsample branch's BatchNorm
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "accumadam", "dmsgd"])

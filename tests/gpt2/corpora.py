@@ -1,6 +1,5 @@
 """Token folders and documents made up by tests."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +14,21 @@ def write_tokens(folder: Path, train: np.ndarray, val: np.ndarray, **changes: ob
     folder.mkdir(parents=True, exist_ok=True)
     for split, tokens in (("train", train), ("val", val)):
         (folder / f"{split}.bin").write_bytes(np.asarray(tokens).astype(DTYPE).tobytes())
-    header = Header(
-        format=1,
-        encoding="bytes",
-        vocabulary_size=32,
-        end_of_text=31,
-        largest_token=31,
-        tokens={"train": len(train), "val": len(val)},
-        documents={"train": 1, "val": 1},
-        unigram_entropy=3.0,
-        source="made up",
-        split={"fraction": 0.5, "seed": 0},
-        inputs={"files": 1, "bytes": 1, "sha256": "0" * 64},
-    )
-    header = replace(header, **changes)
-    (folder / HEADER).write_text(header.to_json())
+    values = {
+        "format": 1,
+        "encoding": "bytes",
+        "vocabulary_size": 32,
+        "end_of_text": 31,
+        "largest_token": 31,
+        "tokens": {"train": len(train), "val": len(val)},
+        "documents": {"train": 1, "val": 1},
+        "unigram_entropy": 3.0,
+        "source": "made up",
+        "split": {"fraction": 0.5, "seed": 0},
+        "inputs": {"files": 1, "bytes": 1, "sha256": "0" * 64},
+    }
+    header = Header(**values | changes)
+    (folder / HEADER).write_text(header.model_dump_json())
     return header
 
 

@@ -106,7 +106,7 @@ def test_a_token_outside_the_vocabulary_is_named_with_its_place():
 @pytest.mark.parametrize(("length", "context"), [(100, 10), (101, 10), (105, 10), (11, 10), (12, 10)])
 def test_a_whole_split_is_evaluated_with_every_token_predicted_once(length, context):
     starts = evaluation_starts(length, context, None)
-    batches = list(evaluation_batches(TOKENS[:length], starts, context, 1000, batch_size=3))
+    batches = list(evaluation_batches(TOKENS[:length], starts, context, 1000, 3, CPU))
     assert sorted(torch.cat([batch[:, 1:].flatten() for batch in batches]).tolist()) == list(range(1, length))
     assert all(torch.equal(batch, batch[:, :1] + torch.arange(batch.shape[1])) for batch in batches)
     assert all(len(batch) == 3 for batch in batches[:-2])
@@ -164,7 +164,6 @@ def test_no_window_is_drawn_twice_after_workers_joined_or_left(shard, sizes, mon
         return np.zeros(count, np.int64)
 
     monkeypatch.setattr("gpt2.data._random_starts", note)
-    monkeypatch.setattr("gpt2.data.prefetch", lambda batches, device: batches)  # nothing is drawn ahead
     dealing = BEGINNING
     for ranks in sizes:
         for rank in range(ranks):

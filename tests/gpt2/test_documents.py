@@ -1,8 +1,6 @@
 """Documents out of parquet, JSON lines and text, from this machine and from the hub."""
 
-import hashlib
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import huggingface_hub
@@ -10,9 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from gpt2 import documents
-from gpt2.documents import checksum, count, read
-from gpt2.sources import InputFile, find_inputs
+from gpt2.documents import count, find_inputs, read
 from gpt2.token_files import DataError
 
 TEXTS = [f"document {i}\nwith ünicode and\n\na line more {'x' * i}" for i in range(40)]
@@ -34,35 +30,23 @@ WRITERS = {"parquet": write_parquet, "jsonl": write_jsonl, "txt": write_text}
 
 
 def documents_of(files):
-    """All documents of all files, put together from their pieces; checks number and checksum, too."""
-    found, pending = [], ""
+    """All documents of all files; checks their number, too."""
+    found = []
     for file in files:
-        before = len(found)
-        for text, ends in read(file, "text"):
-            pending += text
-            if ends:
-                found.append(pending)
-                pending = ""
-        assert pending == ""
-        assert count(file, "text") == len(found) - before
-        if file.sha256 is None:
-            assert checksum(file) == hashlib.sha256(Path(file.location).read_bytes()).hexdigest()
+        documents = list(read(file, "text"))
+        assert count(file, "text") == len(documents)
+        found += documents
     return found
 
 
-@pytest.mark.parametrize("block", [16, 100, 1 << 20])
 @pytest.mark.parametrize("kind", WRITERS)
-def test_documents_come_back_whole_and_in_order(kind, block, tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "BLOCK", block)
+def test_documents_come_back_whole_and_in_order(kind, tmp_path):
     WRITERS[kind](tmp_path / f"b.{kind}", TEXTS[20:])
     WRITERS[kind](tmp_path / f"a.{kind}", TEXTS[:20])
-    files = find_inputs(str(tmp_path))
     expected = [f"{text}\n" for text in TEXTS] if kind == "txt" else TEXTS
     if kind == "txt":  # the line break before the separator belongs to the text; none is before the end of a file
         expected[19], expected[39] = TEXTS[19], TEXTS[39]
-    assert documents_of(files) == expected
-    pieces = [ends for file in files for _, ends in read(file, "text")]
-    assert (len(pieces) > len(TEXTS)) == (kind == "txt" and block < 1000)
+    assert documents_of(find_inputs(str(tmp_path))) == expected
 
 
 @pytest.mark.parametrize(
@@ -77,9 +61,7 @@ def test_documents_come_back_whole_and_in_order(kind, block, tmp_path, monkeypat
         (b"a\0b", ["a\0b"]),
     ],
 )
-@pytest.mark.parametrize("block", [8, 1 << 20])
-def test_lines_that_separate_documents_in_text(content, expected, block, tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "BLOCK", block)
+def test_lines_that_separate_documents_in_text(content, expected, tmp_path):
     (tmp_path / "a.txt").write_bytes(content)
     assert documents_of(find_inputs(str(tmp_path / "a.txt"))) == expected
 
@@ -90,31 +72,32 @@ def test_sources_are_a_file_a_folder_or_a_glob(tmp_path):
         (tmp_path / name).write_text("{}")
 
     def names(source):
-        return [(file.name, file.kind) for file in find_inputs(str(source))]
+        return [file.name for file in find_inputs(str(source))]
 
-    assert names(tmp_path) == [("x/1 ü.txt", "text"), ("x/2.jsonl", "jsonl"), ("y/deep/3.parquet", "parquet")]
-    assert names(tmp_path / "x" / "1 ü.txt") == [("1 ü.txt", "text")]
-    assert names(f"{tmp_path}/x/*") == [("1 ü.txt", "text"), ("2.jsonl", "jsonl")]
-    assert names(f"{tmp_path}/*/*.txt") == [("1 ü.txt", "text")]
+    assert names(tmp_path) == ["x/1 ü.txt", "x/2.jsonl", "y/deep/3.parquet"]
+    assert names(tmp_path / "x" / "1 ü.txt") == ["1 ü.txt"]
+    assert names(f"{tmp_path}/x/*") == ["1 ü.txt", "2.jsonl"]
+    assert names(f"{tmp_path}/*/*.txt") == ["1 ü.txt"]
     for nothing in (tmp_path / "no", tmp_path / "x" / "readme.md"):
         with pytest.raises(DataError, match="source="):
             find_inputs(str(nothing))
 
 
-def test_links_are_followed_once_and_what_is_left_out_is_said(tmp_path, caplog):
+def test_how_many_are_left_out_is_said_and_globs_give_each_file_once(tmp_path, caplog):
     for name in ("source/a/1.txt", "source/B.TXT", "source/.hidden/2.txt", "source/3.gz", "elsewhere/4.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     source = tmp_path / "source"
-    for link, target in (("shard", "../elsewhere"), ("again", "a"), ("loop", ".")):
-        (source / link).symlink_to(target)
-    assert [file.name for file in find_inputs(str(source))] == ["B.TXT", "a/1.txt", "shard/4.txt"]
-    assert f"source={source}: left out are {source}/.hidden, {source}/3.gz" in caplog.text
-    names = [Path(file.location).relative_to(source).as_posix() for file in find_inputs(f"{source}/**/*.txt")]
-    assert names == ["a/1.txt", "shard/4.txt"]
-    caplog.clear()
+    (source / "link").symlink_to("../elsewhere")
+    (source / "c.txt").symlink_to("a/1.txt")
+    (source / "broken.txt").symlink_to("nowhere")
+    assert [file.name for file in find_inputs(str(source))] == ["B.TXT", "a/1.txt", "c.txt"]
+    kinds = "hidden, of another kind, or a folder"
+    assert f"source={source}: 4 left out ({kinds}), such as {source}/.hidden/2.txt" in caplog.text
+    (source / "loop").symlink_to(".")
+    assert [file.name for file in find_inputs(f"{source}/**/*.txt")] == ["a/1.txt", "c.txt", "link/4.txt"]
     assert [file.name for file in find_inputs(f"{source}/[Ba]*")] == ["B.TXT"]
-    assert f"left out are {source}/a, {source}/again" in caplog.text
+    assert f"source={source}/[Ba]*: 1 left out ({kinds}), such as {source}/a" in caplog.text
 
 
 def test_the_standard_library_is_python_without_tests_and_installed_packages():
@@ -122,7 +105,7 @@ def test_the_standard_library_is_python_without_tests_and_installed_packages():
     names = {file.name for file in files}
     assert {"json/decoder.py", "argparse.py", "asyncio/tasks.py"} <= names
     assert not any(part in name.split("/") for name in names for part in ("test", "tests", "site-packages"))
-    assert sum(file.bytes for file in files) > 5e6
+    assert sum(file.path.stat().st_size for file in files) > 5e6
 
 
 JSON = b'{"text": "fine"}\n'
@@ -134,7 +117,7 @@ BROKEN = {
     r"a\.parquet, row 1, counted from 0: text=NoneType, expected text": ("a.parquet", ["fine", None]),
     r"a\.parquet: no column 'text'; set text_key to one of: id, content": ("a.parquet", "content"),
     r"a\.parquet: not a parquet file": ("a.parquet", b"nothing of the kind"),
-    r"a\.txt: expected UTF-8, found byte 0xff \(invalid start byte\) in the line 'b.c'": ("a.txt", b"a\nb\xffc\nd"),
+    r"a\.txt, line 2: expected UTF-8, found byte 0xff \(invalid start byte\) in 'b.c": ("a.txt", b"a\nb\xffc\nd"),
     r"a\.txt: cannot be read": ("a.txt", None),
 }
 
@@ -158,62 +141,36 @@ def test_what_is_no_document_is_named_with_its_place(message, tmp_path):
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """Return a data set on a hub that is a folder of this machine."""
+    """Return the folder of this machine that takes the place of OpenWebText's on the hub."""
     folder = tmp_path / "snapshot"
     (folder / "plain_text").mkdir(parents=True)
-    asked = SimpleNamespace(revision=None, patterns=None)
-    for i, name in enumerate(["train-1.parquet", "train-0.parquet"]):
-        write_parquet(folder / "plain_text" / name, TEXTS[20 * (1 - i) : 20 * (2 - i)])
 
     class Api:
         def dataset_info(self, repository, revision):
-            asked.revision = revision
+            assert (repository, revision) == ("Skylion007/openwebtext", "refs/convert/parquet")
             return SimpleNamespace(sha="c0ffee")
 
-        def list_repo_tree(self, repository, repo_type, revision, recursive):
-            assert (repository, repo_type, revision, recursive) == ("Skylion007/openwebtext", "dataset", "c0ffee", True)
-            files = [file for file in folder.rglob("*") if file.is_file()]
-            return [
-                SimpleNamespace(
-                    path=file.relative_to(folder).as_posix(), size=file.stat().st_size, lfs=SimpleNamespace(sha256="ab")
-                )
-                for file in files
-            ] + [SimpleNamespace(path="README.md", size=1, lfs=None)]
-
     def snapshot_download(repository, repo_type, revision, allow_patterns):
-        assert revision == "c0ffee"
-        asked.patterns = allow_patterns
+        assert (repository, repo_type, revision) == ("Skylion007/openwebtext", "dataset", "c0ffee")
+        assert allow_patterns == "*.parquet"
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    return asked, folder
+    return folder
 
 
 def test_the_hubs_parquet_files_are_downloaded_at_one_commit(hub):
+    for i, name in enumerate(["train-1.parquet", "train-0.parquet"]):
+        write_parquet(hub / "plain_text" / name, TEXTS[20 * (1 - i) : 20 * (2 - i)])
     files = find_inputs("openwebtext", revision="refs/convert/parquet")
-    assert hub[0].revision == "refs/convert/parquet"
-    assert hub[0].patterns == ["plain_text/train-0.parquet", "plain_text/train-1.parquet"]
+    assert [file.name for file in files] == ["plain_text/train-0.parquet", "plain_text/train-1.parquet"]
     assert documents_of(files) == TEXTS
 
 
-def test_the_hubs_files_are_streamed_with_the_checksums_that_it_knows(hub):
-    files = find_inputs("openwebtext", streaming=True)
-    base = "hf://datasets/Skylion007/openwebtext@c0ffee/"
-    assert [file.location for file in files] == [f"{base}plain_text/train-{i}.parquet" for i in (0, 1)]
-    # The same files through fsspec's local URLs: what is read is a remote file to everything but fsspec.
-    local = [InputFile(f.name, f.location.replace(base, f"file://{hub[1]}/"), f.kind, f.bytes, f.sha256) for f in files]
-    assert documents_of(local) == TEXTS
-    assert {checksum(file) for file in local} == {"ab"}
-    with pytest.raises(DataError, match="file:///nowhere: cannot be read"):
-        count(InputFile("a", "file:///nowhere", "parquet", 1, "ab"), "text")
-
-
 def test_a_hub_out_of_reach_or_without_parquet_is_explained(hub, monkeypatch):
-    for file in hub[1].rglob("*.parquet"):
-        file.unlink()
-    with pytest.raises(DataError, match=r"holds no parquet files; .* revision=refs/convert/parquet"):
-        find_inputs("openwebtext")
+    with pytest.raises(DataError, match=r"holds no parquet files .* revision=refs/convert/parquet"):
+        find_inputs("openwebtext", revision="refs/convert/parquet")
 
     def unreachable(*_):
         raise type("SomeClientsError", (Exception,), {})("Name or service\nnot known")

@@ -11,7 +11,7 @@ from common.cli import parse
 from common.launch.processes import launch
 from gpt2.model import GPT2, Shape
 from gpt2.sample import SampleArguments, choose, load, main, next_logits, write
-from gpt2.tokenizer import Bytes
+from gpt2.tokenizer import load_tokenizer
 from tests.gpt2.corpora import write_tokens
 
 LOGITS = torch.tensor([0.0, 2.0, 1.0, -1.0, 3.0])
@@ -66,7 +66,7 @@ class Counting(torch.nn.Module):
 
 @pytest.mark.parametrize(("prompt", "tokens", "text"), [("a", 10, "abcde"), ("a", 2, "abc"), ("xyab", 5, "xyabcde")])
 def test_a_text_begins_with_the_prompt_and_ends_at_end_of_text(prompt: str, tokens: int, text: str) -> None:
-    texts = list(write(Counting(), Bytes(), arguments(prompt=prompt, tokens=tokens, samples=2)))
+    texts = list(write(Counting(), load_tokenizer("bytes", Path()), arguments(prompt=prompt, tokens=tokens, samples=2)))
     assert texts == [text, text]
 
 

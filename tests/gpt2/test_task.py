@@ -8,8 +8,8 @@ import torch
 
 from common.config.config import ConfigError
 from common.launch.compose import compose_config
-from gpt2.task import TASK
-from gpt2.throughput import known_peak_tflops, utilisation
+from gpt2.documents import STDLIB_WITHOUT
+from gpt2.task import TASK, known_peak_tflops, utilisation
 from tests.gpt2.corpora import TINY, pattern, write_tokens
 
 CPU = torch.device("cpu")
@@ -158,7 +158,7 @@ def test_a_damaged_file_is_refused_as_configuration(folder):
 
 
 def test_the_embedded_corpus_is_prepared_once_and_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt2.sources.STDLIB_WITHOUT", {*__import__("gpt2.sources").sources.STDLIB_WITHOUT, "email"})
+    monkeypatch.setattr("gpt2.documents.STDLIB_WITHOUT", {*STDLIB_WITHOUT, "email"})
     folder = tmp_path / "stdlib"
     overrides = [f"data.folder={folder}", "data.tokenizer=bytes", "model.vocabulary=257"]
     overrides += [o for o in TINY if "vocabulary" not in o]

@@ -1,7 +1,9 @@
 """Tokenizers: round trips, a trained BPE, and what is said when GPT-2's vocabulary cannot be had."""
 
 import hashlib
-import json
+import inspect
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import requests
 import tiktoken
 
 from gpt2.token_files import DataError
-from gpt2.tokenizer import BYTE_OF, VOCABULARY, WORDS, Bytes, cut_at_spaces, load_tokenizer, train_bpe
+from gpt2.tokenizer import BYTE_OF, VOCABULARY, cut_at_spaces, load_tokenizer, train_bpe
 
 TEXTS = [
     "def f(x):\n    return x + 1  # naïve\n",
@@ -27,7 +29,7 @@ def bpe(tmp_path_factory):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_text_survives_and_never_gives_end_of_text(text, bpe):
-    for tokenizer in (Bytes(), bpe[0]):
+    for tokenizer in (load_tokenizer("bytes", bpe[1]), bpe[0]):
         tokens = tokenizer.encode(text)
         assert tokens.dtype == np.uint16
         assert tokenizer.decode(tokens.tolist()) == text
@@ -37,7 +39,7 @@ def test_text_survives_and_never_gives_end_of_text(text, bpe):
 
 
 def test_lone_surrogates_are_replaced(bpe):
-    for tokenizer in (Bytes(), bpe[0]):
+    for tokenizer in (load_tokenizer("bytes", bpe[1]), bpe[0]):
         assert tokenizer.decode(tokenizer.encode("a\ud800b").tolist()) == "a\ufffdb"
 
 
@@ -138,41 +140,18 @@ def without_gpt2(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_without_network_the_error_says_where_to_put_the_two_files(without_gpt2):
-    with pytest.raises(DataError) as caught:
+def test_without_network_the_error_leads_to_the_two_files(without_gpt2):
+    with pytest.raises(DataError, match=r"cannot be downloaded \(ConnectionError\); gpt2/README.md says where"):
         load_tokenizer("gpt2", without_gpt2)
-    message = str(caught.value)
-    base = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
-    for file in ("vocab.bpe", "encoder.json"):
-        digest = hashlib.sha1(f"{base}/{file}".encode()).hexdigest()
-        assert f"{base}/{file}\n    as {without_gpt2}/{digest}" in message
-    assert "tokenizer=bytes or bpe_N" in message
+    readme = (Path(__file__).parents[2] / "gpt2" / "README.md").read_text()
+    (base,) = re.findall(r"from `(https://openaipublic.*/)`", readme)
+    for name in ("vocab.bpe", "encoder.json"):
+        assert f"| `{name}` | `$TIKTOKEN_CACHE_DIR/{hashlib.sha1(f'{base}{name}'.encode()).hexdigest()}` |" in readme
+    assert [f"{base}{name}" for name in ("vocab.bpe", "encoder.json")] == asked_by_tiktoken()
 
 
-def test_files_that_are_put_there_are_used(without_gpt2, monkeypatch):
-    """A small GPT-2 vocabulary in the two files' own format, its checksums in place of the real ones."""
-    character_of = {byte: character for character, byte in BYTE_OF.items()}
-    alphabet = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
-    alphabet += [b for b in range(256) if b not in alphabet]
-    merges = [("t", "h"), ("th", "e"), ("Ġ", "the")]
-    names = [character_of[b] for b in alphabet] + ["".join(merge) for merge in merges]
-    files = {
-        "vocab.bpe": "\n".join(["#version: 0.2", *map(" ".join, merges), ""]),
-        "encoder.json": json.dumps({name: i for i, name in enumerate([*names, "<|endoftext|>"])}),
-    }
-    base = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main"
-    for name, content in files.items():
-        (without_gpt2 / hashlib.sha1(f"{base}/{name}".encode()).hexdigest()).write_text(content)
-    monkeypatch.setattr(tiktoken.load, "check_hash", lambda data, expected: True)
+def asked_by_tiktoken():
+    """Return the addresses of the two files in tiktoken's own source."""
     import tiktoken_ext.openai_public as public
 
-    def small():
-        # As in public.gpt2, but for the number of tokens.
-        ranks = public.data_gym_to_mergeable_bpe_ranks(f"{base}/vocab.bpe", f"{base}/encoder.json", "", "")
-        special = {"<|endoftext|>": len(ranks)}
-        return {"name": "gpt2", "pat_str": WORDS, "mergeable_ranks": ranks, "special_tokens": special}
-
-    monkeypatch.setattr(tiktoken.registry, "ENCODING_CONSTRUCTORS", {"gpt2": small})
-    tokenizer = load_tokenizer("gpt2", without_gpt2)
-    assert (tokenizer.vocabulary_size, tokenizer.end_of_text) == (260, 259)
-    assert tokenizer.encode("the the").tolist() == [257, 258]
+    return re.findall(r"https://\S*/gpt-2/\S*?(?=\")", inspect.getsource(public.gpt2))

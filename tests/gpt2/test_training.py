@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from common.launch.compose import compose_config
 from common.launch.processes import launch
@@ -135,17 +134,6 @@ def test_global_windows_give_the_same_training_for_any_number_of_workers(folder:
     assert losses(1, "independent") != pytest.approx(losses(4, "independent"), rel=1e-4)
 
 
-@pytest.mark.parametrize("keep", [False, True])
-def test_whether_the_average_persists_is_a_key_and_in_the_record(keep: bool, folder: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    rows = train(folder, run, *METHODS["dadam"], "workers=simulated", f"evaluation.keep_average={str(keep).lower()}")
-    assert OmegaConf.load(run / "config.yaml").evaluation.keep_average is keep
-    first, *others = (worker["model"] for worker in newest(run)["workers"])
-    equal = [torch.equal(first[name], other[name]) for other in others for name in first]
-    assert all(equal) == keep
-    assert rows[-1]["consensus_distance"] > 0  # before the average was taken
-
-
 def test_best_and_last_are_mean_models(tmp_path: Path) -> None:
     run, data = tmp_path / "run", tmp_path / "data"
     write_tokens(data, pattern(6000), -pattern(700) % 32)  # what is learned of the one is wrong of the other
@@ -167,18 +155,6 @@ def test_best_and_last_are_mean_models(tmp_path: Path) -> None:
             batches = [batch for split, batch in task.evaluation_data(0, 1, 8, torch.device("cpu")) if split == "val"]
             values = [model(batch[:, :-1], batch[:, 1:]).item() for batch in batches]
         assert sum(values) / len(values) == pytest.approx(loss, rel=1e-5)
-
-
-def test_reduced_precision_is_close_to_full(folder: Path, tmp_path: Path) -> None:
-    arguments = [*METHODS["accumadam"], "workers=simulated", "training.clip=1.0", "training.steps=30"]
-    losses = {}
-    for precision in ("fp32", "bf16", "fp16"):
-        rows = train(folder, tmp_path / precision, *arguments, f"training.precision={precision}")
-        losses[precision] = [row["loss"] for row in rows if row["split"] == "train"]
-    assert losses["fp32"][-1] < 0.9 * losses["fp32"][0]
-    for precision in ("bf16", "fp16"):
-        assert losses[precision] == pytest.approx(losses["fp32"], rel=0.01)
-        assert losses[precision] != losses["fp32"]
 
 
 def test_a_run_on_data_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

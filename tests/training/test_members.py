@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cnn.in_memory import InMemoryTrainData
+from cnn.data import InMemoryTrainData
 from common.config.config import ConfigError
 from common.launch.compose import compose_config
 from common.launch.processes import launch

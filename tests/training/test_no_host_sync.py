@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from cnn.cifar10 import augment
-from cnn.images.pixels import normalise_tensor
-from cnn.in_memory import InMemoryTrainData
+from cnn.data import InMemoryTrainData
+from cnn.images.tree import normalise_tensor
 from cnn.task import ImageClassification
 from common.launch.compose import compose_config
 from common.simulate.methods import mix_

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from common.config.config import ConfigError
-from transformer.data import Batch, ParallelText, TokenBatches, evaluation_batches
+from transformer.data import ParallelText, TokenBatches, evaluation_batches
 from transformer.model import PAD
 from transformer.search import EOS
 
@@ -112,31 +112,6 @@ def test_what_does_not_fit_is_refused(data_folder: Path, text: ParallelText, tmp
         (tmp_path / f"train.en-de.en{suffix}").write_bytes(b"something else")
     with pytest.raises(ConfigError, match=r"train\.en-de\.en is not fairseq's mmap format"):
         ParallelText(tmp_path, "train", "en", "de")
-
-
-def test_batches_are_assembled_ahead_for_a_gpu_in_the_same_order() -> None:
-    from transformer.data import ahead
-
-    begun: list[int] = []
-
-    def load(number: int) -> int:
-        begun.append(number)
-        return number * number
-
-    loaded = ahead(load, range(6))
-    assert next(loaded) == 0
-    assert [*loaded] == [1, 4, 9, 16, 25]
-    assert begun == list(range(6))
-
-
-def test_an_error_while_loading_ahead_reaches_the_loop() -> None:
-    from transformer.data import ahead
-
-    def load(number: int) -> Batch:
-        raise ValueError(f"sentence {number}")
-
-    with pytest.raises(ValueError, match="sentence 0"):
-        next(ahead(load, range(3)))
 
 
 def test_the_rest_of_an_epoch_is_dealt_to_fewer_ranks(text: ParallelText) -> None:

@@ -21,7 +21,7 @@ from transformer.config import Folder
 from transformer.corpus import Corpus
 from transformer.preparation import pipeline
 from transformer.preparation.files import digest, read_lines
-from transformer.preparation.manifest import DataManifest, read_manifest
+from transformer.preparation.wmt14 import DataManifest, read_manifest
 
 pytestmark = pytest.mark.usefixtures("compat")
 

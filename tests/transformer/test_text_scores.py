@@ -14,7 +14,7 @@ import pytest
 from common.config.config import ConfigError
 from transformer import scores
 from transformer.preparation.pipeline import learn_codes
-from transformer.text import MosesText, Subwords, join_subwords, unescape
+from transformer.text import MosesText, Subwords, join_subwords
 
 HYPOTHESES = ["The cat sat on the mat.", "There is a dog in the house, too!", "two", "What is this?"]
 REFERENCES = ["The cat sat on a mat.", "There is a dog inside the house, too!", "two; three", "What was this?"]
@@ -51,7 +51,6 @@ def test_subwords_join_to_the_words_they_came_from(tmp_path: Path) -> None:
     assert again.read_bytes() == (tmp_path / "codes").read_bytes()
     with pytest.raises(ConfigError, match=r"missing: cannot be read"):
         Subwords(tmp_path / "missing")
-    assert unescape("Q&amp;A &lt;b&gt; &quot;") == 'Q&A <b> "'
 
 
 def plain_bleu(hypotheses: list[list[str]], references: list[list[str]]) -> float:

@@ -51,16 +51,6 @@ def test_shards_train_and_translate_as_whole_replicas(small: list[str], tmp_path
     assert shards[-1]["bleu"] == pytest.approx(whole[-1]["bleu"], abs=1)
 
 
-def test_the_loss_before_any_update_does_not_depend_on_the_number_of_workers(small: list[str], tmp_path: Path) -> None:
-    losses = set()
-    for workers in (1, 2, 3):
-        arguments = ["workers=simulated", f"workers.count={workers}", "optimizer.lr=1e-12", "training.steps=1"]
-        run = tmp_path / str(workers)
-        assert launch("transformer", [*small, *arguments, f"run_dir={run}", "evaluation.batch_size=64"]) == 0
-        losses.add(round(rows(run)[-1]["loss"], 5))
-    assert len(losses) == 1
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_broke_in_the_middle_of_an_epoch_ends_as_if_it_had_not(
     small: list[str], method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -88,11 +78,3 @@ def test_a_run_that_broke_in_the_middle_of_an_epoch_ends_as_if_it_had_not(
     assert [file.name for file in kept[0]] == ["step_00000014.pt", "step_00000020.pt"]
     for one, other in zip(*kept, strict=True):
         assert one.read_bytes() == other.read_bytes()
-
-
-def test_bf16_trains(small: list[str], tmp_path: Path) -> None:
-    arguments = ["workers=simulated", "workers.count=2", "training.precision=bf16", "training.clip=1.0"]
-    arguments += ["training.steps=12", "optimizer.lr=0.01", f"run_dir={tmp_path}/run"]
-    assert launch("transformer", [*small, *arguments]) == 0
-    losses = [row["loss"] for row in rows(tmp_path / "run") if row["split"] == "train"]
-    assert losses[-1] < losses[0] < 6

@@ -18,9 +18,7 @@ from transformer.evaluate import main as evaluate
 from transformer.scores import paper_bleu, wordnet_problem
 from transformer.search import Search, beam_search
 from transformer.task import search_of
-from transformer.translation import Translator, load_model, mean_of, read_config, read_state
-
-CPU = torch.device("cpu")
+from transformer.translate import mean_of, open_run, read_config, read_state
 
 
 @pytest.fixture
@@ -44,10 +42,10 @@ def translated(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[st
 
 def alone(run: Path, line: str) -> str:
     """One line by the model itself."""
-    config = read_config(run)
-    corpus = Corpus(config.data)
-    model = load_model(config, corpus, read_state(run / "checkpoints/best.pt"), "best", CPU)
-    return corpus.line(beam_search(model, corpus.encode(line)[None], None, search_of(config))[0][0].tokens)
+    opened = open_run(run)
+    search = search_of(opened.config)
+    model = opened.translator([run / "checkpoints/best.pt"], search, 4096).model
+    return opened.corpus.line(beam_search(model, opened.corpus.encode(line)[None], None, search)[0][0].tokens)
 
 
 def test_lines_are_translated_in_their_order(run: Path, translated: Callable[..., list[str]]) -> None:
@@ -148,10 +146,9 @@ def test_every_kept_model_is_scored(run: Path, capsys: pytest.CaptureFixture[str
 def test_the_papers_bleu_is_that_of_greedy_translations(run: Path) -> None:
     assert evaluate([f"run={run}", "models=last"]) == 0
     (row,) = json.loads((run / "evaluation/test.json").read_text())["rows"]
-    config = read_config(run)
-    corpus = Corpus(config.data)
-    model = load_model(config, corpus, read_state(run / "checkpoints/last.pt"), "last", CPU)
-    greedy = Translator(model, corpus, Search(1, 0.6, 50), 4096, CPU).split(corpus.split("test"))
+    opened = open_run(run)
+    corpus = opened.corpus
+    greedy = opened.translator([run / "checkpoints/last.pt"], Search(1, 0.6, 50), 4096).split(corpus.split("test"))
     references = [corpus.words(tokens) for tokens in map(corpus.split("test").target_tokens, range(len(greedy)))]
     assert row["paper_bleu"] == pytest.approx(paper_bleu([corpus.words(tokens) for tokens in greedy], references))
 

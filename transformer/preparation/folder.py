@@ -1,12 +1,14 @@
 """Building a data folder from raw pairs; it appears only when complete, with prepared.json saying how it was made."""
 
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from common.config.config import ConfigError
+from common.locks import exclusive
 from transformer.preparation.files import digest, read_json, write_json
 from transformer.preparation.pipeline import SPLITS, Pair, Recipe, Stages
 from transformer.text import CODES
@@ -52,6 +54,33 @@ def check_unchanged(folder: Path, names: Iterable[str] | None = None) -> None:
             )
 
 
+@contextmanager
+def making(output: Path, description: dict[str, Any], key: str) -> Iterator[bool]:
+    """Let one process of this machine at a time be inside the block; yield whether the folder has yet to be made.
+
+    description: what distinguishes this folder from others
+    key:         the argument that names the folder, for messages
+
+    Raises ConfigError if the folder is damaged or holds something else.
+    """
+    with exclusive(output.with_name(f"{output.name}.lock")):
+        if output.exists():
+            found = describe(output)
+            if found is None:
+                differences = ["not made by transformer.prepare"]
+            else:
+                there = {name: found.get(name, "not recorded") for name in description}
+                differences = [
+                    f"{name}: {there[name]} there, {now} now" for name, now in description.items() if there[name] != now
+                ]
+            if differences:
+                raise ConfigError(
+                    f"{key}={output}: holds other data ({'; '.join(differences)}); remove it or choose another folder"
+                )
+            check_unchanged(output)
+        yield not output.exists()
+
+
 def build(
     output: Path, recipe: Recipe, description: dict[str, Any], pairs: Mapping[str, Iterable[Pair]], jobs: int
 ) -> dict[str, int]:
@@ -81,19 +110,13 @@ def build(
     binarize(work / "texts", finished, recipe.source, recipe.target, jobs)
     shutil.copyfile(codes, finished / CODES)
     files = {str(f.relative_to(finished)): digest(f) for f in sorted(finished.rglob("*")) if f.is_file()}
-    made = {"recipe": description, "pairs": counts, "versions": versions(), "sha256": files}
+    made = {
+        "recipe": description,
+        "pairs": counts,
+        "versions": {package: metadata.version(package) for package in PACKAGES},
+        "sha256": files,
+    }
     write_json(finished / RECORD, made)
     finished.rename(output)
     shutil.rmtree(work)
     return counts
-
-
-def versions() -> dict[str, str | None]:
-    """Return the versions of the packages that determine the tokens."""
-    found: dict[str, str | None] = {}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return found

@@ -8,8 +8,7 @@ name decides the split: another version of the packages changes little.
 import hashlib
 from pathlib import Path
 
-from common.html_blocks import html_blocks
-from common.packages import Package, debian_package, files_of
+from common.packages import Package, debian_package, files_of, html_blocks
 
 CODES = {"en": "en-US", "de": "de", "fr": "fr"}  # LibreOffice's names of languages
 SHORTEST, LONGEST = 4, 60  # words

@@ -27,10 +27,8 @@ def number_name_pairs(data: NumberNames) -> dict[str, Iterator[Pair]]:
 
 def name_line(numbers: list[int], language: str) -> str:
     """Write numbers as a line of names. Raises ConfigError if num2words does not know the language."""
-    try:
-        from num2words import num2words
-    except ImportError as error:
-        raise ConfigError(f"num2words cannot be imported ({error}); pip install '.[transformer]'") from error
+    from num2words import num2words
+
     try:
         return SEPARATORS.get(language, "; ").join(num2words(number, lang=language) for number in numbers)
     except NotImplementedError as error:

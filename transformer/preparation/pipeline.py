@@ -9,22 +9,26 @@ Each stage works on chunks of lines in parallel, and reuses what is already fini
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, redirect_stderr
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from itertools import islice
 from pathlib import Path
+from typing import Any, TypeVar
+
+from tqdm import tqdm
 
 from common.atomic import write_atomically
 from common.config.config import ConfigError
+from common.interruptible import in_processes
 from transformer.preparation.files import digest, read_lines, write_lines
-from transformer.preparation.parallel import results, run
 from transformer.text import CODES, MosesText, Subwords
 
 SPLITS = ("train", "valid", "test")
 Pair = tuple[str, str]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Stages:
         done = self.work / "tokenized" / f"{split}.done"
         if done.exists():
             return
-        files = (self._folder("tokenized") / f"{split}.{number:06d}.tsv" for number in range(10**6))
+        files = (self.work / "tokenized" / f"{split}.{number:06d}.tsv" for number in range(10**6))
         todo = (
             (self.recipe, split != "train", chunk, file)
             for chunk, file in zip(chunks(pairs, self.recipe.chunk), files, strict=False)
@@ -91,7 +95,7 @@ class Stages:
     def encode(self) -> None:
         """Convert words to subwords and clean them (stage 3)."""
         todo = [
-            (self.recipe, self.work / CODES, split in self.recipe.cleaned, file, self._folder("encoded") / file.name)
+            (self.recipe, self.work / CODES, split in self.recipe.cleaned, file, self.work / "encoded" / file.name)
             for split in SPLITS
             for file in self._files("tokenized", split)
         ]
@@ -103,7 +107,7 @@ class Stages:
         for split in SPLITS:
             files = self._files("encoded", split)
             for column, language in enumerate((self.recipe.source, self.recipe.target)):
-                write_lines(self._folder("texts") / f"{split}.{language}", column_of(files, column))
+                write_lines(self.work / "texts" / f"{split}.{language}", column_of(files, column))
                 if split != "train":
                     write_lines(raw / f"{split}.{language}", column_of(files, 2 + column))
             counts[split] = sum(1 for _ in column_of(files, 0))
@@ -111,11 +115,33 @@ class Stages:
                 raise ConfigError(f"split {split}: expected at least one pair of lines, got none after cleaning")
         return counts
 
-    def _folder(self, stage: str) -> Path:
-        return self.work / stage
-
     def _files(self, stage: str, split: str) -> list[Path]:
-        return sorted(self._folder(stage).glob(f"{split}.*.tsv"))
+        return sorted((self.work / stage).glob(f"{split}.*.tsv"))
+
+
+def results(
+    function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]], jobs: int, title: str
+) -> Iterator[Result]:
+    """Yield function(*a) for each a of `arguments`, in order; in this process if jobs is 1.
+
+    The first error is raised, KilledError if a process is killed, and no further job is started.
+    """
+    with tqdm(desc=title, unit="chunk", disable=None) as progress:
+        if jobs == 1:
+            for each in arguments:
+                yield function(*each)
+                progress.update()
+            return
+        for result in in_processes(function, arguments, jobs, 2 * jobs, "jobs"):
+            yield result
+            progress.update()
+
+
+def run(function: Callable[..., None], arguments: Iterable[tuple[Any, ...]], jobs: int, title: str) -> None:
+    """Do the same for a function that returns nothing."""
+    with closing(results(function, arguments, jobs, title)) as done:
+        for _ in done:
+            pass
 
 
 def chunks(pairs: Iterable[Pair], size: int) -> Iterator[list[Pair]]:
@@ -144,10 +170,8 @@ def count_words(file: Path) -> Counter[str]:
 
 def learn_codes(words: Counter[str], merges: int, codes: Path) -> None:
     """Learn a byte pair encoding from word counts with subword-nmt."""
-    try:
-        from subword_nmt.learn_bpe import learn_bpe
-    except ImportError as error:
-        raise ConfigError(f"subword-nmt cannot be imported ({error}); pip install '.[transformer]'") from error
+    from subword_nmt.learn_bpe import learn_bpe
+
     # Sorted, so that ties do not depend on the order of the chunks.
     lines = [f"{word} {count}" for word, count in sorted(words.items())]
     with StringIO() as learned, redirect_stderr(StringIO()):

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from cnn.digits import DigitsData
-from cnn.partition import dirichlet_partition
+from cnn.digits import DigitsData, dirichlet_partition
 from common.launch.compose import compose_config
 
 LABELS = torch.arange(1437) % 10

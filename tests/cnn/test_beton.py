@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cnn.images import staging
-from cnn.images.staging import stage
+from cnn.images.beton import stage
 from common.config.config import ConfigError
 
 
@@ -82,30 +81,18 @@ def test_a_copy_that_fails_leaves_nothing_behind(files: list[Path], tmp_path: Pa
     assert [copy.read_bytes() for copy in stage(files, tmp_path / "local")] == [file.read_bytes() for file in files]
 
 
-def test_what_killed_copies_left_takes_no_space(files: list[Path], tmp_path: Path, monkeypatch) -> None:
-    other = tmp_path / "other" / "val.beton"
-    other.parent.mkdir()
-    other.write_bytes(b"another data set")
-    copies = [stage(files, tmp_path / "local")[0], stage([other], tmp_path / "local")[0]]
-    dead = [copy.with_name(".x.beton.part") for copy in copies]
-    copies[0].unlink()
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(
-        staging.shutil, "disk_usage", lambda _: usage(2e9, 0, 0 if any(file.exists() for file in dead) else 1e9)
-    )
-    for file in dead:
-        file.write_bytes(b"half of it")
-    with staging._locked(dead[1].parent / ".lock"):  # being copied by another process
-        with pytest.raises(ConfigError, match="are free"):
-            stage(files, tmp_path / "local")
-        assert [file.exists() for file in dead] == [False, True]
-    assert stage(files, tmp_path / "local")[0].read_bytes() == files[0].read_bytes()
+def test_what_killed_copies_left_is_removed(files: list[Path], tmp_path: Path) -> None:
+    (copy,) = stage(files[:1], tmp_path / "local")
+    dead = copy.with_name(".x.beton.part")
+    dead.write_bytes(b"half of it")
+    stage(files, tmp_path / "local")
+    assert not dead.exists()
 
 
 def test_free_space_is_checked_first(files: list[Path], tmp_path: Path, monkeypatch) -> None:
     usage = namedtuple("usage", "total used free")
     copies = stage(files[:1], tmp_path / "local")
-    monkeypatch.setattr(staging.shutil, "disk_usage", lambda path: usage(5e9, 5e9, 1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(5e9, 5e9, 1000))
     with pytest.raises(ConfigError, match=r"data.copy_to=.*: 1e-06 GB needed, but 1e-06 GB are free"):
         stage(files, tmp_path / "local")  # 1001 bytes are missing
     assert stage(files[:1], tmp_path / "local") == copies
