@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
+from common.config.base import Processes
 from common.config.config import ConfigError
 from common.record.environment import now
 from transformer.config import TrainedConfig
@@ -58,7 +59,7 @@ class EvaluateArguments(Arguments):
     data: Text | None = Field(None, description="the data folder; null: the run's")
     batch_size: PositiveInt = Field(4096, description="tokens in a batch")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda")
-    threads: PositiveInt | None = Field(None, description="CPU threads")
+    threads: Processes | None = Field(None, description="CPU threads")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from common.config.base import FilePath, Seed, Strict
+from common.config.base import FilePath, Processes, Seed, Strict
 from common.config.elastic import ElasticConfig
 from common.config.optimization import OptimizerConfig, ScheduleConfig
 from common.config.parallel import ParallelConfig, check_method
@@ -84,7 +84,7 @@ class TrainingConfig(Strict):
     deterministic: bool = False
     compile: bool
     device: Literal["auto", "cpu", "cuda"]
-    threads: PositiveInt | None
+    threads: Processes | None
     checkpoint_every: PositiveInt | None
     checkpoints_kept: PositiveInt
     on_nan: Literal["stop", "warn"]
