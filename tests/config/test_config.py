@@ -11,6 +11,7 @@ from common.config.overrides import as_hydra_reads, typed
 from common.launch.compose import CONFIGS, compose_config
 
 # The task of an experiment, by its folder or file; of all others it is cnn.
+MULTISTEP = ["schedule=multistep", "schedule.warmup=2"]
 TASKS = dict.fromkeys(("gpt2", "gpt2_fair"), "gpt2")
 TASKS |= dict.fromkeys(("transformer", "table2", "table2_fair", "figure6"), "transformer")
 
@@ -145,6 +146,11 @@ def test_batch_and_ranks() -> None:
         ),
         (["parallel=allreduce", "+parallel.local_steps=3"], ["parallel.local_steps=3", "no such key"]),
         (["schedule.warmup=300"], ["schedule.warmup=300", "training.steps=300"]),
+        ([*MULTISTEP, "schedule.milestones=5"], ["schedule.milestones=5", "list"]),
+        ([*MULTISTEP, "schedule.milestones=[5,5]"], ["schedule.milestones=[5.0, 5.0]", "ever later milestones"]),
+        ([*MULTISTEP, "schedule.milestones=[5,3]"], ["schedule.milestones=[5.0, 3.0]", "ever later milestones"]),
+        ([*MULTISTEP, "schedule.milestones=[1,4]"], ["[1.0, 4.0], warmup=2", "none of them in the warm-up"]),
+        ([*MULTISTEP, "schedule.milestones=[5]", "schedule.gamma=1.1"], ["schedule.gamma=1.1", "equal to 1"]),
         (["seed=-1"], ["seed=-1", "greater than or equal to 0"]),
         (["seed=20261128103000"], ["seed=20261128103000", "less than or equal to 10000000000000"]),
         (["name=../../up"], ["name=../../up: expected a name without `..`"]),
@@ -168,6 +174,7 @@ def test_batch_and_ranks() -> None:
         (["optimizer.eps=0"], ["optimizer.eps=0", "greater than 0"]),
         (["optimizer=sgd", "optimizer.momentum=2"], ["optimizer.momentum=2", "less than or equal to 1"]),
         (["training.steps=null"], ["steps=None, epochs=None", "exactly one"]),
+        (["training.threads=100000"], ["training.threads=100000", "less than or equal to 1024"]),
         (["training.clip=0"], ["training.clip=0", "greater than 0"]),
         (["training.checkpoint_every=0"], ["training.checkpoint_every=0", "greater than 0"]),
         (["training.on_nan=ignore"], ["training.on_nan='ignore'", "'warn'"]),
