@@ -214,8 +214,8 @@ def _explain_one(item: Any, model: type[BaseModel]) -> str:
     if kind == "extra_forbidden":
         return f"{key}: unknown key; {nearest(str(location[-1]), _model_at(model, location).model_fields)}"
     if kind == "missing":
-        field = _model_at(model, location).model_fields[location[-1]]
-        return f"{key}=...: missing; expected {field.description or 'a value'}"
+        field = _model_at(model, location).model_fields.get(location[-1])  # a part may be no model, but a dataclass
+        return f"{key}=...: missing; expected {(field and field.description) or 'a value'}"
     message = item["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
     if kind == "literal_error":
         message += did_you_mean(item["input"], re.findall("'([^']*)'", item["ctx"]["expected"]))

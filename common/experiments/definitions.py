@@ -3,16 +3,18 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from yaml import YAMLError
 
 from common.cli import UsageError, explain, nearest, one_line
+from common.config.base import Seed
 
 ROOT = Path(__file__).resolve().parents[2]
+StrictSeed = Annotated[Seed, Field(strict=True)]  # no text, no boolean
 
 
 class Definition(BaseModel):
@@ -39,7 +41,7 @@ def read_definition(folder: Path, name: str, key: str, also: Iterable[str] = ())
         raise UsageError(f"{key}={name}: unknown; {nearest(name, {*known, *also})}")
     try:
         return OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
-    except (YAMLError, OmegaConfBaseException) as error:
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeError, RecursionError) as error:
         raise UsageError(f"{_shown(folder, name)}: not valid YAML: {one_line(error)}") from None
 
 

@@ -21,12 +21,11 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
-    StrictInt,
     model_validator,
 )
 
 from common.cli import nearest
-from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
+from common.experiments.definitions import ROOT, Definition, StrictSeed, explained, names_in, read_definition
 from common.experiments.overrides import Override, check_override
 from common.experiments.quantities import QUANTITIES, Quantity
 
@@ -59,7 +58,7 @@ class Sweep(Definition):
 
     quantity: str = Field(description="what is optimized: a quantity of finished runs")
     best: Literal["highest", "lowest"]
-    seeds: tuple[StrictInt, ...] = Field(min_length=1, description="integers, of which the table reports none")
+    seeds: tuple[StrictSeed, ...] = Field(min_length=1, description="integers, of which the table reports none")
     rates: int = Field(ge=3, description="learning rates of the first grid, a factor of 2 apart")
     extensions: NonNegativeInt = Field(description="how often the grid grows while a method is best at an edge")
     axes: Axes = Field(

@@ -9,14 +9,13 @@ from pydantic import (
     PlainValidator,
     PositiveFloat,
     PositiveInt,
-    StrictInt,
     ValidationInfo,
     model_validator,
 )
 
 from common.cli import nearest
 from common.experiments.columns import DEFAULT_COLUMNS, Column, parse_column
-from common.experiments.definitions import ROOT, Definition, names_in
+from common.experiments.definitions import ROOT, Definition, StrictSeed, names_in
 from common.experiments.overrides import Override, meaning, parse_override
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import Target
@@ -95,7 +94,7 @@ class TableFile(Definition):
     note: str = ""
     task: Literal["cnn", "transformer", "gpt2"]
     runs: Name = Field("", description="the sub-folder of the runs folder (default: the table's name)")
-    seeds: tuple[StrictInt, ...] = Field(min_length=1, description="a list of integers")
+    seeds: tuple[StrictSeed, ...] = Field(min_length=1, description="a list of integers")
     cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
     over: str | None = Field(
         None, description="a number of the configuration against which the figure shows the rows (default: the steps)"
