@@ -393,3 +393,23 @@ def test_a_model_that_does_not_fit_into_memory_is_refused(tmp_path: Path, capsys
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: model=resnet_digits: does not fit into memory (")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"caf\xe9", b"[1, 2]", b"3", b"null", b'{"start": ', b""])
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "summary.json"])
+def test_records_that_are_damaged_are_refused_in_one_line(name: str, content: bytes, tmp_path: Path) -> None:
+    """Or are written anew, where nothing depends on them; and no lock is left."""
+    config = compose_config("cnn", [f"run_dir={tmp_path}/run", "resume=true"])
+    RunFolder(config, []).close()
+    (tmp_path / "run" / name).write_bytes(content)
+    try:
+        RunFolder(config, []).close()
+    except ConfigError as error:
+        first = str(error).splitlines()[0]
+        assert f"{tmp_path}/run/{name}: is damaged, expected" in first or (
+            name == "config.yaml" and "another configuration" in first
+        )
+        assert (tmp_path / "run" / name).read_bytes() == content
+    else:
+        assert name == "summary.json"
+    assert not (tmp_path / "run" / ".lock").exists()
