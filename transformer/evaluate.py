@@ -17,6 +17,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
 from common.config.base import Processes
 from common.config.config import ConfigError
+from common.record.checkpoint import read_model
 from common.record.environment import now
 from transformer.config import TrainedConfig
 from transformer.corpus import Corpus
@@ -25,7 +26,7 @@ from transformer.loss import cross_entropy
 from transformer.model import PAD
 from transformer.preparation.files import write_json, write_lines
 from transformer.scores import bleu, chrf, meteor, paper_bleu, wordnet_problem
-from transformer.task import search_of
+from transformer.task import check_beam, search_of
 from transformer.translation import (
     State,
     Translator,
@@ -33,7 +34,6 @@ from transformer.translation import (
     mean_of,
     pick_device,
     read_config,
-    read_state,
     with_data,
 )
 
@@ -76,7 +76,7 @@ class Candidate:
 
     def state(self) -> State:
         """Load its weights, the mean over its files."""
-        states = [read_state(file) for file in self.files]
+        states = [read_model(file) for file in self.files]
         return states[0] if len(states) == 1 else mean_of(states)
 
 
@@ -99,6 +99,7 @@ def evaluate(arguments: EvaluateArguments) -> None:
     config = with_data(read_config(run), arguments.data)
     candidates = list(find(run, arguments.models, arguments.average))
     corpus, device = Corpus(config.data), pick_device(arguments.device)
+    check_beam(config.decoding.beam, corpus.vocabulary)
     text = corpus.evaluated(arguments.split)
     references, raw = corpus.references(arguments.split)
     # The authors' references are the lines as their vocabulary decodes them, cut like training pairs.
@@ -107,7 +108,7 @@ def evaluate(arguments: EvaluateArguments) -> None:
     folder = run / "evaluation"
     rows, signatures = [], {}
     for candidate in candidates:
-        model = load_model(config, corpus, candidate.state(), candidate.name, device)
+        model = load_model(config, corpus, candidate.state(), ", ".join(map(str, candidate.files)), device)
         translator = Translator(model, corpus, search_of(config), arguments.batch_size, device)
         best = translator.split(text)
         # All hypotheses of the authors' beam search begin as the same one and stay the same, whatever the beam
@@ -151,12 +152,15 @@ def evaluate(arguments: EvaluateArguments) -> None:
 def find(run: Path, models: str, average: int) -> Iterator[Candidate]:
     """Yield the run's models by step, then best, last and the average. Raises ConfigError if there are none."""
     folder = run / "checkpoints"
-    kept = sorted((folder / "models").glob("step_*.pt"))
+    kept = sorted(file for file in (folder / "models").glob("step_*.pt") if file.stem[5:].isdecimal())
     steps = [int(file.stem.removeprefix("step_")) for file in kept]
     summary = run / "summary.json"
-    record = json.loads(summary.read_text()) if summary.exists() else {}
-    best = (record.get("best") or {}).get("validation") or {}
-    single = {"best": best.get("step"), "last": record.get("steps")}
+    try:
+        record = json.loads(summary.read_text()) if summary.exists() else {}
+        best = (record.get("best") or {}).get("validation") or {}
+        single = {"best": best.get("step"), "last": record.get("steps")}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{summary}: expected the summary of a run ({error}); remove it to go on") from error
     found = [Candidate(file.stem, step, (file,)) for file, step in zip(kept, steps, strict=True) if models == "all"]
     for name, step in single.items():
         if models in ("all", name) and (folder / f"{name}.pt").exists():

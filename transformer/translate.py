@@ -13,10 +13,12 @@ from pydantic import Field, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.config.config import ConfigError
+from common.record.checkpoint import read_model
 from transformer.corpus import Corpus
 from transformer.preparation.files import decoded
 from transformer.search import Search
-from transformer.translation import Translator, load_model, pick_device, read_config, read_state, with_data
+from transformer.task import check_beam
+from transformer.translation import Translator, load_model, pick_device, read_config, with_data
 
 LINES_AT_A_TIME = 512
 
@@ -59,10 +61,11 @@ def make_translator(arguments: TranslateArguments) -> Translator:
     run = Path(arguments.run) if arguments.run else checkpoint.resolve().parent.parent
     config = with_data(read_config(run), arguments.data)
     corpus, device = Corpus(config.data), pick_device(arguments.device)
-    model = load_model(config, corpus, read_state(checkpoint), str(checkpoint), device)
+    model = load_model(config, corpus, read_model(checkpoint), str(checkpoint), device)
     decoding = config.decoding
     penalty = decoding.length_penalty if arguments.length_penalty is None else arguments.length_penalty
     search = Search(arguments.beam or decoding.beam, penalty, decoding.extra_length)
+    check_beam(search.beam, corpus.vocabulary, "beam")
     return Translator(model, corpus, search, arguments.batch_size, device)
 
 

@@ -12,9 +12,11 @@ from pydantic import ValidationError
 from torch import Tensor
 from yaml import YAMLError
 
+from common.cli import one_line
 from common.config.config import ConfigError
 from common.config.overrides import flatten
 from common.launch.compose import explain
+from common.record.checkpoint import fill_model
 from transformer.batching import batch_by_tokens
 from transformer.config import TrainedConfig
 from transformer.corpus import Corpus
@@ -71,23 +73,12 @@ def read_config(run: Path) -> TrainedConfig:
     try:
         values = OmegaConf.to_container(OmegaConf.load(file))
         return TrainedConfig.model_validate(values)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{file}: cannot be read ({error})") from error
+    except (OSError, YAMLError, OmegaConfBaseException, UnicodeError, RecursionError) as error:
+        raise ConfigError(f"{file}: cannot be read ({one_line(error)})") from error
     except ValidationError as error:
         raise ConfigError(
             f"{file}: no configuration of the transformer task: {explain(error, flatten(values))}"
         ) from None
-
-
-def read_state(file: Path) -> State:
-    """Read a bare state dict, such as a run's checkpoints/best.pt. Raises ConfigError if the file is not one."""
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # the unpickler may fail in any way on a foreign file
-        raise ConfigError(f"{file}: cannot be read as a model ({error})") from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ConfigError(f"{file}: expected a bare state dict, such as checkpoints/best.pt of a run")
-    return state
 
 
 def mean_of(states: Sequence[State]) -> State:
@@ -101,15 +92,10 @@ def mean_of(states: Sequence[State]) -> State:
 def load_model(config: TrainedConfig, corpus: Corpus, state: State, name: str, device: torch.device) -> Transformer:
     """Build the configured model with these weights, in evaluation mode.
 
-    Raises ConfigError naming `name` if the weights do not match the model.
+    Raises ConfigError naming `name` if the weights do not match the model, or are not finite.
     """
     model = build_model(config, corpus.vocabulary)
-    try:
-        model.load_state_dict(state)
-    except RuntimeError as error:
-        raise ConfigError(
-            f"{name}: expected a state dict of the run's model with {corpus.vocabulary} tokens: {error}"
-        ) from error
+    fill_model(model, state, name, f"the run's model with {corpus.vocabulary} tokens")
     return model.to(device).eval()
 
 
