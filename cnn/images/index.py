@@ -1,6 +1,7 @@
 """FILE.beton.json, the description kept beside each .beton file."""
 
 import shlex
+import struct
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -8,6 +9,9 @@ from pydantic import ValidationError
 from common.atomic import write_atomically
 from common.config.base import Strict
 from common.config.config import ConfigError
+
+HEADER = struct.Struct("<HHIQQ")  # FFCV's: version, fields, bytes of a page, images, where the table of images begins
+VERSION = 2
 
 
 class BetonIndex(Strict):
@@ -58,7 +62,8 @@ def check_present(beton: Path) -> str:
 def read_index(beton: Path) -> BetonIndex:
     """Read the index of a .beton file.
 
-    Raises ConfigError if one of the two files is missing or the .beton file does not have the recorded size.
+    Raises ConfigError if one of the two files is missing, or the .beton file does not have the recorded size or begins
+    otherwise than one of as many images.
     """
     command = check_present(beton)
     try:
@@ -68,4 +73,9 @@ def read_index(beton: Path) -> BetonIndex:
     size = beton.stat().st_size
     if size != index.bytes:
         raise ConfigError(f"{beton}: has {size} bytes, expected {index.bytes}; {command} anew")
+    with beton.open("rb") as stream:
+        head = stream.read(HEADER.size).ljust(HEADER.size, b"\0")
+    version, _, _, images, _ = HEADER.unpack(head)
+    if (version, images) != (VERSION, index.images):
+        raise ConfigError(f"{beton}: is damaged, expected a file of FFCV with {index.images} images; {command} anew")
     return index
