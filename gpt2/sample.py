@@ -28,6 +28,8 @@ from gpt2.tokenizer import Tokenizer, load_tokenizer
 # What reading another task's configuration, or a file that is none, may raise.
 UNREADABLE = (OSError, YAMLError, OmegaConfBaseException, KeyError, TypeError, ValueError, RecursionError)
 
+COLDEST = 1e-30  # below it logits divided by the temperature could be infinite; the limit is the likeliest token
+
 
 class SampleArguments(Arguments):
     """Command line of gpt2.sample."""
@@ -47,6 +49,8 @@ class SampleArguments(Arguments):
 def main(argv: Sequence[str]) -> int:
     """Print the texts, separated by lines of dashes."""
     arguments = parse(SampleArguments, argv, "gpt2.sample", "Write text with a trained model.")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device=cuda: no GPU is available, expected cpu")
     try:
         model, tokenizer = load(Path(arguments.run), arguments.checkpoint)
     except (ConfigError, DataError) as error:
@@ -97,7 +101,7 @@ def next_logits(model: GPT2, tokens: Tensor, vocabulary: int) -> Tensor:
 
 def choose(logits: Tensor, arguments: SampleArguments, generator: torch.Generator) -> Tensor:
     """Draw a token, a scalar, from logits [vocabulary]."""
-    if arguments.temperature == 0:
+    if arguments.temperature < COLDEST:
         return logits.argmax()
     if arguments.top_k is not None and arguments.top_k < len(logits):
         least = logits.topk(arguments.top_k).values[-1]

@@ -40,6 +40,7 @@ def test_tokens_are_drawn_by_temperature_among_the_top_k(temperature: float, top
 
 def test_temperature_0_takes_the_likeliest() -> None:
     assert drawn(20, temperature=0) == {4: 20}
+    assert drawn(20, temperature=1e-300) == {4: 20}
 
 
 def test_rows_that_only_pad_the_embedding_are_never_drawn_and_the_context_slides() -> None:
@@ -156,3 +157,9 @@ def test_a_damaged_model_is_refused_in_one_line(run: Path, tmp_path: Path, capsy
         assert line.startswith("error: ")
         assert "init_from" not in line
         assert problem in line
+
+
+def test_a_missing_gpu_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["run=somewhere", "device=cuda"]) == 2
+    assert capsys.readouterr().err == "error: device=cuda: no GPU is available, expected cpu\n"
