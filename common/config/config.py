@@ -155,8 +155,8 @@ class Config(Strict):
     @field_validator("name")
     @classmethod
     def _stays_below_runs(cls, name: str) -> str:
-        if ".." in name.split("/"):
-            raise ValueError(f"{name}: expected a name without `..`; run_dir=FOLDER sets any folder")
+        if {"", ".", ".."} & {*name.split("/")}:
+            raise ValueError(f"{name}: expected a name without `..`, `.` and empty parts; run_dir=FOLDER sets any folder")
         return name
 
     @model_validator(mode="after")

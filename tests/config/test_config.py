@@ -154,6 +154,8 @@ def test_batch_and_ranks() -> None:
         (["seed=-1"], ["seed=-1", "greater than or equal to 0"]),
         (["seed=20261128103000"], ["seed=20261128103000", "less than or equal to 10000000000000"]),
         (["name=../../up"], ["name=../../up: expected a name without `..`"]),
+        (["name="], ["name=: expected a name without", "empty parts"]),
+        (["name=/a"], ["name=/a: expected a name without", "empty parts"]),
         (["run_dir=~nobody-of-that-name/x"], ["run_dir=~nobody-of-that-name/x: no such user"]),
         (["optimizer=null"], ["optimizer=null: expected one of: accumadam, accumadamw, adam"]),
         (["experiment=null"], ["experiment=null: expected one of"]),
