@@ -156,7 +156,7 @@ class Config(Strict):
     @classmethod
     def _stays_below_runs(cls, name: str) -> str:
         if {"", ".", ".."} & {*name.split("/")}:
-            raise ValueError(f"{name}: expected a name without `..`, `.` and empty parts; run_dir=FOLDER sets any folder")
+            raise ValueError(f"{name}: expected a name without `..`, `.` and empty parts; run_dir=FOLDER is free")
         return name
 
     @model_validator(mode="after")
