@@ -14,7 +14,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from common.arguments import did_you_mean
-from common.config.base import FilePath, Strict
+from common.config.base import FilePath, Processes, Strict
 from common.config.config import Config
 
 
@@ -87,7 +87,7 @@ class ImageFolder(Strict):
     flip: bool
     resize: PositiveInt
     validation_crop: PositiveInt
-    workers: PositiveInt | None
+    workers: Processes | None
     copy_to: FilePath | None
 
     @field_validator("scale")

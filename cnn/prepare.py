@@ -22,6 +22,7 @@ from cnn.images.tree import ImageTree, check_same_classes, read_tree
 from cnn.packaged import IMAGES, make_packaged
 from common.atomic import temporary
 from common.cli import Arguments, Text, UsageError, main_function, parse
+from common.config.base import Processes
 from common.interruptible import KilledError, interruptible
 from common.locks import alone
 
@@ -53,7 +54,7 @@ class PrepareArguments(Arguments):
     corrupt: Literal["error", "skip"] = Field(
         "error", description="what to do with files that cannot be decoded or stored: error or skip"
     )
-    workers: PositiveInt | None = Field(None, description="processes (default: one for each core)")
+    workers: Processes | None = Field(None, description="processes (default: one for each core)")
     images_only: bool = Field(False, description="with source=digits: only image files, for data.loader=torchvision")
     overwrite: bool = Field(False, description="replace existing files")
 

@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 from tqdm import tqdm
 from tqdm.contrib.concurrent import thread_map
 
 from common.atomic import describe as described
 from common.atomic import write_atomically
 from common.cli import Arguments, Text, UsageError, main_function, parse
+from common.config.base import Processes
 from common.interruptible import interruptible
 from common.locks import exclusive
 from gpt2.debian_prose import write_prose
@@ -66,7 +67,7 @@ class PrepareArguments(Arguments):
     seed: Annotated[int, Field(ge=0)] = Field(2357, description="seed of the split")
     text_key: Text = Field("text", description="column or JSON key that holds the text")
     revision: Text = Field("main", description="branch, tag or commit on the hub")
-    processes: PositiveInt | None = Field(None, description="threads; null: one for each core")
+    processes: Processes | None = Field(None, description="threads; null: one for each core")
     archives: Text = Field("data/archives", description="where packages are downloaded to, or already are")
 
     @property

@@ -12,18 +12,23 @@ from typing import Annotated, Literal
 import torch
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import Field, PositiveInt
 from torch import Tensor
 from yaml import YAMLError
 
 from common.cli import Arguments, Text, UsageError, main_function, one_line, parse
 from common.config.base import Seed
 from common.config.config import ConfigError
-from common.training.worker import load_model
+from common.record.checkpoint import fill_model, read_model
 from gpt2.config import Gpt2
 from gpt2.model import GPT2
 from gpt2.token_files import DataError, read_header
 from gpt2.tokenizer import Tokenizer, load_tokenizer
+
+# What reading another task's configuration, or a file that is none, may raise.
+UNREADABLE = (OSError, YAMLError, OmegaConfBaseException, KeyError, TypeError, ValueError, RecursionError)
+
+COLDEST = 1e-30  # below it logits divided by the temperature could be infinite; the limit is the likeliest token
 
 
 class SampleArguments(Arguments):
@@ -44,6 +49,8 @@ class SampleArguments(Arguments):
 def main(argv: Sequence[str]) -> int:
     """Print the texts, separated by lines of dashes."""
     arguments = parse(SampleArguments, argv, "gpt2.sample", "Write text with a trained model.")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device=cuda: no GPU is available, expected cpu")
     try:
         model, tokenizer = load(Path(arguments.run), arguments.checkpoint)
     except (ConfigError, DataError) as error:
@@ -61,10 +68,11 @@ def load(run: Path, checkpoint: str) -> tuple[GPT2, Tokenizer]:
         config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
         # Only these two keys, so that runs from before some other key existed stay readable.
         shape, folder = Gpt2.model_validate(config["model"]).shape, Path(config["data"]["folder"])
-    except (OSError, YAMLError, OmegaConfBaseException, ValidationError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"run={run}: expected the config.yaml of a gpt2 run ({one_line(error)})") from error
     model = GPT2(shape)
-    load_model(model, str(run / "checkpoints" / f"{checkpoint}.pt"))
+    file = run / "checkpoints" / f"{checkpoint}.pt"
+    fill_model(model, read_model(file), str(file))
     header = read_header(folder)
     return model.eval(), load_tokenizer(header.encoding, folder, header.vocabulary)
 
@@ -93,7 +101,7 @@ def next_logits(model: GPT2, tokens: Tensor, vocabulary: int) -> Tensor:
 
 def choose(logits: Tensor, arguments: SampleArguments, generator: torch.Generator) -> Tensor:
     """Draw a token, a scalar, from logits [vocabulary]."""
-    if arguments.temperature == 0:
+    if arguments.temperature < COLDEST:
         return logits.argmax()
     if arguments.top_k is not None and arguments.top_k < len(logits):
         least = logits.topk(arguments.top_k).values[-1]

@@ -95,7 +95,7 @@ def read_status(run_dir: Path) -> str | None:
     """Return the status in summary.json, None without one: as common.record.run_folder, but without torch."""
     try:
         return json.loads((run_dir / "summary.json").read_text()).get("status")
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return None
 
 

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
+import cnn.prepare
+import gpt2.prepare
+import transformer.evaluate
+import transformer.prepare
 from common.cli import Arguments, Folders, Text, UsageError, command_of, main_function, parse, words_of
 from scripts import figures, keep, reproduce, tables
 from scripts.emulate import program as emulate
@@ -33,6 +37,10 @@ from scripts.emulate import program as emulate
             ["table=quickstart", "runs=results/runs", "output=results/runs/"],
             "output=results/runs/: expected",
         ),
+        (cnn.prepare.main, ["source=x", "workers=100000"], "workers=100000: expected less than or equal to 1024"),
+        (gpt2.prepare.main, ["processes=100000", "output=x", "source=x"], "processes=100000: expected less than"),
+        (transformer.prepare.main, ["output=x", "jobs=100000"], "jobs=100000: expected less than"),
+        (transformer.evaluate.main, ["run=x", "threads=100000"], "threads=100000: expected less than"),
         (emulate.main, ["slow=1@1.2.3", "run=-m x"], "slow='1@1.2.3': String should match pattern"),
         (emulate.main, ["delay_ms=inf", "run=-m x"], "delay_ms='inf': expected a finite number"),
     ],

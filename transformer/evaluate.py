@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
+from common.config.base import Processes
 from common.config.config import ConfigError
 from common.record.environment import now
 from transformer.config import TrainedConfig
@@ -48,7 +49,7 @@ class EvaluateArguments(Arguments):
     data: Text | None = Field(None, description="the data folder; null: the run's")
     batch_size: PositiveInt = Field(4096, description="tokens in a batch")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda")
-    threads: PositiveInt | None = Field(None, description="CPU threads")
+    threads: Processes | None = Field(None, description="CPU threads")
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,15 @@ def evaluate(arguments: EvaluateArguments) -> None:
 def find(run: Path, models: str, average: int) -> Iterator[Candidate]:
     """Yield the run's models by step, then best, last and the average. Raises ConfigError if there are none."""
     folder = run / "checkpoints"
-    kept = sorted((folder / "models").glob("step_*.pt"))
+    kept = sorted(file for file in (folder / "models").glob("step_*.pt") if file.stem[5:].isdecimal())
     steps = [int(file.stem.removeprefix("step_")) for file in kept]
     summary = run / "summary.json"
-    record = json.loads(summary.read_text()) if summary.exists() else {}
-    best = (record.get("best") or {}).get("validation") or {}
-    single = {"best": best.get("step"), "last": record.get("steps")}
+    try:
+        record = json.loads(summary.read_text()) if summary.exists() else {}
+        best = (record.get("best") or {}).get("validation") or {}
+        single = {"best": best.get("step"), "last": record.get("steps")}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{summary}: expected the summary of a run ({error}); remove it to go on") from error
     found = [Candidate(file.stem, step, (file,)) for file, step in zip(kept, steps, strict=True) if models == "all"]
     for name, step in single.items():
         if models in ("all", name) and (folder / f"{name}.pt").exists():

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
+from common.config.base import Processes
 from common.config.config import ConfigError
 from common.interruptible import interruptible
 from common.launch.compose import compose_config
@@ -74,7 +75,7 @@ class PrepareArguments(Arguments):
     pair: Literal["en-de", "en-fr"] | None = Field(
         None, description="source=libreoffice_help pair=en-de is short for corpus=libreoffice_help_en_de"
     )
-    jobs: PositiveInt = Field(len(os.sched_getaffinity(0)), description="processes")
+    jobs: Processes = Field(len(os.sched_getaffinity(0)), description="processes")
 
     @model_validator(mode="before")
     @classmethod

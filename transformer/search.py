@@ -93,7 +93,9 @@ def beam_search(
         decoder.keep_hypotheses(continued.flatten())
         scores = totals.gather(1, alive)
         tokens = torch.cat([tokens.flatten(0, 1)[continued], chosen.gather(1, alive)[:, :, None]], dim=2)
-    return [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in finished]
+    # Without finite logits nothing is ever finished.
+    none = [Hypothesis((), NEVER)]
+    return [sorted(hypotheses, key=lambda h: -h.score) or none for hypotheses in finished]
 
 
 def constrain(log_probabilities: Tensor, step: int, limits: Tensor) -> None:

@@ -6,6 +6,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from common.config.config import ConfigError
 from common.training.task import Task
 from transformer.config import TrainedConfig, TransformerConfig
 from transformer.corpus import Corpus, check_folder
@@ -37,6 +38,8 @@ class Translation(Task):
         if config.data.name == "number_names":
             make_embedded(config.data)
         self._corpus = Corpus(config.data)
+        if config.decoding.in_training:
+            check_beam(config.decoding.beam, self._corpus.vocabulary)
         self._train = self._corpus.split("train", config.data.max_length)
         self._validation: ParallelText = self._corpus.evaluated("valid")
         self.sums = LOSS_SUMS + ((*BLEU_SUMS, *METEOR_SUMS) if config.decoding.in_training else ())
@@ -131,6 +134,12 @@ def build_model(config: TransformerConfig | TrainedConfig, vocabulary: int) -> T
 def search_of(config: TransformerConfig | TrainedConfig) -> Search:
     """Return the configured beam search."""
     return Search(config.decoding.beam, config.decoding.length_penalty, config.decoding.extra_length)
+
+
+def check_beam(beam: int, vocabulary: int, key: str = "decoding.beam") -> None:
+    """Raise ConfigError if a vocabulary is too small for a beam."""
+    if vocabulary <= 2 * beam:
+        raise ConfigError(f"{key}={beam}: expected less than half of the {vocabulary} tokens of the vocabulary")
 
 
 TASK = Translation

@@ -18,10 +18,11 @@ from pydantic import Field, PositiveInt, ValidationError
 from torch import Tensor
 from yaml import YAMLError
 
-from common.cli import Arguments, Text, UsageError, main_function, parse
+from common.cli import Arguments, Text, UsageError, main_function, one_line, parse
 from common.config.config import ConfigError
 from common.config.overrides import flatten
 from common.launch.compose import explain
+from common.record.checkpoint import fill_model, read_model
 from transformer.batching import batch_by_tokens
 from transformer.config import TrainedConfig
 from transformer.corpus import Corpus
@@ -29,7 +30,7 @@ from transformer.data import ParallelText, evaluation_batches, pad
 from transformer.model import Transformer, mask_of
 from transformer.preparation.files import decoded
 from transformer.search import Hypothesis, Search, beam_search
-from transformer.task import build_model, search_of
+from transformer.task import build_model, check_beam, search_of
 
 LINES_AT_A_TIME = 512
 
@@ -118,15 +119,15 @@ class TrainedRun:
     device: torch.device
 
     def translator(self, files: Sequence[Path], search: Search, batch_size: int) -> Translator:
-        """Load the mean of these state dicts. Raises ConfigError if they cannot be read or do not match the model."""
-        states = [read_state(file) for file in files]
+        """Load the mean of these state dicts.
+
+        Raises ConfigError if they cannot be read, do not match the model or are not finite, or for too wide a beam.
+        """
+        check_beam(search.beam, self.corpus.vocabulary)
+        states = [read_model(file) for file in files]
         model = build_model(self.config, self.corpus.vocabulary)
-        try:
-            model.load_state_dict(states[0] if len(states) == 1 else mean_of(states))
-        except RuntimeError as error:
-            raise ConfigError(
-                f"{files[0]}: expected a state dict of the run's model with {self.corpus.vocabulary} tokens: {error}"
-            ) from error
+        state = states[0] if len(states) == 1 else mean_of(states)
+        fill_model(model, state, ", ".join(map(str, files)), f"the run's model with {self.corpus.vocabulary} tokens")
         return Translator(model.to(self.device).eval(), self.corpus, search, batch_size, self.device)
 
 
@@ -150,23 +151,12 @@ def read_config(run: Path) -> TrainedConfig:
     try:
         values = OmegaConf.to_container(OmegaConf.load(file))
         return TrainedConfig.model_validate(values)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{file}: cannot be read ({error})") from error
+    except (OSError, YAMLError, OmegaConfBaseException, UnicodeError, RecursionError) as error:
+        raise ConfigError(f"{file}: cannot be read ({one_line(error)})") from error
     except ValidationError as error:
         raise ConfigError(
             f"{file}: no configuration of the transformer task: {explain(error, flatten(values))}"
         ) from None
-
-
-def read_state(file: Path) -> State:
-    """Read a bare state dict, such as a run's checkpoints/best.pt. Raises ConfigError if the file is not one."""
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # the unpickler may fail in any way on a foreign file
-        raise ConfigError(f"{file}: cannot be read as a model ({error})") from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ConfigError(f"{file}: expected a bare state dict, such as checkpoints/best.pt of a run")
-    return state
 
 
 def mean_of(states: Sequence[State]) -> State:

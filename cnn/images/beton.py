@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import shlex
 import shutil
+import struct
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,8 @@ WHAT_TO_DO = (
     "`make env` installs it where it finds a C++ compiler, OpenCV and libjpeg-turbo (Debian: build-essential "
     "pkg-config libopencv-dev libturbojpeg0-dev); data.loader=torchvision reads folders of images without it"
 )
+HEADER = struct.Struct("<HHIQQ")  # FFCV's: version, fields, bytes of a page, images, where the table of images begins
+VERSION = 2
 
 
 def import_ffcv() -> None:
@@ -91,7 +94,8 @@ def check_present(beton: Path) -> str:
 def read_index(beton: Path) -> BetonIndex:
     """Read the index of a .beton file.
 
-    Raises ConfigError if one of the two files is missing or the .beton file does not have the recorded size.
+    Raises ConfigError if one of the two files is missing, or the .beton file does not have the recorded size or begins
+    otherwise than one of as many images.
     """
     command = check_present(beton)
     try:
@@ -101,6 +105,11 @@ def read_index(beton: Path) -> BetonIndex:
     size = beton.stat().st_size
     if size != index.bytes:
         raise ConfigError(f"{beton}: has {size} bytes, expected {index.bytes}; {command} anew")
+    with beton.open("rb") as stream:
+        head = stream.read(HEADER.size).ljust(HEADER.size, b"\0")
+    version, _, _, images, _ = HEADER.unpack(head)
+    if (version, images) != (VERSION, index.images):
+        raise ConfigError(f"{beton}: is damaged, expected a file of FFCV with {index.images} images; {command} anew")
     return index
 
 

@@ -1,7 +1,9 @@
 """Image files: folders of them by class, decoding, and normalising to network inputs."""
 
+import functools
 import logging
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +37,7 @@ class ImageTree:
 def read_tree(folder: Path) -> ImageTree:
     """List the images in folder/<class>/, and say in a warning how many are left out: hidden or not of a known kind.
 
-    Raises ValueError if there are none or a class has none.
+    Raises ValueError if there are none, a class has none, or a link leads back to a folder above it.
     """
     from cnn.torchvision_shim import torchvision  # takes a second or two to import
 
@@ -53,7 +55,14 @@ def read_tree(folder: Path) -> ImageTree:
         if hidden or not file.lower().endswith(kinds):
             left_out.append(file)
             return False
+        check_links(Path(file).parent)
         return True
+
+    @functools.cache
+    def check_links(below: Path) -> None:
+        above = below.relative_to(folder).parents
+        if len({(folder / path).resolve() for path in (below, *above)}) <= len(above):
+            raise ValueError(f"{below}: a link leads back to a folder above it; expected each image once")
 
     numbers = {name: label for label, name in enumerate(classes)}
     try:
@@ -82,6 +91,8 @@ def read_rgb(file: str | Path) -> tuple[Image.Image, str]:
 
     Raises one of BROKEN if it cannot be decoded, or if nothing of its content would be left.
     """
+    if not stat.S_ISREG(os.stat(file).st_mode):
+        raise ValueError("not a file but a pipe or the like, which might never answer")
     with Image.open(file) as image:
         mode, kind = image.mode, image.format
         image.load()

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from common.arguments import expand_home
-from common.config.base import FilePath, Seed, Strict
+from common.config.base import FilePath, Processes, Seed, Strict
 from common.config.contradictions import check_choices, made
 from common.config.elastic import ElasticConfig, Workers
 from common.config.optimization import OptimizerConfig, ScheduleConfig
@@ -84,7 +84,7 @@ class TrainingConfig(Strict):
     deterministic: bool = False
     compile: bool
     device: Literal["auto", "cpu", "cuda"]
-    threads: PositiveInt | None
+    threads: Processes | None
     checkpoint_every: PositiveInt | None
     checkpoints_kept: PositiveInt
     on_nan: Literal["stop", "warn"]
@@ -155,8 +155,8 @@ class Config(Strict):
     @field_validator("name")
     @classmethod
     def _stays_below_runs(cls, name: str) -> str:
-        if ".." in name.split("/"):
-            raise ValueError(f"{name}: expected a name without `..`; run_dir=FOLDER sets any folder")
+        if {"", ".", ".."} & {*name.split("/")}:
+            raise ValueError(f"{name}: expected a name without `..`, `.` and empty parts; run_dir=FOLDER is free")
         return name
 
     @model_validator(mode="after")

@@ -72,6 +72,8 @@ def _kinds(annotation: Any) -> Iterator[Any]:
 
 def _as_typed(config_class: type[Config], word: str, texts: set[str]) -> str:
     key, _, value = word.partition("=")
+    if not key:
+        raise ConfigError(f"{shlex.quote(word)}: expected key=value")
     if key.startswith(IGNORED):
         raise ConfigError(f"{word}: has no effect here; run_dir=FOLDER sets the folder of a run")
     is_text = key.lstrip("+") in texts
@@ -99,9 +101,10 @@ def _expanded(key: str, text: str) -> str:
 
 def _check_choice(config_class: type[Config], override: Override) -> None:
     group = override.key_or_group
-    if override.is_delete() or group not in GROUPS - {"experiment"} or override.is_sweep_override():
+    if override.is_delete() or group not in GROUPS or override.is_sweep_override():
         return
-    if not isinstance(override.value(), str | list):
+    value = override.value()
+    if not all(isinstance(name, str) for name in (value if isinstance(value, list) else [value])):
         raise ConfigError(f"{group}={override.get_value_element_as_str()}: {nearest('', choices(config_class, group))}")
 
 

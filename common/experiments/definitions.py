@@ -10,13 +10,15 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from yaml import YAMLError
 
 from common.cli import UsageError, explain, nearest, one_line
+from common.config.base import Seed
 
 ROOT = Path(__file__).resolve().parents[2]
 OF_EACH_RUN = ("seed", "run_dir", "resume")  # keys that are set for each run when it is made
+StrictSeed = Annotated[Seed, Field(strict=True)]  # no text, no boolean
 
 
 class Definition(BaseModel):
@@ -43,7 +45,7 @@ def read_definition(folder: Path, name: str, key: str, also: Iterable[str] = ())
         raise UsageError(f"{key}={name}: unknown; {nearest(name, {*known, *also})}")
     try:
         return OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
-    except (YAMLError, OmegaConfBaseException) as error:
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeError, RecursionError) as error:
         raise UsageError(f"{_shown(folder, name)}: not valid YAML: {one_line(error)}") from None
 
 

@@ -21,7 +21,6 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
-    StrictInt,
     model_validator,
 )
 
@@ -30,6 +29,7 @@ from common.experiments.definitions import (
     ROOT,
     Definition,
     Override,
+    StrictSeed,
     check_override,
     explained,
     names_in,
@@ -66,7 +66,7 @@ class Sweep(Definition):
 
     quantity: str = Field(description="what is optimized: a quantity of finished runs")
     best: Literal["highest", "lowest"]
-    seeds: tuple[StrictInt, ...] = Field(min_length=1, description="integers, of which the table reports none")
+    seeds: tuple[StrictSeed, ...] = Field(min_length=1, description="integers, of which the table reports none")
     rates: int = Field(ge=3, description="learning rates of the first grid, a factor of 2 apart")
     extensions: NonNegativeInt = Field(description="how often the grid grows while a method is best at an edge")
     axes: Axes = Field(

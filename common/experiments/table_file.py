@@ -9,7 +9,6 @@ from pydantic import (
     PlainValidator,
     PositiveFloat,
     PositiveInt,
-    StrictInt,
     ValidationInfo,
     model_validator,
 )
@@ -20,6 +19,7 @@ from common.experiments.definitions import (
     ROOT,
     Definition,
     Override,
+    StrictSeed,
     meaning,
     names_in,
     parse_override,
@@ -106,7 +106,7 @@ class TableFile(Definition):
     findings: str = Field("", description="Markdown: what the kept runs show, for the page in results/tables")
     task: Literal["cnn", "transformer", "gpt2"]
     runs: Name = Field("", description="the sub-folder of the runs folder (default: the table's name)")
-    seeds: tuple[StrictInt, ...] = Field(min_length=1, description="a list of integers")
+    seeds: tuple[StrictSeed, ...] = Field(min_length=1, description="a list of integers")
     cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
     over: str | None = Field(
         None, description="a number of the configuration against which the figure shows the rows (default: the steps)"

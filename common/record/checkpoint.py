@@ -14,6 +14,7 @@ torch.distributed.checkpoint does, but it reads its metadata with pickle, which 
 checksums.
 """
 
+import errno
 import json
 import pickle
 import shutil
@@ -25,10 +26,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from common.atomic import describe, write_atomically
+from common.cli import one_line
+from common.config.config import ConfigError
 from common.parallel.collectives import gather_objects, rank
 
 FORMAT = 3
@@ -36,6 +39,7 @@ MANIFEST = "manifest.json"
 MODELS = "models"
 AGAIN = "_again"
 SMALL = 1 << 16  # elements of a tensor
+SHOWN = 300  # characters of an error of torch
 
 
 class CheckpointError(RuntimeError):
@@ -251,3 +255,36 @@ def read_state(file: Path, mapped: bool) -> dict[str, Any]:
     if not mapped:
         return state
     return tree_map_only(Tensor, lambda tensor: tensor.clone() if tensor.numel() < SMALL else tensor, state)
+
+
+def read_model(file: str | Path, key: str = "") -> dict[str, Tensor]:
+    """Read a bare state dict, such as a run's checkpoints/best.pt.
+
+    Raises ConfigError in one line, which begins with `key` and the file, if it is none.
+    """
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # the unpickler may fail in any way on a foreign file
+        reason = "the file is damaged, or of another kind"
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which torch has for a file that was cut
+            reason = error.strerror
+        elif isinstance(error, RuntimeError):
+            reason = one_line(error)[:SHOWN]
+        raise ConfigError(f"{key}{file}: cannot be read as a model ({reason})") from error
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
+        raise ConfigError(f"{key}{file}: expected a bare state dict, such as checkpoints/best.pt of a run")
+    return state
+
+
+def fill_model(module: nn.Module, state: dict[str, Tensor], where: str, whose: str = "this model") -> None:
+    """Give a model the weights of a state dict.
+
+    Raises ConfigError in one line, which begins with `where`, if they do not fit `whose` or are not finite.
+    """
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise ConfigError(f"{where}: expected a state dict of {whose}: {one_line(error)[:SHOWN]}") from error
+    for name, parameter in module.named_parameters():
+        if not parameter.isfinite().all():
+            raise ConfigError(f"{where}: expected finite weights, but {name} holds others: the training diverged")

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from common.atomic import strict_json, write_atomically
+from common.cli import one_line
 from common.config.bookkeeping import is_bookkeeping
 from common.config.config import Config, ConfigError
 from common.config.overrides import flatten, typed
@@ -52,6 +55,7 @@ class RunFolder:
         if start is not None and not self.path.exists():
             raise RuntimeError(f"run_dir={self.path}: {GONE}")
         self._lock = RunLock(self.path, start or uuid.uuid4().hex)
+        self._new: list[str] = []
         self._lock.take()
         try:
             if start is None:
@@ -62,7 +66,7 @@ class RunFolder:
             self._remove_new()
             self._lock.release()
             raise ConfigError(f"run_dir={self.path}: cannot be written ({error.strerror})") from error
-        except (ConfigError, FinishedError):
+        except Exception:
             self._lock.release()
             raise
 
@@ -72,9 +76,9 @@ class RunFolder:
         known = self.path / "environment.json"
         self._environment = describe_environment(config.task, overrides) | {"run_id": uuid.uuid4().hex[:12]}
         if (self.path / "config.yaml").exists() and known.exists():
-            earlier = json.loads(known.read_text())
+            earlier = read_environment(known)
             this_start = {key: self._environment[key] for key in ("start", "git_commit")}
-            resumed = [*earlier.get("resumed", []), this_start]
+            resumed = [*earlier["resumed"], this_start]
             self._environment |= {"start": earlier["start"], "run_id": earlier["run_id"], "resumed": resumed}
         write_atomically(self.path / "config.yaml", to_yaml(config).encode())
         self._write_json("environment.json", self._environment)
@@ -225,8 +229,19 @@ def read_status(path: Path) -> str | None:
     """Return the status in summary.json, None without one."""
     try:
         return json.loads((path / "summary.json").read_text()).get("status")
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):
         return None
+
+
+def read_environment(file: Path) -> dict[str, Any]:
+    """Read what earlier starts of a run recorded. Raises ConfigError if it is something else."""
+    try:
+        earlier = json.loads(file.read_bytes())
+        return {"start": earlier["start"], "run_id": earlier["run_id"], "resumed": [*earlier.get("resumed", [])]}
+    except (LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{file}: is damaged, expected what this run recorded of its start; without this file it can go on"
+        ) from error
 
 
 def last_step(file: Path) -> int:
@@ -266,7 +281,13 @@ def to_yaml(config: Config) -> str:
 
 def compare(file: Path, config: Config) -> list[str]:
     """Return a line for each key in which a saved configuration differs from this one and that changes a result."""
-    saved = flatten(OmegaConf.to_container(OmegaConf.load(file)))
+    try:
+        saved = flatten(OmegaConf.to_container(OmegaConf.load(file)))
+    except (OSError, YAMLError, OmegaConfBaseException, UnicodeError, RecursionError) as error:
+        raise ConfigError(
+            f"{file}: is damaged, expected the configuration of this run ({one_line(error)}); without this file it can "
+            "go on, if the checkpoint is of the same configuration"
+        ) from error
     wanted = flatten(config.model_dump(mode="json"))
     keys = [key for key in {**saved, **wanted} if not is_bookkeeping(key)]
     missing = "(not set)"

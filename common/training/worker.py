@@ -1,6 +1,5 @@
 """One worker's training state. A process has one; a simulation has them all."""
 
-import pickle
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from common.cli import one_line
 from common.config.config import Config, ConfigError
 from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel, GradScaler
+from common.record.checkpoint import fill_model, read_model
 from common.simulate import simulate
 from common.training.optimization import build_optimizer, build_schedule
 from common.training.sharding import module_state, optimizer_state, shard, without_shards
@@ -189,12 +189,7 @@ def build_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
 
 def load_model(module: nn.Module, file: str) -> None:
     """Start from a bare state dict, such as a run's checkpoints/best.pt. Raises ConfigError if it does not fit."""
-    try:
-        module.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    except OSError as error:
-        raise ConfigError(f"init_from={file}: cannot be read ({error.strerror})") from error
-    except (RuntimeError, pickle.UnpicklingError, TypeError, EOFError) as error:
-        raise ConfigError(f"init_from={file}: expected a state dict of this model ({error})") from error
+    fill_model(module, read_model(file, "init_from="), f"init_from={file}")
 
 
 def parallelize(module: nn.Module, config: Config) -> list[DataParallel]:

@@ -65,6 +65,9 @@ def test_files_that_are_missing_or_do_not_fit_are_refused(digits: Path, tmp_path
     with (folder / "val.beton").open("r+b") as file:
         file.truncate(5000)
     assert "val.beton: has 5000 bytes, expected " in refused(f"data.folder={folder}", capsys=capsys)
+    content = (digits / "val.beton").read_bytes()
+    (folder / "val.beton").write_bytes(bytes(24) + content[24:])
+    assert "val.beton: is damaged, expected a file of FFCV with" in refused(f"data.folder={folder}", capsys=capsys)
     (folder / "val.beton.json").write_text("{}")
     assert "val.beton.json: not an index of this version" in refused(f"data.folder={folder}", capsys=capsys)
     index = json.loads((digits / "val.beton.json").read_text())

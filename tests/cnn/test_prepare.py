@@ -237,6 +237,13 @@ def test_what_is_no_image_of_a_known_kind_is_left_out_aloud(source: Path, caplog
     assert expected in caplog.text
 
 
+def test_a_pipe_is_no_image(tmp_path: Path) -> None:
+    """Opening one would wait for its writer."""
+    os.mkfifo(tmp_path / "x.png")
+    with pytest.raises(ValueError, match="not a file but a pipe"):
+        read_rgb(tmp_path / "x.png")
+
+
 def empty_class(source: Path) -> None:
     (source / "train" / "dog").mkdir()
     (source / "val" / "dog").mkdir()
@@ -255,9 +262,14 @@ def other_classes(source: Path) -> None:
     (source / "val" / "bee").rename(source / "val" / "fox")
 
 
+def loop(source: Path) -> None:
+    (source / "train" / "ant" / "loop").symlink_to("..")
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (loop, "train/ant/loop/ant: a link leads back to a folder above it"),
         (lambda source: (source / "val").rename(source / "test"), "val: no such folder; expected one that holds"),
         (empty_class, "train: Found no valid file for the classes dog"),
         (flat, "train: expected a folder of images for each class, found no folders in it"),

@@ -11,6 +11,7 @@ from common.config.overrides import as_hydra_reads, typed
 from common.launch.compose import CONFIGS, compose_config
 
 # The task of an experiment, by its folder or file; of all others it is cnn.
+MULTISTEP = ["schedule=multistep", "schedule.warmup=2"]
 TASKS = dict.fromkeys(("gpt2", "gpt2_fair"), "gpt2")
 TASKS |= dict.fromkeys(("transformer", "table2", "table2_fair", "figure6"), "transformer")
 
@@ -133,11 +134,21 @@ def test_batch_and_ranks() -> None:
         ),
         (["parallel=allreduce", "+parallel.local_steps=3"], ["parallel.local_steps=3", "no such key"]),
         (["schedule.warmup=300"], ["schedule.warmup=300", "training.steps=300"]),
+        ([*MULTISTEP, "schedule.milestones=5"], ["schedule.milestones=5", "list"]),
+        ([*MULTISTEP, "schedule.milestones=[5,5]"], ["schedule.milestones=[5.0, 5.0]", "ever later milestones"]),
+        ([*MULTISTEP, "schedule.milestones=[5,3]"], ["schedule.milestones=[5.0, 3.0]", "ever later milestones"]),
+        ([*MULTISTEP, "schedule.milestones=[1,4]"], ["[1.0, 4.0], warmup=2", "none of them in the warm-up"]),
+        ([*MULTISTEP, "schedule.milestones=[5]", "schedule.gamma=1.1"], ["schedule.gamma=1.1", "equal to 1"]),
         (["seed=-1"], ["seed=-1", "greater than or equal to 0"]),
         (["seed=20261128103000"], ["seed=20261128103000", "less than or equal to 10000000000000"]),
         (["name=../../up"], ["name=../../up: expected a name without `..`"]),
+        (["name="], ["name=: expected a name without", "empty parts"]),
+        (["name=/a"], ["name=/a: expected a name without", "empty parts"]),
         (["run_dir=~nobody-of-that-name/x"], ["run_dir=~nobody-of-that-name/x: no such user"]),
         (["optimizer=null"], ["optimizer=null: expected one of: accumadam, accumadamw, adam"]),
+        (["experiment=null"], ["experiment=null: expected one of"]),
+        (["optimizer=[1]"], ["optimizer=[1]: expected one of: accumadam"]),
+        (["=1"], ["=1: expected key=value"]),
         (["workers=4"], ["workers=4: expected one of: processes, simulated"]),
         (["topology=rign"], ["topology=rign: unknown; did you mean 'ring'?"]),
         (["optimizer.lr=${foo}"], ["optimizer.lr: Interpolation key 'foo' not found"]),

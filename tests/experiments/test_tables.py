@@ -89,6 +89,8 @@ BAD = {
     "equivalent: 'alreduce': did you mean 'allreduce'?": lambda c: c.update(equivalent={"accumadam_aer": "alreduce"}),
     "equivalent: 'allreduce': expected another row": lambda c: c.update(equivalent={"allreduce": "allreduce"}),
     "baseline='allreduse': did you mean 'allreduce'?": lambda c: c.update(baseline="allreduse"),
+    "target.best=...: missing; expected a value": lambda c: c.update(target={"metric": "accuracy", "value": 1}),
+    "seeds.0=-1: expected greater than or equal to 0": lambda c: c.update(seeds=[-1]),
     "metric='acc'": lambda c: c.update(metric="acc"),
 }
 
@@ -124,9 +126,10 @@ def test_a_table_makes_each_row_with_every_number_of_workers(tmp_path):
 
 
 def test_unknown_names_and_broken_yaml(tmp_path):
-    (tmp_path / "broken.yaml").write_text("title: [1")
-    with pytest.raises(UsageError, match=r"broken\.yaml: not valid YAML"):
-        load_table("broken", folder=tmp_path)
+    for content in (b"title: [1", b"title: caf\xe9", b"3", b"[" * 5000):
+        (tmp_path / "broken.yaml").write_bytes(content)
+        with pytest.raises(UsageError, match=r"^broken\.yaml: not valid YAML: [^\n]*$"):
+            load_table("broken", folder=tmp_path)
     with pytest.raises(UsageError, match="figure=quikstart: unknown; did you mean 'quickstart'"):
         load_table("quikstart", key="figure")
 

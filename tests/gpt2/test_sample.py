@@ -40,6 +40,7 @@ def test_tokens_are_drawn_by_temperature_among_the_top_k(temperature: float, top
 
 def test_temperature_0_takes_the_likeliest() -> None:
     assert drawn(20, temperature=0) == {4: 20}
+    assert drawn(20, temperature=1e-300) == {4: 20}
 
 
 def test_rows_that_only_pad_the_embedding_are_never_drawn_and_the_context_slides() -> None:
@@ -136,3 +137,29 @@ def test_the_model_is_the_runs_mean_model(run: Path) -> None:
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in state.items())
     assert not model.training
     assert tokenizer.name == "bytes"
+
+
+def test_a_damaged_model_is_refused_in_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    model, config = tmp_path / "checkpoints/best.pt", (run / "config.yaml").read_bytes()
+    (tmp_path / "config.yaml").write_bytes(config)
+    state = torch.load(run / "checkpoints/best.pt", weights_only=True)
+    for change, problem in {
+        lambda: model.write_bytes(b""): "best.pt: cannot be read as a model (the file is damaged",
+        lambda: torch.save({**state, "norm.weight": 3}, model): "best.pt: expected a bare state dict",
+        lambda: torch.save({"weight": torch.zeros(1)}, model): "best.pt: expected a state dict of this model: Error(s)",
+        lambda: torch.save({name: value / 0 for name, value in state.items()}, model): "best.pt: expected finite",
+        lambda: (tmp_path / "config.yaml").write_bytes(b"caf\xe9: 1"): "expected the config.yaml of a gpt2 run",
+    }.items():
+        change()
+        assert main([f"run={tmp_path}"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ")
+        assert "init_from" not in line
+        assert problem in line
+
+
+def test_a_missing_gpu_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["run=somewhere", "device=cuda"]) == 2
+    assert capsys.readouterr().err == "error: device=cuda: no GPU is available, expected cpu\n"

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from common.experiments.runs import read_run
 from common.launch.compose import compose_config
 from common.launch.processes import launch
 from common.noise_scale import KINDS
-from common.record.run_folder import RunFolder
+from common.record.run_folder import GONE, RunFolder
 from common.training.recorder import Recorder
 from common.training.task import load_task
 from tests.training.runs import rows, summary
@@ -314,3 +315,50 @@ def test_simulated_workers_take_one_thread_unless_told(
     quiet = ["logging.progress=false", "model.width=4", "training.steps=1", "workers=simulated", "workers.count=2"]
     assert launch("cnn", [*quiet, *overrides, f"run_dir={tmp_path}/run"]) == 0
     assert counts == [expected]
+
+
+@pytest.mark.parametrize(("where", "said"), [("append", GONE), ("metrics_bytes", GONE), ("finish", "No such file")])
+def test_a_run_whose_folder_is_removed_ends_and_does_not_make_it_again(
+    where: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, method = tmp_path / "removed" / "run", getattr(RunFolder, where)
+
+    def removed(folder: RunFolder, *arguments: Any) -> Any:
+        shutil.rmtree(run.parent, ignore_errors=True)
+        return method(folder, *arguments)
+
+    monkeypatch.setattr(RunFolder, where, removed)
+    few = ["training.steps=2", "schedule.warmup=0", "training.checkpoint_every=1", "workers=simulated"]
+    assert launch("cnn", [*QUIET, *few, "workers.count=2", f"run_dir={run}"]) == 1
+    error = capsys.readouterr().err
+    assert str(run) in error
+    assert said in error
+    assert not run.parent.exists()
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["training.steps=2", "schedule.warmup=0", "workers=simulated", "workers.count=2"]
+    assert launch("cnn", [*QUIET, *few, f"model.width={10**13}", f"run_dir={tmp_path / 'run'}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: model=resnet_digits: does not fit into memory (")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"caf\xe9", b"[1, 2]", b"3", b"null", b'{"start": ', b""])
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "summary.json"])
+def test_records_that_are_damaged_are_refused_in_one_line(name: str, content: bytes, tmp_path: Path) -> None:
+    """Or are written anew, where nothing depends on them; and no lock is left."""
+    config = compose_config("cnn", [f"run_dir={tmp_path}/run", "resume=true"])
+    RunFolder(config, []).close()
+    (tmp_path / "run" / name).write_bytes(content)
+    try:
+        RunFolder(config, []).close()
+    except ConfigError as error:
+        first = str(error).splitlines()[0]
+        assert f"{tmp_path}/run/{name}: is damaged, expected" in first or (
+            name == "config.yaml" and "another configuration" in first
+        )
+        assert (tmp_path / "run" / name).read_bytes() == content
+    else:
+        assert name == "summary.json"
+    assert not (tmp_path / "run" / ".lock").exists()

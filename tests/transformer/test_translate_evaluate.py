@@ -12,13 +12,16 @@ import pytest
 import sacrebleu
 import torch
 
+from common.record.checkpoint import read_model
 from transformer import translate
 from transformer.corpus import Corpus
+from transformer.evaluate import find
 from transformer.evaluate import main as evaluate
+from transformer.model import Transformer
 from transformer.scores import paper_bleu, wordnet_problem
 from transformer.search import Search, beam_search
 from transformer.task import search_of
-from transformer.translate import mean_of, open_run, read_config, read_state
+from transformer.translate import mean_of, open_run, read_config
 
 
 @pytest.fixture
@@ -165,7 +168,7 @@ def test_the_validation_loss_is_the_one_of_the_run(run: Path) -> None:
 def test_the_average_is_the_mean_of_the_weights(run: Path) -> None:
     files = sorted((run / "checkpoints/models").iterdir())[-2:]
     states = [torch.load(file, weights_only=True) for file in files]
-    mean = mean_of([read_state(file) for file in files])
+    mean = mean_of([read_model(file) for file in files])
     for name, tensor in mean.items():
         assert torch.allclose(tensor, (states[0][name] + states[1][name]) / 2, atol=1e-7)
         assert tensor.dtype == states[0][name].dtype
@@ -191,3 +194,59 @@ def test_a_run_without_models_is_refused(run: Path, capsys: pytest.CaptureFixtur
     shutil.rmtree(run / "checkpoints")
     assert evaluate([f"run={run}"]) == 2
     assert f"no model in {run}/checkpoints" in capsys.readouterr().err
+
+
+def spoil(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda run: (run / name).write_bytes(content) and None
+
+
+def save(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    best = "checkpoints/best.pt"
+    return lambda run: torch.save(change(torch.load(run / best, weights_only=True)), run / best)
+
+
+DAMAGED = {
+    "an empty model": (spoil("checkpoints/best.pt", b""), "best.pt: cannot be read as a model (the file is damaged"),
+    "no model": (spoil("checkpoints/best.pt", b"\x80\x02nonsense"), "best.pt: cannot be read as a model (the file is"),
+    "a cut model": (
+        lambda run: (run / "checkpoints/best.pt").write_bytes((run / "checkpoints/best.pt").read_bytes()[:-9]),
+        "best.pt: cannot be read as a model (the file is damaged",
+    ),
+    "another model": (save(lambda state: dict(list(state.items())[:2])), "best.pt: expected a state dict of the run's"),
+    "no names": (save(lambda state: dict(enumerate(state.values()))), "best.pt: expected a bare state dict"),
+    "a diverged model": (
+        save(lambda state: {name: value * float("nan") for name, value in state.items()}),
+        "best.pt: expected finite weights, but embedding.weight holds others",
+    ),
+    "no configuration": (spoil("config.yaml", b"caf\xe9: [1"), "config.yaml: cannot be read ("),
+    "no summary": (spoil("summary.json", b"\xff"), "summary.json: expected the summary of a run"),
+    "another summary": (spoil("summary.json", b"[]"), "summary.json: expected the summary of a run"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_run_is_refused_in_one_line(damage: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change, problem = DAMAGED[damage]
+    change(run)
+    capsys.readouterr()
+    assert evaluate([f"run={run}", "models=best", "split=valid"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert problem in line
+    assert not (run / "evaluation").exists()
+
+
+def test_files_beside_the_kept_models_are_no_models(run: Path) -> None:
+    (run / "checkpoints/models/step_of_mine.pt").write_bytes(b"")
+    assert all(candidate.step is not None for candidate in find(run, "all", 0))
+
+
+def test_a_beam_that_the_vocabulary_does_not_have(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert translate.main([f"checkpoint={run}/checkpoints/best.pt", "beam=12"]) == 2
+    assert "error: beam=12: expected less than half of the 24 tokens" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_finite_translates_into_nothing() -> None:
+    """In training, where `training.on_nan=warn` goes on."""
+    model = Transformer(24, 16, 16, 2, 1, 1, dropout=0.0)
+    torch.nn.init.constant_(model.embedding.weight, torch.nan)
+    assert [h.tokens for h in beam_search(model.eval(), torch.tensor([[5, 6, 2]]))[0]] == [()]
