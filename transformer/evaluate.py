@@ -24,7 +24,7 @@ from transformer.loss import cross_entropy
 from transformer.model import PAD
 from transformer.preparation.files import write_json, write_lines
 from transformer.scores import bleu, chrf, meteor, paper_bleu, wordnet_problem
-from transformer.task import search_of
+from transformer.task import check_beam, search_of
 from transformer.translate import Translator, open_run
 
 DEFINITIONS = {
@@ -84,6 +84,7 @@ def evaluate(arguments: EvaluateArguments) -> None:
     run = open_run(folder, arguments.data, arguments.device)
     config, corpus = run.config, run.corpus
     candidates = list(find(folder, arguments.models, arguments.average))
+    check_beam(config.decoding.beam, corpus.vocabulary)
     text = corpus.evaluated(arguments.split)
     references, raw = corpus.references(arguments.split)
     # The authors' references are the lines as their vocabulary decodes them, cut like training pairs.

@@ -59,6 +59,7 @@ def main(argv: Sequence[str]) -> int:
         run = open_run(folder, arguments.data, arguments.device)
         chosen = {"beam": arguments.beam, "length_penalty": arguments.length_penalty}
         search = replace(search_of(run.config), **{key: value for key, value in chosen.items() if value is not None})
+        check_beam(search.beam, run.corpus.vocabulary, "decoding.beam" if arguments.beam is None else "beam")
         translator = run.translator([checkpoint], search, arguments.batch_size)
         # A person at a terminal waits for each line; a file is translated in larger batches.
         at_a_time = 1 if sys.stdin.isatty() else LINES_AT_A_TIME
@@ -121,9 +122,8 @@ class TrainedRun:
     def translator(self, files: Sequence[Path], search: Search, batch_size: int) -> Translator:
         """Load the mean of these state dicts.
 
-        Raises ConfigError if they cannot be read, do not match the model or are not finite, or for too wide a beam.
+        Raises ConfigError if they cannot be read, do not match the model or are not finite.
         """
-        check_beam(search.beam, self.corpus.vocabulary)
         states = [read_model(file) for file in files]
         model = build_model(self.config, self.corpus.vocabulary)
         state = states[0] if len(states) == 1 else mean_of(states)
