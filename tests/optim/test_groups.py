@@ -44,7 +44,9 @@ NORMS = {"bn1.weight", "bn1.bias", "downsample.1.weight", "downsample.1.bias"}
         (nn.LSTM(3, 4), "norms", set()),
         (nn.LSTM(3, 4), "norms_and_biases", {"bias_ih_l0", "bias_hh_l0"}),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else str(value)[:16],
+    ids=lambda value: (
+        type(value).__name__ if isinstance(value, nn.Module) else len(value) if isinstance(value, set) else value
+    ),
 )
 def test_what_does_not_decay(module, no_decay, exempt):
     groups = decay_groups(module, 0.1, no_decay=no_decay)
