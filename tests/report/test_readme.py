@@ -116,6 +116,18 @@ def test_times_in_findings_are_simulated_steps_times_measured_ones(table: str, t
         assert f"| {row['method']} | {row['topology']} | {' | '.join(cells)} |" in text
 
 
+def test_effects_in_findings_are_those_that_their_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    findings = yaml.safe_load((ROOT / "results/definitions/tables/gpt2_gap.yaml").read_text())["findings"]
+    exec(re.search(r"```python\n(.*?)```", findings, re.DOTALL)[1], {})
+    printed = [line.removesuffix("|") for line in capsys.readouterr().out.splitlines()]
+    assert [line.startswith(effect) for line, effect in zip(_rows(findings), printed, strict=True)] == [True] * 13
+
+
+def _rows(markdown: str) -> list[str]:
+    """The lines of the first table, without its head."""
+    return [line for line in markdown.splitlines() if line.startswith("|")][2:]
+
+
 def test_a_page_that_is_no_text_is_refused_and_kept(tmp_path: Path, capsys) -> None:
     page = tmp_path / "page.md"
     page.write_bytes(b"\xff")
