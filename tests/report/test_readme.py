@@ -116,7 +116,10 @@ def test_times_in_findings_are_simulated_steps_times_measured_ones(table: str, t
         assert f"| {row['method']} | {row['topology']} | {' | '.join(cells)} |" in text
 
 
-def test_effects_in_findings_are_those_that_their_program_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_effects_in_findings_are_those_that_their_program_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
     findings = yaml.safe_load((ROOT / "results/definitions/tables/gpt2_gap.yaml").read_text())["findings"]
     exec(re.search(r"```python\n(.*?)```", findings, re.DOTALL)[1], {})
     printed = [line.removesuffix("|") for line in capsys.readouterr().out.splitlines()]
