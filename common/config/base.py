@@ -20,7 +20,8 @@ LARGEST_SEED = 10**13
 LARGEST = LARGEST_SEED  # of all integers
 NonNegative = Annotated[float, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
-Processes = Annotated[int, Field(gt=0, le=1024)]  # or threads, of one machine: far more end without a word
+MOST_PROCESSES = 1024  # or threads, of one machine: far more end without a word
+Processes = Annotated[int, Field(gt=0, le=MOST_PROCESSES)]
 FilePath = Annotated[str, Field(min_length=1), AfterValidator(expand_home)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 

@@ -6,9 +6,10 @@ import os
 
 import torch
 
+from common.config.base import MOST_PROCESSES
 from common.config.config import Config, ConfigError, TrainingConfig
 from common.parallel.process_groups import gpu_shortage, local_device
-from common.rank_environment import from_launcher
+from common.rank_environment import DIGITS, from_launcher
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -74,11 +75,14 @@ def pick_device(config: Config) -> torch.device:
 def threads_per_process(distributed: bool) -> int:
     """Return OMP_NUM_THREADS, or the number of CPU threads with which the local processes together use each core once.
 
-    torchrun sets the variable to 1 where the user has not set it: that value is ignored.
+    torchrun sets the variable to 1 where the user has not set it: that value is ignored. Raises ConfigError for more
+    threads than a run may have.
     """
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     by_torchrun = "TORCHELASTIC_RUN_ID" in os.environ and multiprocessing.parent_process() is None and wanted == "1"
-    if wanted.isdecimal() and int(wanted) > 0 and not by_torchrun:
+    if wanted.isdecimal() and wanted.strip("0") and not by_torchrun:
+        if len(wanted) > DIGITS or int(wanted) > MOST_PROCESSES:
+            raise ConfigError(f"OMP_NUM_THREADS={wanted} in the environment: expected at most {MOST_PROCESSES}")
         return int(wanted)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // (from_launcher("LOCAL_WORLD_SIZE") or 1 if distributed else 1))

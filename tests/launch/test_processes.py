@@ -162,6 +162,13 @@ def test_threads_are_those_of_the_environment(
     assert threads_per_process(distributed=True) == threads
 
 
+@pytest.mark.parametrize("threads", ["1025", "9" * 5000])
+def test_more_threads_than_a_machine_has_are_refused(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    with pytest.raises(ConfigError, match=f"OMP_NUM_THREADS={threads} in the environment: expected at most 1024"):
+        threads_per_process(distributed=False)
+
+
 def test_numbers_of_a_launcher_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "")
     assert compose_config("cnn", ["workers.count=3", "training.batch_size=9"]).n == 3
