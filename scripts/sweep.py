@@ -38,7 +38,7 @@ from common.report.power import DEFINITIONS, power_frame
 from common.report.sweep_files import LEFT, sweep_frame, write_sweep
 from common.report.tables import format_texts, missing_summary
 from scripts.lib.making import INTERRUPTED, make, print_plan, settled, state_of
-from scripts.lib.submitting import FollowUp, LauncherArguments, submit_missing
+from scripts.lib.submitting import LauncherArguments, submit_missing
 
 MODULE = "scripts.sweep"
 
@@ -111,8 +111,8 @@ def _make(arguments: SweepArguments, table: Table, grid: range, before: range) -
         earlier = at_a_rate * len(before)
         again = arguments.model_copy(update={"submitted": earlier + len(cells)})
         words = shlex.split(command_of(MODULE, again))[3:]
-        follow_up = FollowUp(("slurm/sweep.sbatch", *words), "submits the next trials, or chooses")
-        return submit_missing(arguments, trials, cells, states, follow_up, known=arguments.submitted - earlier)
+        follow_up, purpose = ("slurm/sweep.sbatch", *words), "submits the next trials, or chooses"
+        return submit_missing(arguments, trials, cells, states, follow_up, purpose, arguments.submitted - earlier)
     if arguments.dry_run:
         print_plan(trials, cells, states)
         return 0

@@ -79,14 +79,6 @@ class FinishedRun:
             {name: c.to_pylist() if pa.types.is_list(c.type) else c.to_pandas() for name, c in recorded.items()}
         )
 
-    @property
-    def seed(self) -> int:
-        """The seed; raises RunError if the configuration has none."""
-        seed = self.config.get("seed")
-        if not isinstance(seed, int):
-            raise RunError(f"{self.folder}: config.yaml: seed={seed!r}: expected an integer")
-        return seed
-
     def curve(self, split: str, metric: str) -> pd.DataFrame:
         """Return a split's rows with columns step and `metric`; raises RunError if none were recorded."""
         if metric not in self.metrics:

@@ -58,7 +58,7 @@ def draw_over_setting(collection: Collection) -> Figure:
         ax.yaxis.set_major_formatter(StrMethodFormatter("{x:.2g}"))
         ax.yaxis.set_minor_locator(NullLocator())
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
-    seeds = seeds_of(len({run.seed for run in runs}) for runs in collection.runs.values() if runs)
+    seeds = seeds_of(collection.frame.groupby("row")["seed"].nunique())
     figure.suptitle(f"{table.title} (mean of {seeds} seeds; bars: lowest to highest)")
     return figure
 

@@ -148,5 +148,5 @@ def _section(section: Section, output: Path) -> str:
         content = base64.b64encode((section.folder / unquote(match[1])).read_bytes()).decode()
         return f'src="data:image/png;base64,{content}"'
 
-    made = re.sub(r'<a href="(?![a-z]+:)([^"#]+)(?:#[^"]*)?">(.*?)</a>', link, made)
+    made = re.sub(r'(?s)<a href="(?![a-z]+:)([^"#]+)(?:#[^"]*)?">(.*?)</a>', link, made)
     return re.sub(r'src="([^"]+)"', picture, made)

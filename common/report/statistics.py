@@ -18,9 +18,7 @@ LEVEL = 0.05
 FEWEST_SEEDS = 3
 EMPTY = {"mean": "missing", "median": "missing", "published": "unknown"}  # what readers see where there is no number
 Values = Mapping[Hashable, float | None]  # a quantity by seed
-
-
-# Over the seeds of a row: of all numbers in ascending order, NaN at the worse end.
+# Statistics of all seeds of a row, whose numbers are in ascending order, NaN at the worse end.
 OVER_SEEDS: Mapping[str, Callable[[Sequence[float]], float | None]] = {
     "mean": lambda numbers: math.fsum(numbers) / len(numbers),
     "2sigma": lambda numbers: 2 * statistics.stdev(numbers) if len(numbers) > 1 else None,
@@ -145,11 +143,10 @@ def difference(
     ends = mean_and_interval(differences)
     if ratios:
         ends = (None if end is None else math.exp(end) for end in ends)
-    tests = {} if margin is None else {test: p(differences, margin) for test, p in TESTS.items()}
-    return Comparison(*ends, other=other, **tests)
-
-
-TESTS = {"within": p_within, "beyond": p_beyond}
+    if margin is None:
+        return Comparison(*ends)
+    within, beyond = p_within(differences, margin), p_beyond(differences, margin)
+    return Comparison(*ends, other=other, within=within, beyond=beyond)
 
 
 def corrected(cells: Sequence[Comparison]) -> list[Comparison]:

@@ -96,11 +96,21 @@ def test_records_of_benchmarks_are_shown_as_they_are(monkeypatch):
     columns = {"engine": "whose code", "step_ms": "of a step", "ratio": "to the other's"}
     rows = [{"engine": "ours", "step_ms": 1234.5678}, {"engine": "theirs", "step_ms": 2000000, "ratio": 1}]
     benchmark = Benchmark("race", "A race", columns, {})
-    benchmark.write(rows, ["Two took part.", "- ours: once\n- theirs: twice"], "records", "python -m race", "1 used")
+    texts = ["Two took part in [the\nrace](race.csv).", "- ours: once\n- theirs: twice"]
+    benchmark.write(rows, texts, "records", "python -m race", "1 used")
     assert main(["output=report.html", "benchmarks=records"]) == 0
     page = Page(Path("report.html").read_text())
     assert page.open == []
-    for text in ("A race", "1234.57", "Two took part.", "theirs: twice", "whose code", "python -m race", "Hardware: "):
+    assert "records/race.csv" in page.links
+    for text in (
+        "A race",
+        "1234.57",
+        "Two took part in",
+        "theirs: twice",
+        "whose code",
+        "python -m race",
+        "Hardware: ",
+    ):
         assert text in page.text
     assert "<table>" in Path("report.html").read_text()
 
