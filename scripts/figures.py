@@ -16,7 +16,7 @@ from pydantic import Field
 from common.cli import DEFAULT_RUNS, ONE_OR_SEVERAL, Arguments, Folders, Text, main_function, parse
 from common.experiments.collect import collect
 from common.experiments.tables import full_name, load_table
-from common.report.figures import drawing_of, figure_names, load_figure, write_figures
+from common.report.figures import figure_names, load_figure, write_figures
 from common.report.style import FORMATS, save
 from common.report.tables import missing_summary
 
@@ -43,10 +43,8 @@ def main(argv: Sequence[str]) -> int:
         collection = collect(load_table(arguments.figure, "figure", also=figure_names()), *roots)
         files, missing = write_figures(collection, output, arguments.formats), missing_summary(collection)
     else:
-        drawing = drawing_of(
-            load_figure(name),
-            lambda table: collect(load_table(table), *roots, allow_empty=True),
-            Path(arguments.benchmarks),
+        drawing = load_figure(name).drawing(
+            lambda table: collect(load_table(table), *roots, allow_empty=True), Path(arguments.benchmarks)
         )
         files, missing = save(drawing.draw, output, name, arguments.formats), drawing.missing
     for line in missing:

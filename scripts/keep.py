@@ -2,7 +2,7 @@
 
 python -m scripts.keep table=quickstart [runs=runs] [output=results/runs]
 
-Runs that are kept already stay beside new ones; those of the same row and seed are replaced. common.experiments.packs
+Runs that are kept already stay beside new ones; those of the same row and seed are replaced. common.experiments.runs
 says what is in the files.
 """
 
@@ -14,8 +14,7 @@ from pydantic import Field
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.experiments.collect import collect
-from common.experiments.packs import write_pack
-from common.experiments.runs import read_files
+from common.experiments.runs import write_pack
 from common.experiments.tables import load_table
 
 
@@ -35,11 +34,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"output={arguments.output}: expected another folder than runs, which holds them already")
     collection = collect(load_table(arguments.table), Path(arguments.runs))
     folder = collection.table.runs
-    records = {
-        run.folder.relative_to(collection.root / folder).as_posix(): read_files(run.folder)
-        for run in collection.all_runs
-    }
-    write_pack(Path(arguments.output) / folder, records)
+    runs = {run.folder.relative_to(collection.root / folder).as_posix(): run for run in collection.all_runs}
+    write_pack(Path(arguments.output) / folder, runs)
     print(f"kept {len(collection.all_runs)} runs in {arguments.output}, {len(collection.missing)} missing")
     return 0
 

@@ -4,6 +4,7 @@ python -m scripts.report output=results/report.html [runs=[runs,results/runs]]
 """
 
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pydantic import Field
 
 from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, command_of, main_function, parse
 from common.record.environment import describe_environment
+from common.report.origin import describe_commit
 from common.report.page import render, sections_of
 
 MODULE = "scripts.report"
@@ -28,16 +30,19 @@ class ReportArguments(Arguments):
 def main(argv: Sequence[str]) -> int:
     """Write the page; exit code 2 if a definition is wrong."""
     arguments = parse(ReportArguments, argv, MODULE, "Write an HTML page with all tables and figures.")
-    page = Path(arguments.output)
-    sections = sections_of([Path(folder) for folder in arguments.runs], Path(arguments.benchmarks), page)
+    output, roots = Path(arguments.output), [Path(folder) for folder in arguments.runs]
     environment = describe_environment("", [])
-    commit = f"{environment['git_commit']}{' with uncommitted changes' * environment['git_dirty']}"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(
-        render(sections, date=environment["start"], commit=commit, command=command_of(MODULE, arguments)),
-        encoding="utf-8",
+    about = (
+        f"Generated {environment['start']} at commit {describe_commit(environment)} by {command_of(MODULE, arguments)} "
+        "from the files of finished runs and from benchmark records. Published values are the papers', not measured "
+        "here. A proxy is a small version of a paper's experiment: its order of rows can be compared with the paper's, "
+        "its numbers cannot."
     )
-    print(f"written: {page} ({page.stat().st_size / 1e6:.1f} MB)")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as drawn:
+        page = render(list(sections_of(roots, Path(arguments.benchmarks), Path(drawn))), output, about)
+    output.write_text(page, encoding="utf-8")
+    print(f"written: {output} ({output.stat().st_size / 1e6:.1f} MB)")
     return 0
 
 

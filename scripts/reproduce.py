@@ -24,7 +24,7 @@ from common.cli import Text, UsageError, command_of, main_function, nearest, par
 from common.config.base import LARGEST_SEED
 from common.experiments.tables import Cell, Table, load_table
 from scripts.lib.making import INTERRUPTED, make, print_plan, state_of
-from scripts.lib.submitting import FollowUp, LauncherArguments, submit_missing
+from scripts.lib.submitting import LauncherArguments, submit_missing
 
 MODULE = "scripts.reproduce"
 # One name or several: rows=a, rows=a,b, rows=[a,b].
@@ -54,8 +54,7 @@ def main(argv: Sequence[str]) -> int:
     states = [state_of(table, cell) for cell in cells]
     if arguments.launcher == "slurm":
         report = ("slurm/report.sbatch", f"table={table.name}", f"runs={arguments.runs}")
-        follow_up = FollowUp(report, f"builds runs/report/{table.name}.*")
-        return submit_missing(arguments, table, cells, states, follow_up)
+        return submit_missing(arguments, table, cells, states, report, f"builds runs/report/{table.name}.*")
     arguments.check_launcher()
     if arguments.dry_run:
         print_plan(table, cells, states)

@@ -23,6 +23,7 @@ worst); 2 wrong arguments, or a run folder holds something else; 75 interrupted 
 import shlex
 import sys
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 
 from pydantic import Field, NonNegativeInt
@@ -31,13 +32,13 @@ from common.cli import DEFAULT_RUNS, Text, UsageError, command_of, main_function
 from common.experiments.collect import collect
 from common.experiments.runs import RunError
 from common.experiments.tables import Table, load_table
-from common.experiments.trials import Grid, Trials
-from common.report.choices import Method, edges, read_methods
+from common.experiments.trials import Trials, first_grid, grown
+from common.report.choices import methods_of, read_trials
 from common.report.power import DEFINITIONS, power_frame
 from common.report.sweep_files import LEFT, sweep_frame, write_sweep
 from common.report.tables import format_texts, missing_summary
 from scripts.lib.making import INTERRUPTED, make, print_plan, settled, state_of
-from scripts.lib.submitting import FollowUp, LauncherArguments, submit_missing
+from scripts.lib.submitting import LauncherArguments, submit_missing
 
 MODULE = "scripts.sweep"
 
@@ -73,37 +74,45 @@ def main(argv: Sequence[str]) -> int:
 
 def _continue(arguments: SweepArguments, table: Table) -> int:
     """Make the trials of one grid after the other until none has to follow, then write what they show."""
-    grid, before, grown = Grid.first(table.sweep), set[int](), 0
-    while True:
+    grid, before = first_grid(table.sweep), range(0)
+    for extension in count():
         code = _make(arguments, table, grid, before)
         if code is not None:
             return code
-        methods = read_methods(table, grid, Path(arguments.runs))
-        at = edges(methods)
-        if not at or grown == table.sweep.extensions:
-            return _write(arguments, table, methods)
-        before, grid, grown = set(grid.exponents), grid.grown(at), grown + 1
-        print(f"# a method is best at the {' and the '.join(sorted(at))} rate: the grid grows", flush=True)
+        trials = read_trials(table, grid, Path(arguments.runs))
+        methods = methods_of(table, grid, trials)
+        edges = {method.edge for method in methods} - {None}
+        if not edges or extension == table.sweep.extensions:
+            break
+        before, grid = grid, grown(grid, edges)
+        print(f"# a method is best at the {' and the '.join(sorted(edges))} rate: the grid grows", flush=True)
+    print(format_texts(sweep_frame(table, {method.name: method.tuned for method in methods}), "simple", LEFT))
+    if arguments.dry_run:
+        print("# all trials have ended: nothing is missing")
+        return 0
+    command = command_of(MODULE, arguments.model_copy(update={"submitted": 0}))
+    print("written:", *write_sweep(table, trials, methods, Path(arguments.output), command))
+    return 0
 
 
-def _make(arguments: SweepArguments, table: Table, grid: Grid, before: set[int]) -> int | None:
+def _make(arguments: SweepArguments, table: Table, grid: range, before: range) -> int | None:
     """Make the trials at rates that the grid before had not; return None once all have ended, else an exit code."""
-    trials = Trials.of_table(table, [k for k in grid.exponents if k not in before])
+    trials = Trials.of_table(table, [k for k in grid if k not in before])
     cells = list(trials.cells(Path(arguments.runs)))
     states = [state_of(trials, cell) for cell in cells]
     if settled(trials, states) == len(cells):
         return None
-    methods = sum(row.centre is not None for row in table.rows) * len(table.variants or [None])
-    at_a_rate = len(cells) // (len(grid.exponents) - len(before))
-    points = at_a_rate * len(grid.exponents) // methods // len(trials.seeds)
+    methods = len(table.tuned_rows) * len(table.variants or [None])
+    at_a_rate = len(cells) // (len(grid) - len(before))
+    points = at_a_rate * len(grid) // methods // len(trials.seeds)
     sizes = f"methods: {methods}, points: {points}, seeds: {len(trials.seeds)}"
     print(f"# {sizes}; the grid grows at most: {table.sweep.extensions}")
     if arguments.launcher == "slurm":
         earlier = at_a_rate * len(before)
         again = arguments.model_copy(update={"submitted": earlier + len(cells)})
         words = shlex.split(command_of(MODULE, again))[3:]
-        follow_up = FollowUp(("slurm/sweep.sbatch", *words), "submits the next trials, or chooses")
-        return submit_missing(arguments, trials, cells, states, follow_up, known=arguments.submitted - earlier)
+        follow_up, purpose = ("slurm/sweep.sbatch", *words), "submits the next trials, or chooses"
+        return submit_missing(arguments, trials, cells, states, follow_up, purpose, arguments.submitted - earlier)
     if arguments.dry_run:
         print_plan(trials, cells, states)
         return 0
@@ -121,17 +130,6 @@ def _power(table: Table, runs: Path) -> int:
         print(f"{name}: {definition}")
     for line in missing_summary(collection):
         print(f"run first: {line}")
-    return 0
-
-
-def _write(arguments: SweepArguments, table: Table, methods: Sequence[Method]) -> int:
-    """Print what the trials show, and write it unless it is a dry run."""
-    print(format_texts(sweep_frame(table, {method.name: method.tuned for method in methods}), "simple", LEFT))
-    if arguments.dry_run:
-        print("# all trials have ended: nothing is missing")
-        return 0
-    command = command_of(MODULE, arguments.model_copy(update={"submitted": 0}))
-    print("written:", *write_sweep(table, methods, Path(arguments.output), command))
     return 0
 
 

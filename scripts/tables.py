@@ -14,7 +14,6 @@ the finished runs in these folders, whatever they are, are printed side by side.
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,16 +32,16 @@ from common.cli import (
     main_function,
     parse,
 )
-from common.experiments.collect import Collection, collect
+from common.experiments.collect import collect
 from common.experiments.load import compare
-from common.experiments.tables import Table, full_name, load_table
+from common.experiments.tables import full_name, load_table
 from common.report.benchmark_tables import (
     LEFT,
     benchmark_names,
     build_benchmark,
     load_benchmark,
     missing_records,
-    readable_benchmark,
+    shown_benchmark,
     write_benchmark,
 )
 from common.report.claims import fill_blocks
@@ -89,14 +88,18 @@ def main(argv: Sequence[str]) -> int:
     command = command_of(MODULE, asked)
     if name in benchmark_names():
         benchmark, records = load_benchmark(name), Path(arguments.benchmarks)
-        files = write_benchmark(benchmark, records, output, command, arguments.formats, arguments.keep)
-        print(format_texts(readable_benchmark(benchmark, build_benchmark(benchmark, records)), "simple", LEFT))
+        files = write_benchmark(name, records, output, command, arguments.formats, arguments.keep)
+        print(format_texts(shown_benchmark(benchmark, build_benchmark(benchmark, records)), "simple", LEFT))
         missing = missing_records(benchmark, records)
     else:
         table = load_table(arguments.table, also=benchmark_names())
         if table.untuned:
             raise UsageError(table.untuned)
-        collection = _collect_kept(table) if arguments.keep else _collect(table, arguments.runs)
+        # Published numbers are worth a table of their own, but not in place of one with runs when a folder is mistyped.
+        alone = bool(table.published) and arguments.runs == DEFAULT_RUNS
+        roots = [KEPT.with_name("runs")] if arguments.keep else map(Path, arguments.runs)
+        make_in = Path("runs") if arguments.keep else None
+        collection = collect(table, *roots, allow_empty=alone, make_in=make_in)
         files = write_table(collection, output, command, arguments.formats, arguments.keep)
         print(_fitted(shown(build_table(collection), collection.table), left_of(table)))
         missing = missing_summary(collection)
@@ -104,22 +107,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"missing: {line}")
     print("written:", *files)
     return 0
-
-
-def _collect(table: Table, runs: Sequence[str]) -> Collection:
-    # Published numbers are worth a table of their own, but not in place of one with runs when a folder is mistyped.
-    return collect(table, *map(Path, runs), allow_empty=bool(table.published) and runs == DEFAULT_RUNS)
-
-
-def _collect_kept(table: Table) -> Collection:
-    """Collect the kept runs alone; missing ones would be made in runs/."""
-    found = collect(table, KEPT.with_name("runs"), allow_empty=bool(table.published))
-    cells = [missing.cell for missing in found.missing]
-    missing = [
-        replace(missing, cell=table.cell(cell.row, cell.seed, Path("runs"), cell.variant))
-        for missing, cell in zip(found.missing, cells, strict=True)
-    ]
-    return replace(found, roots=(Path("runs"), *found.roots), missing=missing)
 
 
 def _fitted(shown: pd.DataFrame, left: Sequence[str]) -> str:

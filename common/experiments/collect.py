@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
@@ -18,8 +18,7 @@ from common.experiments.tables import Cell, Table
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(NamedTuple):
     """A cell without a usable run, and why."""
 
     cell: Cell
@@ -30,19 +29,16 @@ class Missing:
 class Collection:
     """A table's usable runs below the folders `roots`, and the cells without one.
 
+    root:   the folder in which missing runs would be made
     frame:  a line for each run in the table's order: row, variant, seed, run (a FinishedRun) and the quantities that
             the table needs, None where a run may lack one
     """
 
     table: Table
     roots: tuple[Path, ...]
+    root: Path
     frame: pd.DataFrame
     missing: Sequence[Missing]
-
-    @property
-    def root(self) -> Path:
-        """The folder in which missing runs would be made: the first."""
-        return self.roots[0]
 
     @cached_property
     def runs(self) -> Mapping[str, Sequence[FinishedRun]]:
@@ -53,11 +49,6 @@ class Collection:
     def all_runs(self) -> list[FinishedRun]:
         """Every usable run, in the table's order."""
         return self.frame["run"].tolist()
-
-    @cached_property
-    def variant_of(self) -> Mapping[Path, str | None]:
-        """The variant of each run, by its folder."""
-        return {run.folder: variant for run, variant in zip(self.frame["run"], self.frame["variant"], strict=True)}
 
     def of(self, row: str, variant: str | None = None) -> list[FinishedRun]:
         """Return the usable runs of a row, of one variant or of all."""
@@ -73,28 +64,19 @@ class Collection:
             found[row][variant, seed] = value
         return found
 
-    def by_variant(self) -> list["Collection"]:
-        """Return a collection for each variant, named after it; only this one if the table has none."""
-        return [self._of_variant(variant) for variant in self.table.variants] or [self]
+    def of_variant(self, variant: str) -> "Collection":
+        """Return the collection of a variant alone, named after it."""
+        changes = {"name": f"{self.table.name}_{variant}", "title": f"{self.table.title}, {variant}", "variants": {}}
+        missing = [m for m in self.missing if m.cell.variant == variant]
+        table = self.table.model_copy(update=changes)
+        return replace(self, table=table, frame=_of_variant(self.frame, variant), missing=missing)
 
     def of_rows(self, rows: Sequence[str], title: str) -> "Collection":
         """Return the collection of these rows alone, under another title."""
         kept = tuple(row for row in self.table.rows if row.name in rows)
-        return replace(
-            self,
-            table=self.table.model_copy(update={"rows": kept, "title": title}),
-            frame=self.frame[self.frame["row"].isin(rows)],
-            missing=[m for m in self.missing if m.cell.row.name in rows],
-        )
-
-    def _of_variant(self, variant: str) -> "Collection":
-        name, title = f"{self.table.name}_{variant}", f"{self.table.title}, {variant}"
-        return replace(
-            self,
-            table=self.table.model_copy(update={"name": name, "title": title, "variants": {}}),
-            frame=_of_variant(self.frame, variant),
-            missing=[m for m in self.missing if m.cell.variant == variant],
-        )
+        table = self.table.model_copy(update={"rows": kept, "title": title})
+        missing = [m for m in self.missing if m.cell.row.name in rows]
+        return replace(self, table=table, frame=self.frame[self.frame["row"].isin(rows)], missing=missing)
 
 
 def _of_variant(frame: pd.DataFrame, variant: str | None) -> pd.DataFrame:
@@ -102,8 +84,10 @@ def _of_variant(frame: pd.DataFrame, variant: str | None) -> pd.DataFrame:
     return frame if variant is None else frame[frame["variant"] == variant]
 
 
-def collect(table: Table, *roots: Path, allow_empty: bool = False) -> Collection:
+def collect(table: Table, *roots: Path, allow_empty: bool = False, make_in: Path | None = None) -> Collection:
     """Read the run of every cell from the first of these folders that has a usable one.
+
+    make_in: the folder in which missing runs would be made (default: the first)
 
     Runs that are unfinished, broken, without a number that the table needs, or made with other overrides than the
     table's are named in a warning and counted as missing. Raises UsageError if no usable run is left, or if the table
@@ -111,23 +95,22 @@ def collect(table: Table, *roots: Path, allow_empty: bool = False) -> Collection
     """
     if table.untuned and not allow_empty:
         raise UsageError(table.untuned)
-    lines, missing = [], []
-    for cells in zip(*(table.cells(root) for root in roots), strict=True):
+    root, lines, missing = make_in or roots[0], [], []
+    for cell, *cells in zip(table.cells(root), *map(table.cells, roots), strict=True):
         line, reasons = (None, [table.untuned]) if table.untuned else _first_usable(table, cells)
         if line is None:
-            missing.append(Missing(cells[0], "; ".join(reasons) or "not run yet"))
+            missing.append(Missing(cell, "; ".join(reasons) or "not run yet"))
         else:
-            cell = cells[0]
             lines.append({"row": cell.row.name, "variant": cell.variant, "seed": cell.seed} | line)
     if not lines and not allow_empty:
         where = " or ".join(str(root / table.runs) for root in roots)
         raise UsageError(
             f"runs={','.join(map(str, roots))}: no finished run in {where}; "
-            f"make them with: {reproduce_command(table, roots[0])}"
+            f"make them with: {reproduce_command(table, root)}"
         )
     names = ["row", "variant", "seed", "run", *(quantity.name for quantity in table.quantities)]
     frame = pd.DataFrame(lines, columns=names, dtype=object)  # numbers would have NaN (diverged) in place of None
-    return Collection(_recorded(table, frame), roots, frame, missing)
+    return Collection(_recorded(table, frame), roots, root, frame, missing)
 
 
 def _recorded(table: Table, frame: pd.DataFrame) -> Table:

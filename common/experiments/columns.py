@@ -12,29 +12,30 @@ LABELS = {
     "workers": "number of workers",
     "seeds": "number of finished seeds: the n of every mean and deviation in the row",
 }
-OF_RUNS = ("mean", "2sigma", "median", "lowest", "highest", "reached")
-COMPARISONS = ("difference", "speedup", "equivalent", "margin")
+STATISTICS = {  # and their definitions, as pages have them
+    "mean": "{what}; mean over seeds",
+    "2sigma": "{what}; 2 x sample standard deviation over seeds (n - 1; empty for one seed)",
+    "median": "{what}; median over seeds",
+    "lowest": "{what}; the lowest of all seeds",
+    "highest": "{what}; the highest of all seeds",
+    "reached": "{quantity}: in how many of the runs it is finite",
+    "difference": "{quantity}: the row's minus that of the baseline, {baseline}; mean of the differences seed by seed "
+    "[their 95 % t interval, each on its own]",
+    "speedup": "{quantity}: the baseline's over the row's, {baseline}; geometric mean of the ratios seed by seed [the "
+    "95 % t interval of their logarithms, taken back]",
+    "equivalent": "whether the row equals another one within ± {margin:g}: yes, no, or open where the seeds do not "
+    "tell; 5 % by Holm's method over all tests of the table",
+    "margin": "{quantity}: the margin within which the row is tested to equal another one",
+    "published": "{quantity}: the published value, not measured here",
+    "published_2sigma": "{quantity}: its published 2 sigma",
+    "published_difference": "{quantity}: what is published, the row's minus that of the baseline",
+    "published_equivalent": "{quantity}: what is published, the row's minus that of the row that it is tested to equal",
+    "by_formula": "{quantity}: the paper's formula, evaluated by us",
+}
 PUBLISHED = ("published", "published_2sigma", "published_difference", "published_equivalent", "by_formula")
 NUMBERS = {name: (quantity, "mean") for name, quantity in QUANTITIES.items()} | {
-    f"{name}_{statistic}": (quantity, statistic)
-    for name, quantity in QUANTITIES.items()
-    for statistic in (*OF_RUNS, *COMPARISONS, *PUBLISHED)
+    f"{name}_{statistic}": (quantity, statistic) for name, quantity in QUANTITIES.items() for statistic in STATISTICS
 }
-
-DEFAULT_COLUMNS = (
-    "method",
-    "topology",
-    "workers",
-    "seeds",
-    "local_over_noise_mean",
-    "global_over_noise_mean",
-    "accuracy_mean",
-    "accuracy_2sigma",
-    "train_loss_mean",
-    "consensus_distance_mean",
-    "bytes_per_step",
-    "time_step_ms",
-)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -27,6 +27,9 @@ class Definition(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+DefinitionT = TypeVar("DefinitionT", bound=Definition)
+
+
 def names_in(folder: Path) -> list[str]:
     """Return the names of a folder's definitions."""
     return sorted(path.stem for path in folder.glob("*.yaml"))
@@ -47,6 +50,15 @@ def read_definition(folder: Path, name: str, key: str, also: Iterable[str] = ())
         return OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeError, RecursionError) as error:
         raise UsageError(f"{_shown(folder, name)}: not valid YAML: {one_line(error)}") from None
+
+
+def load_definition(
+    folder: Path, name: str, model: type[DefinitionT], key: str, also: Iterable[str] = ()
+) -> DefinitionT:
+    """Return folder/<name>.yaml as this model; UsageError naming file, key, value and expectation if it is wrong."""
+    content = read_definition(folder, name, key, also)
+    with explained(folder, name, model):
+        return model.model_validate(content)
 
 
 @contextmanager

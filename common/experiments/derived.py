@@ -91,18 +91,14 @@ def seconds_to_target(run: FinishedRun) -> float:
     return step if math.isinf(step) else float(seconds_until(run, pd.Series([step]))[0])
 
 
-def megabytes_to_target(run: FinishedRun) -> float:
-    """Return what one worker handed to the network until then, in 1e6 bytes."""
+def host_megabytes_to_target(run: FinishedRun) -> float:
+    """Return what one host sent to others until then, in 1e6 bytes."""
     step = steps_to_target(run)
     if math.isinf(step):
         return step
     sent = run.curve("train", "bytes_sent").dropna()
-    return float(np.interp(step, [0, *sent["step"]], [0, *sent["bytes_sent"]])) / run.total("workers") / 1e6
-
-
-def host_megabytes_to_target(run: FinishedRun) -> float:
-    """Return what one host sent to others until then, in 1e6 bytes."""
-    return megabytes_to_target(run) * leaving_share(run)
+    handed = float(np.interp(step, [0, *sent["step"]], [0, *sent["bytes_sent"]])) / run.total("workers") / 1e6
+    return handed * leaving_share(run)
 
 
 def leaving_share(run: FinishedRun) -> float:

@@ -159,12 +159,7 @@ _ALL = (
         "entropy in nats of the corpus's token frequencies: the loss of the best model that ignores context",
         ".4f",
     ),
-    _last(
-        "bleu",
-        "bleu",
-        "final sacreBLEU of the averaged model's translations of the validation set",
-        higher=True,
-    ),
+    _last("bleu", "bleu", "final sacreBLEU of the averaged model's translations of the validation set", higher=True),
     Quantity(
         "meteor",
         "final METEOR by nltk (not METEOR 1.5) of the averaged model's translations of the validation set; empty where "
@@ -209,12 +204,7 @@ _ALL = (
         ".3g",
         _recorded("half_life_first"),
     ),
-    Quantity(
-        "half_life_second",
-        "the same in the second moment",
-        ".3g",
-        _recorded("half_life_second"),
-    ),
+    Quantity("half_life_second", "the same in the second moment", ".3g", _recorded("half_life_second")),
     Quantity(
         "clipped_fraction",
         "share of the steps, over all workers, whose gradient's norm before clipping exceeded training.clip; empty "

@@ -1,24 +1,35 @@
-"""Finished runs, read from their folders (config.yaml, environment.json, metrics.jsonl, summary.json) or from packs."""
+"""Finished runs, read from their folders or from a table's two files, into which scripts.keep packs them.
+
+A run's folder has config.yaml, environment.json, metrics.jsonl, summary.json and, if transformer.evaluate has scored
+the test set, evaluation/. Kept in runs.jsonl and metrics.parquet, a run is a line in the first: `run`, which is
+<row>[/<variant>]/seed_<k>, then summary, config, environment and, where there is one, evaluation: the texts of these
+files. The second has the rows of metrics.jsonl of all runs. Lines and rows are sorted by `run`. In metrics.parquet a
+metric is NaN where metrics.jsonl had null, a number that is not finite, and null where it had no such metric.
+
+pd.read_parquet("results/runs/table3_fair/metrics.parquet").query("run == 'accumadam_aer/seed_4'")
+"""
 
 import io
 import json
 import math
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
-from common.cli import one_line
-from common.experiments.packs import METRICS, RUNS, RunFiles, find_kept, read_pack, table_of_rows
+from common.atomic import write_atomically
+from common.cli import UsageError, one_line
 
 FILES = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")
 EVALUATION = ("test.csv", "test.json")  # in its folder evaluation, by transformer.evaluate
+RUNS, METRICS = "runs.jsonl", "metrics.parquet"
 
 
 class RunError(ValueError):
@@ -42,12 +53,12 @@ class Target:
 class FinishedRun:
     """A finished run.
 
-    folder:       where it is, or would be if it were not kept in its table's two files (common.experiments.packs)
+    folder:       where it is, or would be if it were not kept in its table's two files
     config:       the whole configuration
     environment:  versions, hardware, commit, overrides, start and end
     summary:      the run's totals
-    metrics:      metrics.jsonl with columns step, split, loss, ... (NaN where a line has null or no such metric)
-    scores:       the text of evaluation/test.csv, if transformer.evaluate has scored the run
+    rows:         of metrics.jsonl, null where a row lacks a metric
+    evaluation:   texts of the files that transformer.evaluate wrote, by name
     target:       of the table that it was read for, if that has one
     """
 
@@ -55,28 +66,41 @@ class FinishedRun:
     config: dict[str, Any]
     environment: dict[str, Any]
     summary: dict[str, Any]
-    metrics: pd.DataFrame
-    scores: str | None = None
+    rows: pa.Table
+    evaluation: dict[str, str] = field(default_factory=dict)
     target: Target | None = None
 
-    @property
-    def seed(self) -> int:
-        """The seed; raises RunError if the configuration has none."""
-        seed = self.config.get("seed")
-        if not isinstance(seed, int):
-            raise RunError(f"{self.folder}: config.yaml: seed={seed!r}: expected an integer")
-        return seed
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """The rows with columns step, split, loss, ...: NaN where one has null or no such metric; lists of workers."""
+        columns = {name: self.rows[name] for name in self.rows.column_names}
+        recorded = {name: column for name, column in columns.items() if column.null_count < len(column)}
+        return pd.DataFrame(
+            {name: c.to_pylist() if pa.types.is_list(c.type) else c.to_pandas() for name, c in recorded.items()}
+        )
 
     def curve(self, split: str, metric: str) -> pd.DataFrame:
         """Return a split's rows with columns step and `metric`; raises RunError if none were recorded."""
-        return self._rows(split, metric)[["step", metric]]
+        if metric not in self.metrics:
+            raise RunError(f"{self.folder}: metrics.jsonl records no {metric!r}")
+        if split not in self._splits:
+            raise RunError(f"{self.folder}: metrics.jsonl has no row with split {split!r}")
+        return self._splits[split][["step", metric]]
+
+    @cached_property
+    def _splits(self) -> dict[str, pd.DataFrame]:
+        return dict(iter(self.metrics.groupby("split", sort=False)))
+
+    def last(self, split: str, metric: str) -> float:
+        """Return the metric in the last row of a split; raises RunError if none was recorded."""
+        return float(self.curve(split, metric)[metric].iloc[-1])
 
     def test_scores(self) -> pd.DataFrame | None:
         """Return a line for each model that transformer.evaluate has scored on the test set; None before it has."""
-        if self.scores is None:
+        if "test.csv" not in self.evaluation:
             return None
         try:
-            return pd.read_csv(io.StringIO(self.scores)).set_index("model")
+            return pd.read_csv(io.StringIO(self.evaluation["test.csv"])).set_index("model")
         except (ValueError, KeyError) as error:
             raise RunError(f"{self.folder}: evaluation/test.csv: {one_line(error)}") from None
 
@@ -91,10 +115,6 @@ class FinishedRun:
             )
         return kept.sort_values("step")[["step", score]].reset_index(drop=True)
 
-    def last(self, split: str, metric: str) -> float:
-        """Return the metric in the last row of a split; raises RunError if none was recorded."""
-        return float(self._rows(split, metric)[metric].iloc[-1])
-
     def total(self, key: str) -> float:
         """Return a number of summary.json, NaN for null; raises RunError if it is missing."""
         if key in self.summary and self.summary[key] is None:
@@ -104,34 +124,9 @@ class FinishedRun:
             raise RunError(f"{self.folder}: summary.json: {key}={value!r}: expected a number")
         return float(value)
 
-    def _rows(self, split: str, metric: str) -> pd.DataFrame:
-        if metric not in self.metrics:
-            raise RunError(f"{self.folder}: metrics.jsonl records no {metric!r}")
-        if split not in self._splits:
-            raise RunError(f"{self.folder}: metrics.jsonl has no row with split {split!r}")
-        return self._splits[split]
-
-    @cached_property
-    def _splits(self) -> dict[str, pd.DataFrame]:
-        return dict(iter(self.metrics.groupby("split", sort=False)))
-
 
 def read_run(folder: Path) -> FinishedRun:
     """Read a finished run; raises RunError with folder and reason if it is missing, unfinished or broken."""
-    files = read_files(folder)
-    recorded = [name for name in files.rows.column_names if files.rows[name].null_count < len(files.rows)]
-    return FinishedRun(
-        folder=folder,
-        config=files.config,
-        environment=files.environment,
-        summary=files.summary,
-        metrics=pd.DataFrame({name: _values(files.rows[name]) for name in recorded}),
-        scores=files.evaluation.get("test.csv"),
-    )
-
-
-def read_files(folder: Path) -> RunFiles:
-    """Return the content of a finished run's files; raises RunError as `read_run` does."""
     if not folder.is_dir():
         kept = find_kept(folder)
         if kept is None:
@@ -142,12 +137,14 @@ def read_files(folder: Path) -> RunFiles:
     summary, status = read_json(folder / "summary.json"), read_status(folder)
     if status != "finished":
         raise RunError(f"{folder}: not finished: status {status!r} at step {summary.get('steps')}")
-    return RunFiles(
-        summary=summary,
-        config=read_config(folder / "config.yaml"),
+    return FinishedRun(
+        folder=folder,
+        # All is resolved in it; OmegaConf takes ten times as long.
+        config=_read(folder / "config.yaml", partial(yaml.load, Loader=yaml.CSafeLoader), "a mapping"),
         environment=read_json(folder / "environment.json"),
-        evaluation=_read_evaluation(folder),
+        summary=summary,
         rows=_read_metrics(folder / "metrics.jsonl"),
+        evaluation=_read_evaluation(folder),
     )
 
 
@@ -174,10 +171,8 @@ def files_of(folder: Path) -> dict[str, Path]:
 
 def read_scores(folder: Path) -> str | None:
     """Return the text of a run's evaluation/test.csv, None if it has none."""
-    if folder.is_dir():
-        return _read_evaluation(folder).get("test.csv")
-    kept = find_kept(folder)
-    return kept and kept.evaluation.get("test.csv")
+    kept = None if folder.is_dir() else find_kept(folder)
+    return (kept.evaluation if kept else _read_evaluation(folder)).get("test.csv")
 
 
 def read_status(folder: Path) -> str:
@@ -189,12 +184,16 @@ def read_status(folder: Path) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a run folder's file; raises RunError if it is missing or broken."""
+    return _read(path, json.loads, "an object")
+
+
+def _read(path: Path, parse: Callable[[str], Any], expected: str) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise _broken(path, error) from None
     if not isinstance(content, dict):
-        raise RunError(f"{path.parent}: {path.name}: expected an object, got {type(content).__name__}")
+        raise RunError(f"{path.parent}: {path.name}: expected {expected}, got {type(content).__name__}")
     return content
 
 
@@ -206,17 +205,6 @@ def read_overrides(folder: Path, environment: Mapping[str, object]) -> list[str]
     return recorded
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a run's config.yaml, in which all is resolved; raises RunError if it is missing or broken."""
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)  # OmegaConf takes ten times as long
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise _broken(path, error) from None
-    if not isinstance(content, dict):
-        raise RunError(f"{path.parent}: {path.name}: expected a mapping, got {type(content).__name__}")
-    return content
-
-
 def _read_evaluation(folder: Path) -> dict[str, str]:
     files = {name: folder / "evaluation" / name for name in EVALUATION}
     try:
@@ -226,6 +214,7 @@ def _read_evaluation(folder: Path) -> dict[str, str]:
 
 
 def _read_metrics(path: Path) -> pa.Table:
+    """Return the rows; a column is of integers if all its values are."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -243,17 +232,76 @@ def _read_metrics(path: Path) -> pa.Table:
             raise RunError(f"{path.parent}: metrics.jsonl, line {number}: broken ({error!r})") from None
     if not records:
         raise RunError(f"{path.parent}: metrics.jsonl is empty")
+    keys = dict.fromkeys(key for record in records for key in record)
     try:
-        return table_of_rows(records)
-    except ValueError as error:
+        return pa.table({key: [record.get(key) for record in records] for key in keys})
+    except (pa.ArrowException, OverflowError) as error:
         raise _broken(path, error) from None
-
-
-def _values(column: pa.ChunkedArray) -> list[Any] | pd.Series:
-    """Return a metric of all rows, NaN where a row lacks it; lists of workers as lists."""
-    return column.to_pylist() if pa.types.is_list(column.type) else column.to_pandas()
 
 
 def _broken(path: Path, error: Exception) -> RunError:
     reason = "missing" if isinstance(error, FileNotFoundError) else one_line(error)
     return RunError(f"{path.parent}: {path.name}: {reason}")
+
+
+# Kept runs.
+
+
+def find_kept(folder: Path) -> FinishedRun | None:
+    """Return the kept run that stands for a run folder; None if there is none. Raises UsageError for a broken file."""
+    for table in folder.parents:
+        if (table / RUNS).is_file():
+            return read_pack(table).get(folder.relative_to(table).as_posix())
+    return None
+
+
+def read_pack(table: Path) -> Mapping[str, FinishedRun]:
+    """Return a table's kept runs by name, none without such files; UsageError naming a broken file."""
+    if not (table / RUNS).exists():
+        return {}
+    changed = [(table / name).stat().st_mtime_ns for name in (RUNS, METRICS) if (table / name).exists()]
+    return _read_pack(table, tuple(changed))
+
+
+@lru_cache(maxsize=64)  # every cell of a table looks for its run here
+def _read_pack(table: Path, changed: tuple[int, ...]) -> Mapping[str, FinishedRun]:
+    try:
+        rows = pq.read_table(table / METRICS).combine_chunks()
+    except (OSError, pa.ArrowException) as error:
+        raise UsageError(f"{table / METRICS}: {one_line(error)}") from None
+    runs = rows["run"].to_pandas()
+    places = runs.groupby(runs).indices
+    of_run = {name: rows.slice(at[0], len(at)).drop_columns("run") for name, at in places.items()}
+    records = {}
+    for number, line in enumerate((table / RUNS).read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            run = json.loads(line)
+            name, parts = run["run"], (run["config"], run["environment"], run["summary"])
+            records[name] = FinishedRun(table / name, *parts, of_run[name], run.get("evaluation", {}))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{table / RUNS}, line {number}: broken ({error!r})") from None
+    return records
+
+
+def write_pack(table: Path, runs: Mapping[str, FinishedRun]) -> None:
+    """Write these runs, and those that are kept already under other names, to a table's two files.
+
+    Raises UsageError, before anything is written, if a file that is there is broken.
+    """
+    runs = dict(sorted({**read_pack(table), **runs}.items()))
+    lines = [
+        json.dumps(
+            {"run": name, "summary": run.summary, "config": run.config, "environment": run.environment}
+            | ({"evaluation": run.evaluation} if run.evaluation else {})
+        )
+        for name, run in runs.items()
+    ]
+    named = [run.rows.add_column(0, "run", [[name] * len(run.rows)]) for name, run in runs.items()]
+    rows = pa.concat_tables(named, promote_options="permissive").combine_chunks()
+    numbers = [field.name for field in rows.schema if field.type in (pa.int64(), pa.float64())]
+    file = io.BytesIO()
+    size = {"compression": "zstd", "compression_level": 19, "use_byte_stream_split": numbers}
+    pq.write_table(rows, file, use_dictionary=["run", "split"], **size)
+    table.mkdir(parents=True, exist_ok=True)
+    write_atomically(table / METRICS, file.getvalue())
+    write_atomically(table / RUNS, "".join(f"{line}\n" for line in lines).encode())

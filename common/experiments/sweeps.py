@@ -31,9 +31,8 @@ from common.experiments.definitions import (
     Override,
     StrictSeed,
     check_override,
-    explained,
+    load_definition,
     names_in,
-    read_definition,
 )
 from common.experiments.quantities import QUANTITIES, Quantity
 
@@ -165,11 +164,7 @@ class TunedFile(Definition):
 
 def read_tuned(name: str, folder: Path = SWEEPS) -> TunedFile | None:
     """Return what was chosen for a table, None if its sweep has not been made; UsageError for a broken file."""
-    if name not in names_in(folder):
-        return None
-    content = read_definition(folder, name, "sweep")
-    with explained(folder, name, TunedFile):
-        return TunedFile.model_validate(content)
+    return load_definition(folder, name, TunedFile, "sweep") if name in names_in(folder) else None
 
 
 def sweep_command(name: str) -> str:

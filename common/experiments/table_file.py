@@ -1,6 +1,6 @@
 """Files of tables: results/definitions/tables/<name>.yaml."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from common.cli import nearest
-from common.experiments.columns import DEFAULT_COLUMNS, Column, parse_column
+from common.experiments.columns import Column, parse_column
 from common.experiments.definitions import (
     ROOT,
     Definition,
@@ -33,6 +33,10 @@ from common.planner.conditions import CONDITIONS
 PAPER = ROOT / "results" / "paper"
 TABLES = ROOT / "results" / "definitions" / "tables"
 MOST_SHOWN = 8  # columns of a page
+DEFAULT_COLUMNS = (
+    *("method", "topology", "workers", "seeds", "local_over_noise_mean", "global_over_noise_mean", "accuracy_mean"),
+    *("accuracy_2sigma", "train_loss_mean", "consensus_distance_mean", "bytes_per_step", "time_step_ms"),
+)
 
 Engine = Literal["decent_dp"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case letters, digits and _")]
@@ -151,92 +155,38 @@ class TableFile(Definition):
 
     @model_validator(mode="after")
     def _check(self) -> "TableFile":
-        if self.metric not in QUANTITIES:
-            raise ValueError(f"metric={self.metric!r}: {nearest(self.metric, QUANTITIES)}")
-        for row in self.rows:
-            if row.labels.keys() != self.labels.keys():
-                raise ValueError(f"row {row.name!r}: expected labels {', '.join(self.labels) or '(none)'}")
+        names = [row.name.removesuffix(f"_{row.workers}") for row in self.rows]
+        _expect_known("metric", self.metric, QUANTITIES)
         for name in self.published:
-            if name not in (known := names_in(PAPER)):
-                raise ValueError(f"published={name!r}: {nearest(name, known)}")
+            _expect_known("published", name, names_in(PAPER))
+        for name in self.shown:
+            _expect_known("shown", name, [column.name for column in self.columns])
+        if self.baseline is not None:
+            _expect_known("baseline", self.baseline, names)
         for column in self.numbers:
             if column.variant in self.hardware and column.of_runs:
                 raise ValueError(f"columns: {column.name}: expected published numbers only, of {column.variant}")
-        for name in self.shown:
-            if name not in (columns := [column.name for column in self.columns]):
-                raise ValueError(f"shown={name!r}: {nearest(name, columns)}")
-        names = [row.name.removesuffix(f"_{row.workers}") for row in self.rows]
-        if self.baseline is not None and self.baseline not in names:
-            raise ValueError(f"baseline={self.baseline!r}: {nearest(self.baseline, names)}")
+        if self.emulated and self.emulated.keys() != self.variants.keys():
+            raise ValueError(f"emulated: expected one entry for each variant, {', '.join(self.variants) or '(none)'}")
+        self._check_rows()
         self._check_equivalent(names)
+        self._check_sweep()
+        return self
+
+    def _check_rows(self) -> None:
         _expect_unique("seeds", self.seeds)
         _expect_unique("the rows' names", [row.name for row in self.rows])
-        labels = [(row.method, row.topology, row.workers, *row.labels.values()) for row in self.rows]
-        _expect_unique("method, topology, workers and labels of the rows", labels)
         for row in self.rows:
+            if row.labels.keys() != self.labels.keys():
+                raise ValueError(f"row {row.name!r}: expected labels {', '.join(self.labels) or '(none)'}")
+            if row.engine and not self.emulated:
+                raise ValueError(f"row {row.name!r}: engine={row.engine}: expected in a table with emulated hosts only")
             for variant in self.variants.values() or [()]:
                 keys = [parse_override(text)[0] for text in (*self.overrides, *variant, *row.overrides)]
                 tuned = self.tuned_keys(row) if self.sweep and row.takes_tuned else ()
                 _expect_unique(f"the overrides of row {row.name!r}", [*keys, *tuned])
-        if self.emulated and self.emulated.keys() != self.variants.keys():
-            raise ValueError(f"emulated: expected one entry for each variant, {', '.join(self.variants) or '(none)'}")
-        for row in self.rows:
-            if row.engine and not self.emulated:
-                raise ValueError(f"row {row.name!r}: engine={row.engine}: expected in a table with emulated hosts only")
-        self._check_sweep()
-        return self
-
-    def _check_sweep(self) -> None:
-        with_centre = [row.name for row in self.rows if row.centre is not None]
-        if self.tuned_by is not None:
-            if self.sweep or any(row.centre for row in self.rows):
-                raise ValueError(
-                    f"tuned_by={self.tuned_by}: expected neither a sweep nor centres: values come from there"
-                )
-            return
-        for row in self.rows:
-            if self.sweep is None and (row.centre or row.tuned_with):
-                raise ValueError(f"row {row.name!r}: centre and tuned_with: expected in a table with a sweep only")
-            if self.sweep and sum(map(bool, (row.centre, row.tuned_with, self._has_own_values(row)))) != 1:
-                keys = ", ".join(self.tuned_keys(row))
-                raise ValueError(f"row {row.name!r}: expected either centre, tuned_with, or overrides of {keys}")
-            if row.axes and row.centre is None:
-                raise ValueError(f"row {row.name!r}: axes: expected in rows with a centre only")
-            if row.tuned_with and row.tuned_with not in with_centre:
-                raise ValueError(
-                    f"row {row.name!r}: tuned_with={row.tuned_with!r}: {nearest(row.tuned_with, with_centre)}"
-                )
-        if self.sweep and (both := sorted({*self.sweep.seeds} & {*self.seeds})):
-            raise ValueError(f"sweep.seeds: expected none that the table reports, got {', '.join(map(str, both))}")
-        if self.sweep:
-            self._check_choice()
-
-    def _check_choice(self) -> None:
-        """Check that methods get equal trials, and are chosen by what the table reports."""
-        counts = {r.name: len(self.sweep.combinations(self.axes(r))) for r in self.rows if r.centre is not None}
-        if len(set(counts.values())) > 1:
-            raise ValueError(
-                "axes: expected equally many combinations of values for all rows, so that all get the same trials, got "
-                f"{', '.join(f'{count} for {name}' for name, count in counts.items())}"
-            )
-        reported = {self.metric, *(column.quantity.name for column in self.numbers)}
-        decisive = [*self.margins] if self.sweep.fit and self.margins else sorted(reported)
-        if self.sweep.quantity not in decisive:
-            expected = ", ".join(decisive)
-            raise ValueError(f"sweep.quantity={self.sweep.quantity}: expected what the table reports, {expected}")
-
-    def axes(self, row: Row) -> dict[str, Sequence[str]]:
-        """Return the keys besides the rate that are tuned for a row, and their values."""
-        return {**self.sweep.axes, **row.axes}
-
-    def tuned_keys(self, row: Row) -> tuple[str, ...]:
-        """Return the keys that the sweep chooses for a row, or for the one whose values it takes."""
-        source = next((other for other in self.rows if other.name == row.tuned_with), row)
-        return RATE, *self.axes(source)
-
-    def _has_own_values(self, row: Row) -> bool:
-        """Return whether a row's own overrides have all that the sweep would choose."""
-        return {*self.tuned_keys(row)} <= {parse_override(text)[0] for text in row.overrides}
+        labels = [(row.method, row.topology, row.workers, *row.labels.values()) for row in self.rows]
+        _expect_unique("method, topology, workers and labels of the rows", labels)
 
     def _check_equivalent(self, names: Sequence[str]) -> None:
         for row, other in self.equivalent.items():
@@ -252,18 +202,71 @@ class TableFile(Definition):
         if bool(tested) != bool(self.equivalent):
             raise ValueError("equivalent: expected with columns <quantity>_equivalent, and only with them")
 
+    def _check_sweep(self) -> None:
+        if self.tuned_by is not None:
+            if self.sweep or self.tuned_rows:
+                raise ValueError(
+                    f"tuned_by={self.tuned_by}: expected neither a sweep nor centres: values come from there"
+                )
+            return
+        for row in self.rows:
+            if self.sweep is None and row.takes_tuned:
+                raise ValueError(f"row {row.name!r}: centre and tuned_with: expected in a table with a sweep only")
+            if row.axes and row.centre is None:
+                raise ValueError(f"row {row.name!r}: axes: expected in rows with a centre only")
+            if row.tuned_with and self.sweep:
+                known = [other.name for other in self.tuned_rows]
+                _expect_known(f"row {row.name!r}: tuned_with", row.tuned_with, known)
+        if self.sweep is None:
+            return
+        for row in self.rows:
+            has_own_values = {*self.tuned_keys(row)} <= {parse_override(text)[0] for text in row.overrides}
+            if sum(map(bool, (row.centre, row.tuned_with, has_own_values))) != 1:
+                keys = ", ".join(self.tuned_keys(row))
+                raise ValueError(f"row {row.name!r}: expected either centre, tuned_with, or overrides of {keys}")
+        if both := sorted({*self.sweep.seeds} & {*self.seeds}):
+            raise ValueError(f"sweep.seeds: expected none that the table reports, got {', '.join(map(str, both))}")
+        counts = {row.name: len(self.sweep.combinations(self.axes(row))) for row in self.tuned_rows}
+        if len(set(counts.values())) > 1:
+            raise ValueError(
+                "axes: expected equally many combinations of values for all rows, so that all get the same trials, got "
+                f"{', '.join(f'{count} for {name}' for name, count in counts.items())}"
+            )
+        reported = {self.metric, *(column.quantity.name for column in self.numbers)}
+        decisive = [*self.margins] if self.sweep.fit and self.margins else sorted(reported)
+        if self.sweep.quantity not in decisive:
+            expected = ", ".join(decisive)
+            raise ValueError(f"sweep.quantity={self.sweep.quantity}: expected what the table reports, {expected}")
+
+    @property
+    def tuned_rows(self) -> list[Row]:
+        """The rows whose values a sweep chooses."""
+        return [row for row in self.rows if row.centre is not None]
+
+    def axes(self, row: Row) -> dict[str, Sequence[str]]:
+        """Return the keys besides the rate that are tuned for a row, and their values."""
+        return {**self.sweep.axes, **row.axes}
+
+    def tuned_keys(self, row: Row) -> tuple[str, ...]:
+        """Return the keys that the sweep chooses for a row, or for the one whose values it takes."""
+        source = next((other for other in self.rows if other.name == row.tuned_with), row)
+        return RATE, *self.axes(source)
+
     @property
     def numbers(self) -> list[Column]:
         """The columns of numbers."""
         return [column for column in self.columns if column.quantity]
 
 
+def _expect_known(key: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise ValueError(f"{key}={name!r}: {nearest(name, known)}")
+
+
 def _expect_unique(what: str, values: Sequence[Any]) -> None:
-    repeated = sorted({_words(value) for value in values if values.count(value) > 1})
+    def words(value: Any) -> str:  # of a tuple, those that are not None
+        return " ".join(str(part) for part in value if part is not None) if isinstance(value, tuple) else str(value)
+
+    repeated = sorted({words(value) for value in values if values.count(value) > 1})
     if repeated:
         raise ValueError(f"{what}: expected each once, got {', '.join(repeated)} more than once")
-
-
-def _words(value: Any) -> str:
-    """Return a value as text; of a tuple, those that are not None."""
-    return " ".join(str(part) for part in value if part is not None) if isinstance(value, tuple) else str(value)

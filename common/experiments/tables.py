@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.config.bookkeeping import is_bookkeeping
-from common.experiments.definitions import ROOT, explained, meaning, names_in, read_definition
+from common.experiments.definitions import explained, load_definition, meaning, names_in
 from common.experiments.quantities import QUANTITIES, Quantity
 from common.experiments.sweeps import SWEEPS, TunedFile, read_tuned, sweep_command
-from common.experiments.table_file import Emulated, Row, TableFile
-
-TABLES = ROOT / "results" / "definitions" / "tables"
+from common.experiments.table_file import TABLES, Emulated, Row, TableFile
 
 LONGEST_S = 86_400  # of a run on emulated hosts
 
@@ -71,37 +69,29 @@ class Table(TableFile):
     @property
     def untuned(self) -> str | None:
         """Why the rows lack their tuned values, and the command that makes them; None if they have or need none."""
-        if self.tuned_by is not None:
-            return self._untuned_by(self.tuned_by)
-        if self.sweep is None:
+        by = self.tuned_by or (self.name if self.sweep else None)
+        if by is None:
             return None
-        command = sweep_command(self.name)
+        file, again = f"results/sweeps/{by}.yaml", f"with: {sweep_command(by)}"
         if self.tuned is None:
-            return f"{self.name} is not tuned yet: results/sweeps/{self.name}.yaml is missing; make it with: {command}"
-        tuned, rows = self.tuned, [row for row in self.rows if row.centre is not None]
-        wanted = {self.method(row, v): (row, v) for row in rows for v in self.variants or [None]}
+            return f"{by} is not tuned yet: {file} is missing; make it {again}"
+        methods = self.tuned.methods
+        if self.tuned_by is not None:
+            missing = [row.tuned_with for row in self.rows if row.tuned_with and row.tuned_with not in methods]
+            return f"{file}: has no {', '.join(missing)}" if missing else None
+        wanted = {self.method(row, v): (row, v) for row in self.tuned_rows for v in self.variants or [None]}
         changed = [
             name
             for name, (row, variant) in wanted.items()
-            if name not in tuned.methods
-            or (tuned.methods[name].centre, tuned.methods[name].axes or {}) != (row.centre, row.axes)
-            or meaning(tuned.methods[name].settings) != meaning(self.settings(row, variant))
+            if name not in methods
+            or (methods[name].centre, methods[name].axes or {}) != (row.centre, row.axes)
+            or meaning(methods[name].settings) != meaning(self.settings(row, variant))
         ]
-        if tuned.sweep != self.sweep:
+        if self.tuned.sweep != self.sweep:
             changed.append("sweep")
         if not changed:
             return None
-        where = f"results/sweeps/{self.name}.yaml"
-        return f"{where} was made by another definition of {', '.join(changed)}; make it again with: {command}"
-
-    def _untuned_by(self, other: str) -> str | None:
-        """Return why the values that another table's sweep chose for some rows are missing."""
-        if self.tuned is None:
-            missing = f"results/sweeps/{other}.yaml is missing; make it with: {sweep_command(other)}"
-            return f"{other} is not tuned yet: {missing}"
-        wanted = [row.tuned_with for row in self.rows if row.tuned_with]
-        missing = [name for name in wanted if name not in self.tuned.methods]
-        return f"results/sweeps/{other}.yaml: has no {', '.join(missing)}" if missing else None
+        return f"{file} was made by another definition of {', '.join(changed)}; make it again {again}"
 
     def baseline_of(self, row: Row) -> str | None:
         """Return the name of the row that this one is compared with; None if there is none or it is this one."""
@@ -198,10 +188,9 @@ def load_table(
     Raises UsageError for an unknown name (with the nearest one), and for a wrong file (with key and expectation).
     """
     name = full_name(name, key)
-    content = read_definition(folder, name, key, also)
-    with explained(folder, name, TableFile):
-        file = TableFile.model_validate(content)
-        tuned = file.tuned_by or (name if file.sweep else None)
+    file = load_definition(folder, name, TableFile, key, also)
+    tuned = file.tuned_by or (name if file.sweep else None)
+    with explained(folder, name, TableFile):  # rows for several numbers of workers are checked, too
         return Table.of(name, file, read_tuned(tuned, sweeps) if tuned else None)
 
 

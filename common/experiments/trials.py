@@ -1,6 +1,9 @@
-"""The trials of a table's sweep: the grid, and the runs it takes; common.report.choices judges them."""
+"""The trials of a table's sweep: a grid of learning rates, and the runs it takes; common.report.choices judges them.
 
-from collections.abc import Iterable, Sequence
+A grid is a range of integers k: the learning rates centre x 2^k, each with all combinations of the further axes.
+"""
+
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar
@@ -10,48 +13,46 @@ from common.experiments.table_file import Row
 from common.experiments.tables import Table
 
 
-@dataclass(frozen=True)
-class Grid:
-    """Learning rates centre x 2^k, k from `low` to `high`, each with all combinations of the further axes."""
+def first_grid(sweep: Sweep) -> range:
+    """Return the grid that every sweep begins with; of an even number of rates one more lies below the centre."""
+    low = -(sweep.rates // 2)
+    return range(low, low + sweep.rates)
 
-    low: int
-    high: int
 
-    @classmethod
-    def first(cls, sweep: Sweep) -> "Grid":
-        """Return the grid that every sweep begins with; of an even number of rates one more lies below the centre."""
-        low = -(sweep.rates // 2)
-        return cls(low, low + sweep.rates - 1)
-
-    def grown(self, edges: set[str]) -> "Grid":
-        """Return the grid with one more rate at these edges, "lowest" and "highest"."""
-        return Grid(self.low - ("lowest" in edges), self.high + ("highest" in edges))
-
-    @property
-    def exponents(self) -> list[int]:
-        """The powers of two of its rates, from the centre outwards."""
-        return sorted(range(self.low, self.high + 1), key=lambda k: (abs(k), k))
+def grown(grid: range, edges: Collection[str]) -> range:
+    """Return the grid with one more rate at these edges, "lowest" and "highest"."""
+    return range(grid.start - ("lowest" in edges), grid.stop + ("highest" in edges))
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the grid: the power of two of its learning rate, and overrides that are chosen besides."""
+    """A point of a row's grid: the power of two of its learning rate, and overrides that are chosen besides."""
 
+    row: Row
     exponent: int
     choices: tuple[str, ...]
 
-    def rate(self, centre: float) -> float:
-        """Return the learning rate around this centre, rounded to six digits, as it is written into overrides."""
-        return float(f"{centre * 2.0**self.exponent:.6g}")
+    @property
+    def rate(self) -> float:
+        """The learning rate, rounded to six digits, as it is written into overrides."""
+        return float(f"{self.row.centre * 2.0**self.exponent:.6g}")
 
-    def overrides(self, centre: float) -> tuple[str, ...]:
-        """Return the overrides that make this trial."""
-        return (f"{RATE}={self.rate(centre)}", *self.choices)
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The overrides that make this trial."""
+        return (f"{RATE}={self.rate}", *self.choices)
+
+    @property
+    def trial(self) -> Row:
+        """The row with these values."""
+        name, overrides = f"{self.row.name}/{folder_of(self.overrides)}", (*self.row.overrides, *self.overrides)
+        return self.row.model_copy(update={"name": name, "overrides": overrides, "centre": None, "axes": {}})
 
 
-def points_of(table: Table, row: Row, exponents: Iterable[int]) -> list[Point]:
-    """Return a row's points at these learning rates."""
-    return [Point(k, choices) for k, choices in product(exponents, table.sweep.combinations(table.axes(row)))]
+def points_of(table: Table, row: Row, grid: Iterable[int]) -> list[Point]:
+    """Return a row's points at these learning rates, from the centre outwards."""
+    exponents = sorted(grid, key=lambda k: (abs(k), k))
+    return [Point(row, k, choices) for k, choices in product(exponents, table.sweep.combinations(table.axes(row)))]
 
 
 class Trials(Table):
@@ -64,29 +65,16 @@ class Trials(Table):
     settled: ClassVar[tuple[str, ...]] = ("finished", "diverged")
 
     @classmethod
-    def of_table(cls, table: Table, exponents: Sequence[int]) -> "Trials":
+    def of_table(cls, table: Table, grid: Iterable[int]) -> "Trials":
         """Return the trials at these rates, in <runs>/sweeps/<table>/<row>/<values>[/<variant>]/seed_<k>."""
-        tuned = [row for row in table.rows if row.centre is not None]
-        rows = [at_point(row, point) for row in tuned for point in points_of(table, row, exponents)]
+        exponents, sweep = list(grid), table.sweep
         changes = {
             "runs": f"sweeps/{table.name}",
-            "seeds": table.sweep.seeds,
-            "metric": table.sweep.quantity,
+            "seeds": sweep.seeds,
+            "metric": sweep.quantity,
             "columns": (),
             "sweep": None,
             "tuned": None,
-            "rows": tuple(rows),
+            "rows": tuple(point.trial for row in table.tuned_rows for point in points_of(table, row, exponents)),
         }
         return cls.model_construct(**dict(table) | changes)  # rows' names have a slash, which files may not have
-
-
-def at_point(row: Row, point: Point) -> Row:
-    """Return a row at a point of the grid."""
-    values = point.overrides(row.centre)
-    changes = {
-        "name": f"{row.name}/{folder_of(values)}",
-        "overrides": (*row.overrides, *values),
-        "centre": None,
-        "axes": {},
-    }
-    return row.model_copy(update=changes)

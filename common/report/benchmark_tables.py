@@ -8,10 +8,9 @@ from pandas.api.types import is_float_dtype
 from pydantic import Field
 
 from common.cli import UsageError, one_line
-from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
-from common.report.published import load_published
-from common.report.records import read_record
-from common.report.tables import FORMATS, csv_text, latex, markdown, page, published_lines, write_files
+from common.experiments.definitions import ROOT, Definition, load_definition, names_in
+from common.report.published import load_published, published_lines
+from common.report.tables import FORMATS, csv_text, latex, markdown, page, write_files
 
 BENCHMARKS = ROOT / "results" / "definitions" / "benchmarks"
 LEFT = ("source", "cluster", "method", "topology")  # the columns that are aligned to the left
@@ -41,7 +40,6 @@ class BenchmarkTable(Definition):
     ratio: str
     baseline: dict[str, str] = Field(min_length=1, max_length=1)
     hidden: tuple[str, ...]
-    name: str
 
     @property
     def ratio_name(self) -> str:
@@ -51,9 +49,7 @@ class BenchmarkTable(Definition):
 
 def load_benchmark(name: str, folder: Path = BENCHMARKS) -> BenchmarkTable:
     """Read a definition; raises UsageError naming file, key, value and expectation if it is unknown or wrong."""
-    content = read_definition(folder, name, key="table")
-    with explained(folder, name, BenchmarkTable):
-        return BenchmarkTable.model_validate({**content, "name": name})
+    return load_definition(folder, name, BenchmarkTable, key="table")
 
 
 def benchmark_names(folder: Path = BENCHMARKS) -> list[str]:
@@ -62,7 +58,10 @@ def benchmark_names(folder: Path = BENCHMARKS) -> list[str]:
 
 
 def build_benchmark(table: BenchmarkTable, records: Path) -> pd.DataFrame:
-    """Return published rows, then ours: source, cluster, labels, values and ratio; None where there is no number."""
+    """Return the published rows and, below them, those of the record if it exists.
+
+    The columns are source, cluster, labels, values and ratio; None where there is no number.
+    """
     frame = pd.concat([load_published(table.published).frame().assign(source="published"), _ours(table, records)])
     frame = frame.reset_index(drop=True).reindex(columns=["source", "cluster", *table.labels, *table.values])
     ((label, value),) = table.baseline.items()
@@ -95,60 +94,52 @@ def missing_records(table: BenchmarkTable, records: Path) -> list[str]:
     return [] if exists else [f"all rows of ours: no {table.records}: {table.command}"]
 
 
-def readable_benchmark(table: BenchmarkTable, frame: pd.DataFrame) -> pd.DataFrame:
+def shown_benchmark(table: BenchmarkTable, frame: pd.DataFrame) -> pd.DataFrame:
     """Return the columns that are shown as texts; those without any entry are left out."""
-    styles = table.styles | {table.ratio_name: ".3f"}
-    shown = {}
+    styles, texts = table.styles | {table.ratio_name: ".3f"}, {}
     for name in frame.dropna(axis="columns", how="all").columns.union([table.ratio], sort=False):
         empty = "unknown" if name == table.ratio else ""
         if name not in table.hidden:
-            shown[name] = [empty if v is None else format(v, styles.get(name, "")) for v in frame[name]]
-    return pd.DataFrame(shown)
+            texts[name] = [empty if v is None else format(v, styles.get(name, "")) for v in frame[name]]
+    return pd.DataFrame(texts)
 
 
 def write_benchmark(
-    table: BenchmarkTable,
-    records: Path,
-    folder: Path,
-    command: str,
-    formats: Collection[str] = FORMATS,
-    kept: bool = False,
+    name: str, records: Path, folder: Path, command: str, formats: Collection[str] = FORMATS, kept: bool = False
 ) -> list[Path]:
-    """Write <folder>/<table> in these formats and return the paths; see `write_table`."""
+    """Write <folder>/<name> in these formats and return the paths; see `write_table`."""
+    table = load_benchmark(name)
     frame = build_benchmark(table, records)
-    texts = readable_benchmark(table, frame)
-    parts = {
-        "Columns": benchmark_definitions(table),
-        "Published": published_lines([table.published]),
-        "Where the numbers come from": [*benchmark_origin(table, records), f"This table: `{command}`"],
-        "Missing": missing_records(table, records),
-    }
-    links = f"[All columns]({table.name}.csv)" + f", [record](../benchmarks/{Path(table.records).stem}.md)" * kept
     makers = {
         "csv": lambda: csv_text(frame),
-        "md": lambda: page(
-            table.title, table.note, f"{markdown(texts, LEFT)}\n\n{links}", table.findings if kept else "", parts
-        ),
-        "tex": lambda: latex(texts, LEFT, table.title, f"Made by {command}"),
+        "md": lambda: benchmark_page(name, records, command, kept),
+        "tex": lambda: latex(shown_benchmark(table, frame), LEFT, table.title, f"Made by {command}"),
     }
-    return write_files(folder / table.name, makers, formats)
+    return write_files(folder / name, makers, formats)
 
 
-def benchmark_origin(table: BenchmarkTable, records: Path) -> list[str]:
-    """Return lines on the origin of our numbers: the record's path, and the origin that it states."""
-    record = (records / table.records).with_suffix(".md")
-    about = read_record(record).origin if record.exists() else [f"Made by `{table.command}`"]
-    return [f"Ours: `{records / table.records}`", *about]
-
-
-def benchmark_definitions(table: BenchmarkTable) -> list[str]:
-    """Return a line for each column that is shown."""
+def benchmark_page(name: str, records: Path, command: str, kept: bool) -> str:
+    """Return the page of a benchmark's table in Markdown; see `write_table`."""
+    table = load_benchmark(name)
+    ratio = f"{table.ratio} / that of {', '.join(table.baseline.values())} on the same cluster with as many workers"
     columns = {
         "source": "published: as published, not measured here; ours: measured by the benchmark",
         "cluster": "hardware and network",
         **table.labels,
         **table.values,
-        table.ratio_name: f"{table.ratio} / that of {', '.join(table.baseline.values())} on the same cluster with "
-        "as many workers",
+        table.ratio_name: ratio,
     }
-    return [f"`{name}`: {text}" for name, text in columns.items() if name not in table.hidden]
+    record = (records / table.records).with_suffix(".md")
+    about = f"- Made by `{table.command}`\n"
+    if record.exists():
+        about = record.read_text(encoding="utf-8").partition("## Where the numbers come from\n")[2]
+    origin = [line.removeprefix("- ") for line in about.splitlines() if line.startswith("- ")]
+    parts = {
+        "Columns": [f"`{column}`: {text}" for column, text in columns.items() if column not in table.hidden],
+        "Published": published_lines([table.published]),
+        "Where the numbers come from": [f"Ours: `{records / table.records}`", *origin, f"This table: `{command}`"],
+        "Missing": missing_records(table, records),
+    }
+    links = f"[All columns]({name}.csv)" + f", [record](../benchmarks/{Path(table.records).stem}.md)" * kept
+    texts = markdown(shown_benchmark(table, build_benchmark(table, records)), LEFT)
+    return page(table.title, table.note, f"{texts}\n\n{links}", table.findings if kept else "", parts)

@@ -10,7 +10,8 @@ import pandas as pd
 from pydantic import Field, PositiveFloat, model_validator
 
 from common.cli import UsageError
-from common.experiments.definitions import ROOT, Definition, explained, read_definition
+from common.experiments.definitions import ROOT, Definition, load_definition, names_in
+from common.experiments.table_file import PAPER
 from common.report.published import load_published
 from common.report.tables import markdown
 
@@ -60,8 +61,8 @@ class Evidence(Definition):
         rows = self._frame().query(self.row, engine="python").to_dict("records")
         if len(rows) != 1:
             raise UsageError(f"claims.yaml: {self.record}: row={self.row!r}: expected one row, got {len(rows)}")
-        ends = (rows[0].get(f"{self.value}_{end}", rows[0][self.value]) for end in ("low", "high"))
-        return rows[0] | dict(zip(("low", "high"), ends, strict=True))
+        low, high = (rows[0].get(f"{self.value}_{end}", rows[0][self.value]) for end in ("low", "high"))
+        return rows[0] | {"low": low, "high": high}
 
     def _frame(self) -> pd.DataFrame:
         frame = _read(self.record)
@@ -126,28 +127,24 @@ class Claim(Definition):
         low, high = RULES[name][1](limit)
         if low <= row["low"] and row["high"] <= high:
             return "holds"
-        contradicts = row["high"] < low or high < row["low"]
-        return "fails" if contradicts and self._in_papers_regime(row) else "open"
-
-    def _in_papers_regime(self, row: Mapping[str, Any]) -> bool:
         papers = self.local_over_noise
-        return papers is None or (papers != "unknown" and papers / 2 <= _noise_of(row) <= papers * 2)
+        in_papers_regime = papers is None or (papers != "unknown" and papers / 2 <= _noise_of(row) <= papers * 2)
+        return "fails" if in_papers_regime and (row["high"] < low or high < row["low"]) else "open"
 
     def here(self, rows: Sequence[Mapping[str, Any]]) -> str:
         """Return the numbers of its tests, the rule, and the regime."""
         if not rows:
             return self.regime
-        numbers = ", ".join(map(self._number, self.tests, rows))
+        numbers = []
+        for test, row in zip(self.tests, rows, strict=True):
+            value, low, high = (f"{number:{self.style}}" for number in (row[test.value], row["low"], row["high"]))
+            numbers.append(f"{test.label} {value}" + ("" if low == high else f" [{low}, {high}]"))
         ((name, limit),) = self.rule.items()
         regime = self.regime.format_map(rows[0])
         if self.local_over_noise is not None:
             noise = _noise_of(rows[0])
             regime += f", local/B {'not recorded' if math.isnan(noise) else format(noise, '.2g')}"
-        return f"{self.what}: {numbers}; rule: {RULES[name][0].format(limit)}; {regime}"
-
-    def _number(self, test: Evidence, row: Mapping[str, Any]) -> str:
-        value, low, high = (f"{number:{self.style}}" for number in (row[test.value], row["low"], row["high"]))
-        return f"{test.label} {value}" + ("" if low == high else f" [{low}, {high}]")
+        return f"{self.what}: {', '.join(numbers)}; rule: {RULES[name][0].format(limit)}; {regime}"
 
 
 def _noise_of(row: Mapping[str, Any]) -> float:
@@ -161,28 +158,21 @@ class Claims(Definition):
     claims: tuple[Claim, ...] = Field(min_length=1)
 
 
-class _Papers(dict):
-    """{file: {row: {quantity: number}}} of results/paper, read when asked for."""
-
-    def __missing__(self, name: str) -> dict[str, dict[str, float | None]]:
-        rows = load_published(name).rows
-        self[name] = {row.name: {quantity: number.value for quantity, number in row.values.items()} for row in rows}
-        return self[name]
-
-
 def load_claims() -> tuple[Claim, ...]:
     """Read the claims; UsageError naming file, key, value and expectation if the file is wrong."""
-    content = read_definition(DEFINITIONS, "claims", key="claims")
-    with explained(DEFINITIONS, "claims", Claims):
-        return Claims.model_validate(content).claims
+    return load_definition(DEFINITIONS, "claims", Claims, key="claims").claims
 
 
 def show_claims(claims: Sequence[Claim]) -> str:
     """Return the scoreboard as Markdown."""
-    papers, lines = _Papers(), []
+    papers = {
+        name: {row.name: {key: number.value for key, number in row.values.items()} for row in load_published(name).rows}
+        for name in names_in(PAPER)
+    }
+    lines = []
     for claim in claims:
-        rows = [test.found() for test in claim.tests]
-        pages = dict.fromkeys(_page(test.record) for test in claim.tests)
+        rows, paths = [test.found() for test in claim.tests], [PurePosixPath(test.record) for test in claim.tests]
+        pages = dict.fromkeys(f"[{path.name}]({path.parent.name or 'benchmarks'}/{path.name}.md)" for path in paths)
         paper, verdict = claim.paper.format_map(papers), claim.verdict(rows)
         lines.append((claim.claim, paper, claim.here(rows), verdict, ", ".join(pages)))
     return _markdown(["claim", "paper", "here", "verdict", "page"], lines)
@@ -196,24 +186,15 @@ def show_verdicts(claims: Sequence[Claim]) -> str:
     return _markdown(["verdict", "claims"], [(name, "; ".join(texts)) for name, texts in by_verdict.items()])
 
 
-BLOCKS = {"claims": show_claims, "verdicts": show_verdicts}
+def _markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return markdown(pd.DataFrame(lines, columns=columns), left=columns)
 
 
 def fill_blocks(text: str) -> str:
     """Return a README with what is between `<!-- table: claims -->` or `verdicts` and `<!-- end -->` made anew."""
-    for name, show in BLOCKS.items():
+    for name, show in {"claims": show_claims, "verdicts": show_verdicts}.items():
         block = re.compile(rf"(?<=<!-- table: {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
         if block.search(text):
             made = f"\n{show(load_claims())}\n\n"
             text = block.sub(lambda _, made=made: made, text)
     return text
-
-
-def _markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return markdown(pd.DataFrame(lines, columns=columns), left=columns)
-
-
-def _page(record: str) -> str:
-    path = PurePosixPath(record)
-    folder = path.parent.name or "benchmarks"
-    return f"[{path.name}]({folder}/{path.name}.md)"

@@ -30,6 +30,7 @@ RECORDED_AS = {
 }
 MARKERS_PER_CURVE = 8
 CHANGES = {"left": "x", "joined": "+"}  # marks of workers' changes, none of which stands for a topology
+LINE = ["method", "topology"]  # the columns that tell curves apart
 
 
 @dataclass(frozen=True)
@@ -55,38 +56,41 @@ def draw_table(collection: Collection) -> Figure:
     rows = tuple(row.model_copy(update={"method": name}) for row, name in names)
     collection = replace(collection, table=table.model_copy(update={"rows": rows}))
     xs = {"step": "step", "sent_mb": "sent per worker (MB)", "time_s": time_label(collection.all_runs)}
-    data = {metric: curves(collection, metric) for metric in ("train_loss", table.metric)}
-    panels = [[Panel(of, x, label, label_of(metric)) for x, label in xs.items()] for metric, of in data.items()]
+    loss, metric = (curves(collection, name) for name in ("train_loss", table.metric))
+    panels = [
+        [Panel(data, x, label, label_of(name)) for x, label in xs.items()]
+        for data, name in ((loss, "train_loss"), (metric, table.metric))
+    ]
     figure = draw_panels(panels, collection.table, (9.6, 5.6), sharex="col", sharey="row")
     _mark_changes(figure.axes, [panel for row in panels for panel in row], collection)
-    loss, sent = data["train_loss"]["value"], data[table.metric].groupby(["method", "topology"])["sent_mb"].max()
-    if 0 < loss.min() * 10 < loss.max():  # else the ends of all curves coincide
+    losses, sent = loss["value"], metric.groupby(LINE)["sent_mb"].max()
+    if 0 < losses.min() * 10 < losses.max():  # else the ends of all curves coincide
         figure.axes[0].set_yscale("log")
         figure.axes[0].yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     if 0 < sent.min() * 10 < sent.max():  # as with local steps
         figure.axes[1].set_xscale("log")
         figure.axes[1].xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    seeds = seeds_of(pd.concat(data.values()).groupby(["method", "topology"])["run"].nunique())
+    seeds = seeds_of(pd.concat([loss, metric]).groupby(LINE)["run"].nunique())
     figure.suptitle(f"{table.title} (mean of {seeds} seeds; band: lowest to highest)")
     return figure
 
 
-def draw_variants(collection: Collection, title: str, metric: str, titles: dict[str, str]) -> Figure:
+def draw_variants(collection: Collection, metric: str, titles: dict[str, str]) -> Figure:
     """Draw a metric against time, a panel for each of these variants {name: title}, with the table's target."""
     table, target = collection.table, collection.table.target
     level = target.value if target and target.metric == recorded_as(metric)[1] else None
-    of = dict(zip(table.variants, collection.by_variant(), strict=True))
+    variants = [collection.of_variant(name) for name in titles]
     panels = [
-        Panel(curves(of[name], metric), "time_s", time_label(of[name].all_runs), label_of(metric), text, level)
-        for name, text in titles.items()
+        Panel(curves(of, metric), "time_s", time_label(of.all_runs), label_of(metric), title, level)
+        for of, title in zip(variants, titles.values(), strict=True)
     ]
     figure = draw_panels([panels], table, (3.4 * len(panels), 4.6), sharey=True)
     for ax in figure.axes:
         ax.set_xlim(left=0)
-    seeds = {len(runs) for name in titles for runs in of[name].runs.values() if runs}
+    seeds = {len(runs) for of in variants for runs in of.runs.values() if runs}
     several = f"mean of {seeds_of(seeds)} seeds; band: lowest to highest"
     shown = {0: "no finished runs", 1: "one seed"}.get(max(seeds, default=0), several)
-    figure.suptitle(f"{title} ({shown})")
+    figure.suptitle(f"{table.title} ({shown})")
     return figure
 
 
@@ -94,27 +98,16 @@ def draw_below_published(collection: Collection, name: str, metrics: dict[str, s
     """Draw published curves, and below them those of the collection, if it has runs: {published metric: ours}."""
     table, paper, runs = collection.table, load_published(name), collection.all_runs
     rows = pd.DataFrame([{"method": r.method.lower(), "topology": r.topology, "name": r.method} for r in table.rows])
-    theirs = paper.read_curves().merge(rows, on=["method", "topology"])
+    theirs = paper.read_curves().merge(rows, on=LINE)
     theirs = theirs.assign(method=theirs["name"], step=theirs["epoch"])
-    levels = {"bleu": paper.reference_bleu}
-    panels = [
-        [
-            Panel(
-                theirs.assign(value=theirs[metric]),
-                "time_ks",
-                "time (ks)",
-                paper.axes.get(metric, metric),
-                "published (digitised)",
-                levels.get(metric),
-            )
-            for metric in metrics
-        ]
-    ]
-    if runs:
-        title = "ours, the proxy" if table.proxy_of else "ours"
-        panels.append(
-            [Panel(curves(collection, m), "time_s", time_label(runs), label_of(m), title) for m in metrics.values()]
-        )
+    panels = [[], []] if runs else [[]]
+    for published, ours in metrics.items():
+        data, ylabel = theirs.assign(value=theirs[published]), paper.axes.get(published, published)
+        level = paper.reference_bleu if published == "bleu" else None
+        panels[0].append(Panel(data, "time_ks", "time (ks)", ylabel, "published (digitised)", level))
+        if runs:
+            title = "ours, the proxy" if table.proxy_of else "ours"
+            panels[1].append(Panel(curves(collection, ours), "time_s", time_label(runs), label_of(ours), title))
     figure = draw_panels(panels, table, (3.7 * len(metrics), 0.9 + 2.5 * len(panels)))
     figure.suptitle(table.title if runs else f"{table.title} (no finished runs of ours)")
     return figure
@@ -122,7 +115,7 @@ def draw_below_published(collection: Collection, name: str, metrics: dict[str, s
 
 def draw_panels(panels: Sequence[Sequence[Panel]], table: Table, size: tuple[float, float], **shared: object) -> Figure:
     """Draw rows of panels with curves of methods (colours) and topologies (styles), in the order of the table."""
-    methods, topologies = (list(dict.fromkeys(getattr(r, key) for r in table.rows)) for key in ("method", "topology"))
+    methods, topologies = (list(dict.fromkeys(getattr(row, key) for row in table.rows)) for key in LINE)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(panels), len(panels[0]), squeeze=False, **shared)
     for panel, ax in zip((panel for row in panels for panel in row), axes.flat, strict=True):
@@ -130,20 +123,10 @@ def draw_panels(panels: Sequence[Sequence[Panel]], table: Table, size: tuple[flo
         if data.empty:
             ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color="0.4")
         else:
-            longest = data.groupby(["method", "topology"])["step"].nunique().max()
-            sns.lineplot(
-                data=data,
-                x=panel.x,
-                y="value",
-                hue="method",
-                style="topology",
-                **looks(methods, topologies),
-                markevery=max(1, longest // MARKERS_PER_CURVE),
-                errorbar=("pi", 100),
-                err_kws={"alpha": 0.12, "linewidth": 0},
-                legend=False,
-                ax=ax,
-            )
+            look = looks(methods, topologies)
+            look["markevery"] = max(1, data.groupby(LINE)["step"].nunique().max() // MARKERS_PER_CURVE)
+            look |= {"errorbar": ("pi", 100), "err_kws": {"alpha": 0.12, "linewidth": 0}, "legend": False}
+            sns.lineplot(data=data, x=panel.x, y="value", hue="method", style="topology", **look, ax=ax)
             ax.xaxis.set_major_locator(MaxNLocator(5))
         if panel.level is not None:
             ax.axhline(panel.level, color="0.4", linewidth=0.8, linestyle=(0, (4, 2)))
@@ -162,7 +145,7 @@ def curves(collection: Collection, metric: str) -> pd.DataFrame:
     time are means over seeds, because a mean over seeds needs one abscissa. A run that cannot be drawn is named in a
     warning and left out. Once a seed has diverged, its row has no values: the mean of the others would be misleading.
     """
-    parts = [pd.DataFrame(columns=["method", "topology", "run", "step", "sent_mb", "time_s", "value"])]
+    parts = [pd.DataFrame(columns=[*LINE, "run", "step", "sent_mb", "time_s", "value"])]
     for row in collection.table.rows:
         drawn = [_curve(run, metric) for run in collection.runs[row.name]]
         runs = [frame for frame in drawn if frame is not None]
@@ -220,12 +203,12 @@ def _mark_changes(axes: Sequence[Axes], panels: Sequence[Panel], collection: Col
     if found.empty:
         return
     for ax, panel in zip(axes, panels, strict=True):
-        for (method, topology, kind), steps in found.drop_duplicates().groupby(["method", "topology", "kind"])["step"]:
-            of_line = (panel.data["method"] == method) & (panel.data["topology"] == topology)
-            curve = panel.data[of_line].dropna(subset="value").assign(at=panel.data["step"])
-            means = curve.groupby("at")[[panel.x, "value"]].mean()
-            inside = steps[steps.between(means.index.min(), means.index.max())]
-            x, y = (np.interp(inside, means.index, means[name]) for name in (panel.x, "value"))
+        means = panel.data.dropna(subset="value").assign(at=panel.data["step"])
+        means = means.groupby([*LINE, "at"])[[panel.x, "value"]].mean()
+        for (*line, kind), steps in found.drop_duplicates().groupby([*LINE, "kind"])["step"]:
+            curve = means.loc[tuple(line)]
+            inside = steps[steps.between(curve.index.min(), curve.index.max())]
+            x, y = (np.interp(inside, curve.index, curve[name]) for name in (panel.x, "value"))
             ax.plot(x, y, CHANGES[kind], color="0.1", markersize=6, markeredgewidth=1, zorder=3)
     for kind in found["kind"].unique():
         axes[0].plot([], [], CHANGES[kind], color="0.1", markeredgewidth=1, label=f"workers {kind}")

@@ -23,6 +23,20 @@ from common.report.tables import missing_summary
 FIGURES = ROOT / "results" / "definitions" / "figures"
 
 
+class Drawing(NamedTuple):
+    """A figure that can be drawn.
+
+    draw:    returns the figure
+    missing: a line for each run or record that it should show and does not
+    """
+
+    draw: Callable[[], Figure]
+    missing: Sequence[str] = ()
+
+
+CollectionOf = Callable[[str], Collection]  # returns a table's runs, by the table's name
+
+
 class Bars(Definition):
     """A value of a benchmark's table: a panel for each cluster, published and ours, a bar for each method."""
 
@@ -31,6 +45,15 @@ class Bars(Definition):
     table: str
     value: str
     axis: str
+
+    def drawing(self, _: CollectionOf, benchmarks: Path) -> Drawing:
+        """Return the drawing of a benchmark's table."""
+        table = load_benchmark(self.table)
+        frame = build_benchmark(table, benchmarks).dropna(subset=[self.value])
+        panel, heights = frame["source"] + ": " + frame["cluster"], frame[self.value].astype(float)
+        workers = frame["workers"].astype(int).astype(str) + " workers"
+        frame = frame.assign(panel=panel, group=workers, bar=frame["method"], height=heights)
+        return Drawing(partial(draw_bars, frame, self.title, self.axis, columns=3), missing_records(table, benchmarks))
 
 
 class Curves(Definition):
@@ -59,31 +82,70 @@ class Curves(Definition):
             raise ValueError("expected panels with a metric, and published with metrics")
         return self
 
+    def drawing(self, collection_of: CollectionOf, _: Path) -> Drawing:
+        """Return the drawing of the table's runs."""
+        collection = collection_of(self.table)
+        if self.variant is not None:
+            collection = collection.of_variant(self.variant)
+        rows = self.rows or [row.name for row in collection.table.rows]
+        collection = collection.of_rows(rows, self.title)
+        if self.published:
+            draw = partial(draw_below_published, collection, self.published, self.metrics)
+        elif self.panels:
+            draw = partial(draw_variants, collection, self.metric, self.panels)
+        else:
+            draw = partial(draw_table, collection)
+        return Drawing(draw, missing_summary(collection))
 
-class Lines(Definition):
-    """Columns of a benchmark's record against another one, both logarithmic.
 
-    records, command: a CSV file of results/benchmarks, and what writes it
-    line:             a template of a line's label, filled with a row's columns
-    values:           {column: its axis}, a panel for each
-    """
+class Recorded(Definition):
+    """A figure of a benchmark's record: a CSV file of results/benchmarks, and the command that writes it."""
 
-    kind: Literal["lines"]
     title: str
     records: str
     command: str
+
+    def read(self, benchmarks: Path) -> pd.DataFrame:
+        """Return the record; raises UsageError if it has not been made."""
+        path = benchmarks / self.records
+        if not path.exists():
+            raise UsageError(f"{path} is missing; make it with: {self.command}")
+        return pd.read_csv(path)
+
+
+class Lines(Recorded):
+    """Columns of a record against another one, both logarithmic.
+
+    line:    a template of a line's label, filled with a row's columns
+    values:  {column: its axis}, a panel for each
+    """
+
+    kind: Literal["lines"]
     x: str
     line: str
     values: dict[str, str] = Field(min_length=1)
 
+    def drawing(self, _: CollectionOf, benchmarks: Path) -> Drawing:
+        """Return the drawing; raises UsageError without the record."""
+        return Drawing(partial(draw_record, self.read(benchmarks), self.title, self.x, self.line, self.values))
 
-class Predictions(Definition):
-    """Measured and predicted step times under several conditions."""
+
+class Predictions(Recorded):
+    """Measured and predicted step times under several conditions, in their usual order."""
 
     kind: Literal["predictions"]
-    title: str
-    records: str
-    command: str
+
+    def drawing(self, _: CollectionOf, benchmarks: Path) -> Drawing:
+        """Return the drawing; raises UsageError without the record."""
+        frame = self.read(benchmarks)
+        case = "{model} on {hosts} hosts x {ranks_per_host}, {mbit_per_s:g} Mbit/s, {compute_ms:g} ms of computing"
+        method = (frame["engine"] + "\n" + frame["topology"].str.replace("/", "/\n", n=1)).str.replace("_", " ")
+        labels = {name: f"measured, {condition.label}" for name, condition in CONDITIONS.items()}
+        panel, bar = [case.format(**row) for row in frame.to_dict("records")], frame["condition"].map(labels)
+        bar = bar.astype(pd.CategoricalDtype(labels.values(), ordered=True))
+        frame = frame.rename(columns={"measured_ms": "height", "predicted_ms": "predicted"})
+        frame = frame.assign(panel=panel, group=method, bar=bar).sort_values("bar", kind="stable")
+        return Drawing(partial(draw_bars, frame, self.title, "ms per step", columns=1, mark="predicted"))
 
 
 FigureFile = Bars | Curves | Lines | Predictions
@@ -110,81 +172,8 @@ def write_figures(collection: Collection, folder: Path, formats: Some[str] = FOR
 
     A table over a setting is one picture with all its variants.
     """
-    table = collection.table
-    if table.setting is not None:
-        drawn = {table.name: partial(draw_over_setting, collection)} if collection.all_runs else {}
-    else:
-        drawn = {each.table.name: partial(draw_table, each) for each in collection.by_variant() if each.all_runs}
+    parts, draw = [collection], draw_over_setting
+    if collection.table.setting is None:
+        parts, draw = [collection.of_variant(name) for name in collection.table.variants] or parts, draw_table
+    drawn = {part.table.name: partial(draw, part) for part in parts if part.all_runs}
     return [file for name, draw in drawn.items() for file in save(draw, folder, name, formats)]
-
-
-class Drawing(NamedTuple):
-    """A figure that can be drawn.
-
-    draw:    returns the figure
-    missing: a line for each run or record that it should show and does not
-    """
-
-    draw: Callable[[], Figure]
-    missing: Sequence[str]
-
-
-def drawing_of(figure: FigureFile, collection_of: Callable[[str], Collection], benchmarks: Path) -> Drawing:
-    """Return the drawing of a figure's file.
-
-    collection_of: returns a table's runs, by the table's name
-    benchmarks:    the folder of the benchmarks' records
-    Raises UsageError if the record that is all of a figure has not been made.
-    """
-    missing: Sequence[str] = []
-    if isinstance(figure, Curves):
-        collection = collection_of(figure.table)
-        if figure.variant is not None:
-            collection = dict(zip(collection.table.variants, collection.by_variant(), strict=True))[figure.variant]
-        rows = figure.rows or [row.name for row in collection.table.rows]
-        collection = collection.of_rows(rows, figure.title)
-        missing = missing_summary(collection)
-        if figure.published:
-            draw = partial(draw_below_published, collection, figure.published, figure.metrics)
-        elif figure.panels:
-            draw = partial(draw_variants, collection, figure.title, figure.metric, figure.panels)
-        else:
-            draw = partial(draw_table, collection)
-        return Drawing(draw, missing)
-    if isinstance(figure, Bars):
-        table = load_benchmark(figure.table)
-        frame, missing = _methods(build_benchmark(table, benchmarks), figure.value), missing_records(table, benchmarks)
-        draw = partial(draw_bars, frame, figure.axis, columns=3)
-    else:
-        if not (benchmarks / figure.records).exists():
-            raise UsageError(f"{benchmarks / figure.records} is missing; make it with: {figure.command}")
-        frame = pd.read_csv(benchmarks / figure.records)
-        if isinstance(figure, Lines):
-            draw = partial(draw_record, frame, figure.x, figure.line, figure.values)
-        else:
-            draw = partial(draw_bars, _conditions(frame), "ms per step", columns=1, mark="predicted")
-    return Drawing(partial(_titled, draw, figure.title), missing)
-
-
-def _titled(draw: Callable[[], Figure], title: str) -> Figure:
-    figure = draw()
-    figure.suptitle(title)
-    return figure
-
-
-def _methods(frame: pd.DataFrame, value: str) -> pd.DataFrame:
-    """Return a benchmark's table as `draw_bars` takes it."""
-    frame = frame.dropna(subset=[value])
-    panel, workers = frame["source"] + ": " + frame["cluster"], frame["workers"].astype(int).astype(str) + " workers"
-    return frame.assign(panel=panel, group=workers, bar=frame["method"], height=frame[value].astype(float))
-
-
-def _conditions(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return measured and predicted step times as `draw_bars` takes them, conditions in their usual order."""
-    case = "{model} on {hosts} hosts x {ranks_per_host}, {mbit_per_s:g} Mbit/s, {compute_ms:g} ms of computing"
-    method = (frame["engine"] + "\n" + frame["topology"].str.replace("/", "/\n", n=1)).str.replace("_", " ")
-    labels = {name: f"measured, {condition.label}" for name, condition in CONDITIONS.items()}
-    panel, bar = [case.format(**row) for row in frame.to_dict("records")], frame["condition"].map(labels)
-    bar = bar.astype(pd.CategoricalDtype(labels.values(), ordered=True))
-    frame = frame.rename(columns={"measured_ms": "height", "predicted_ms": "predicted"})
-    return frame.assign(panel=panel, group=method, bar=bar).sort_values("bar", kind="stable")

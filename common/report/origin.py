@@ -1,7 +1,7 @@
 """The origin of a table's numbers, read from the runs' own files."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.experiments.collect import Collection
@@ -18,16 +18,24 @@ def describe_origin(collection: Collection) -> list[str]:
     runs = collection.all_runs
     if not runs:
         return []
-    starts = sorted(str(run.environment.get("start")) for run in runs)
-    ends = sorted(str(run.environment.get("end")) for run in runs)
+
+    def census(describe: Callable[[FinishedRun], str]) -> str:
+        counts = Counter(map(describe, runs))
+        several = [f"{text} ({count} of {len(runs)} runs)" for text, count in counts.items()]
+        return "; ".join(several if len(counts) > 1 else counts)
+
+    def folder(run: FinishedRun) -> str:
+        return next((str(root) for root in collection.roots if run.folder.is_relative_to(root)), str(run.folder))
+
+    starts, ends = (sorted(str(run.environment.get(key)) for run in runs) for key in ("start", "end"))
     return [
-        f"Folder: {_census(runs, lambda run: _root(run, collection))}",
-        f"Hardware: {_census(runs, lambda run: describe_hardware(run.environment))}",
-        f"Software: {_census(runs, lambda run: _settings(run.environment.get('versions'), separator=' '))}",
+        f"Folder: {census(folder)}",
+        f"Hardware: {census(lambda run: describe_hardware(run.environment))}",
+        f"Software: {census(lambda run: _settings(run.environment.get('versions'), separator=' '))}",
         f"Date: {starts[0]} (first start) to {ends[-1]} (last end)",
-        f"Commit: {_census(runs, lambda run: describe_commit(run.environment))}",
-        f"Workers: {_census(runs, lambda run: _settings(run.config.get('workers')))}",
-        f"Evaluation: {_census(runs, lambda run: _settings(run.config.get('evaluation')))}",
+        f"Commit: {census(lambda run: describe_commit(run.environment))}",
+        f"Workers: {census(lambda run: _settings(run.config.get('workers')))}",
+        f"Evaluation: {census(lambda run: _settings(run.config.get('evaluation')))}",
         *_tuned(collection.table),
     ]
 
@@ -44,27 +52,12 @@ def _tuned(table: Table) -> list[str]:
     return [*lines, f"Trials: results/sweeps/{by}.md and .csv, made by `{sweep_command(by)}`"]
 
 
-def _census(runs: list[FinishedRun], describe: Callable[[FinishedRun], str]) -> str:
-    counts = Counter(map(describe, runs))
-    if len(counts) == 1:
-        return next(iter(counts))
-    return "; ".join(f"{text} ({count} of {len(runs)} runs)" for text, count in counts.items())
-
-
-def _root(run: FinishedRun, collection: Collection) -> str:
-    return next((str(root) for root in collection.roots if run.folder.is_relative_to(root)), str(run.folder))
-
-
 def describe_hardware(environment: Mapping[str, Any]) -> str:
     """Return processor, cores and GPUs as text, from a run's environment.json."""
     hardware = environment.get("hardware") or {}
-    gpus = ", ".join(_names(hardware.get("gpus") or [])) or "no GPU"
+    names = Counter(map(str, hardware.get("gpus") or []))
+    gpus = ", ".join(f"{count} x {name}" for name, count in names.items()) or "no GPU"
     return f"{hardware.get('cpu', 'unknown CPU')}, {hardware.get('cores', '?')} cores, {gpus}"
-
-
-def _names(gpus: Iterable[object]) -> list[str]:
-    names = [str(gpu) for gpu in gpus]
-    return [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
 
 
 def describe_commit(environment: Mapping[str, Any]) -> str:
@@ -74,6 +67,4 @@ def describe_commit(environment: Mapping[str, Any]) -> str:
 
 
 def _settings(values: Mapping[str, Any] | None, separator: str = "=") -> str:
-    if not values:
-        return "not recorded"
-    return ", ".join(f"{key}{separator}{value}" for key, value in values.items())
+    return ", ".join(f"{key}{separator}{value}" for key, value in (values or {}).items()) or "not recorded"

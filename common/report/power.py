@@ -11,9 +11,7 @@ from scipy.stats import chi2, nct, t
 from common.experiments.collect import Collection
 from common.experiments.columns import Column
 from common.experiments.table_file import Row
-from common.experiments.tables import Table
-from common.report.comparisons import FEWEST_SEEDS, LEVEL, ComparisonError, paired_differences
-from common.report.statistics import published_of
+from common.report.statistics import FEWEST_SEEDS, LEVEL, ComparisonError, paired_differences, published_of
 
 POWER = 0.8
 CONFIDENCE = 0.8  # of the standard deviation's upper limit
@@ -52,10 +50,10 @@ def _beyond(seeds: int, effect: float, level: float) -> float:
     return float(nct.sf(t.isf(level, seeds - 1), seeds - 1, effect * math.sqrt(seeds)))
 
 
-def seeds_for(power: Callable[[int], float]) -> int | None:
-    """Return how many seeds give a test enough power; None if not even MOST_SEEDS do."""
+def seeds_for(power: Callable[..., float], *options: float) -> int | None:
+    """Return how many seeds give a test enough power(seeds, *options); None if not even MOST_SEEDS do."""
     counts = range(FEWEST_SEEDS, MOST_SEEDS + 1)
-    found = bisect_left(counts, POWER, key=power)
+    found = bisect_left(counts, POWER, key=lambda seeds: power(seeds, *options))
     return counts[found] if found < len(counts) else None
 
 
@@ -76,9 +74,10 @@ def power_frame(collection: Collection) -> pd.DataFrame:
 
 def _line(collection: Collection, column: Column, row: Row, other: str, level: float) -> dict[str, str]:
     """Return the line of a row and another one; `level` is that of the first step of Holm's method."""
-    style = column.quantity.style
-    margin = collection.table.margins.get(column.quantity.name) if column.statistic == "equivalent" else None
-    published = _published(collection.table, column, row.name, other)
+    table, style = collection.table, column.quantity.style
+    margin = table.margins.get(column.quantity.name) if column.statistic == "equivalent" else None
+    first, second = (of and of.value for of in (published_of(table, name, column) for name in (row.name, other)))
+    published = None if None in (first, second) else first - second
     too_wide = margin and published is not None and margin > abs(published) / 2
     quantity = "_".join(filter(None, [column.variant, column.quantity.name]))
     line = {"row": row.name, "other": other, "quantity": quantity, "seeds": ""} | dict.fromkeys(DEFINITIONS, "")
@@ -92,20 +91,11 @@ def _line(collection: Collection, column: Column, row: Row, other: str, level: f
     freedom, sd = len(differences) - 1, statistics.stdev(differences)
     limit = sd * math.sqrt(freedom / chi2.ppf(1 - CONFIDENCE, freedom))
     line |= {"seeds": str(len(differences)), "sd": f"{sd:{style}}", "sd_limit": f"{limit:{style}}"}
-    if margin and sd:
-        line["for_equality"] = _seeds(lambda n, sd: power_of_equality(n, sd, margin, level), sd, limit)
-    if published and sd:
-        line["for_published"] = _seeds(lambda n, sd: power_of_difference(n, sd, published, LEVEL), sd, limit)
+    for key, power, apart, at in (
+        ("for_equality", power_of_equality, margin, level),
+        ("for_published", power_of_difference, published, LEVEL),
+    ):
+        if apart and sd:
+            counts = [seeds_for(power, of, apart, at) for of in (sd, limit)]
+            line[key] = "{} [{}]".format(*(f"> {MOST_SEEDS}" if count is None else count for count in counts))
     return line
-
-
-def _seeds(power: Callable[[int, float], float], sd: float, limit: float) -> str:
-    found = [seeds_for(lambda n, of=of: power(n, of)) for of in (sd, limit)]
-    return "{} [{}]".format(*(f"> {MOST_SEEDS}" if count is None else count for count in found))
-
-
-def _published(table: Table, column: Column, *rows: str) -> float | None:
-    """Return the published difference of two rows; None if it is not known."""
-    numbers = [published_of(table, name, column) for name in rows]
-    first, second = (number and number.value for number in numbers)
-    return None if None in (first, second) else first - second

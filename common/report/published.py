@@ -1,7 +1,7 @@
 """The papers' numbers as data: results/paper/<name>.yaml, one file for each published table or figure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import pandas as pd
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
+from common.experiments.definitions import ROOT, Definition, load_definition
 from common.experiments.table_file import PAPER
 
 PAPERS = {
@@ -102,11 +102,6 @@ class PublishedTable(Definition):
                 raise ValueError(f"row {row.name!r}: expected values of {', '.join(self.quantities)}")
         return self
 
-    @property
-    def citation(self) -> str:
-        """The paper's title, venue and number."""
-        return PAPERS[self.paper]
-
     def frame(self) -> pd.DataFrame:
         """Return labels, quantities and their `_2sigma` (where any is published), line by line."""
         rows: list[dict[str, object]] = []
@@ -127,14 +122,7 @@ class PublishedTable(Definition):
 
 def load_published(name: str, folder: Path = PAPER) -> PublishedTable:
     """Read results/paper/<name>.yaml; raises UsageError naming file, key, value and expectation if that is wrong."""
-    content = read_definition(folder, name, key="published")
-    with explained(folder, name, PublishedTable):
-        return PublishedTable.model_validate(content)
-
-
-def published_names(folder: Path = PAPER) -> list[str]:
-    """Return the names of the published tables and figures."""
-    return names_in(folder)
+    return load_definition(folder, name, PublishedTable, key="published")
 
 
 @cache
@@ -148,3 +136,21 @@ def published_values(names: tuple[str, ...]) -> Mapping[str, Mapping[str, Publis
                 for one in ours:
                     values.setdefault(one, {})[quantity] = next(iter(row.values.values()))
     return values
+
+
+def published_lines(names: Sequence[str]) -> list[str]:
+    """Return lines on the sources of published numbers, and on unknown ones and the reasons."""
+    lines = []
+    for name in names:
+        published = load_published(name)
+        lines.append(
+            f"{published.title}. {PAPERS[published.paper]}. Read from: {published.source}. "
+            f"Hardware: {published.hardware}. Runs: {published.runs}. Data: results/paper/{name}.yaml"
+        )
+        reasons: dict[str, list[str]] = {}
+        for row in published.rows:
+            for quantity, number in row.values.items():
+                if number.value is None:
+                    reasons.setdefault(number.reason, []).append(f"{row.name} {quantity}")
+        lines += [f"Unknown: {', '.join(cells)}: {reason}" for reason, cells in reasons.items()]
+    return lines

@@ -1,114 +1,25 @@
-"""What a table's columns hold: statistics over seeds, comparisons of rows, and published numbers beside them."""
+"""What a table's columns hold: statistics over seeds, rows compared seed by seed, published numbers beside them."""
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.stats import ttest_1samp
 
 from common.experiments.collect import Collection
-from common.experiments.columns import LABELS, PUBLISHED, Column
+from common.experiments.columns import LABELS, PUBLISHED, STATISTICS, Column
 from common.experiments.table_file import Row
 from common.experiments.tables import Table
-from common.report.comparisons import Compared, Equivalence, Speedup, Values, corrected
 from common.report.published import Published, published_values
 
-Value = float | Compared | None
-Numbers = Sequence[float]  # of all seeds in ascending order, NaN at the worse end
-
-DEFINITIONS = {
-    "mean": "{what}; mean over seeds",
-    "2sigma": "{what}; 2 x sample standard deviation over seeds (n - 1; empty for one seed)",
-    "median": "{what}; median over seeds",
-    "lowest": "{what}; the lowest of all seeds",
-    "highest": "{what}; the highest of all seeds",
-    "reached": "{quantity}: in how many of the runs it is finite",
-    "difference": "{quantity}: the row's minus that of the baseline, {baseline}; mean of the differences seed by seed "
-    "[their 95 % t interval, each on its own]",
-    "speedup": "{quantity}: the baseline's over the row's, {baseline}; geometric mean of the ratios seed by seed [the "
-    "95 % t interval of their logarithms, taken back]",
-    "equivalent": "{quantity}: whether the row equals the row named in the cell to within {margin:g}, and the "
-    "difference to it [its 95 % t interval]: two one-sided t-tests of the differences seed by seed; p is corrected by "
-    "Holm's method for all such comparisons of this table. yes: within the margin (p < 0.05); no: beyond it (by the "
-    "opposite test, corrected likewise); undecided: neither",
-    "margin": "{quantity}: the margin within which the row is tested to equal another one",
-    "published": "{quantity}: the published value, not measured here",
-    "published_2sigma": "{quantity}: its published 2 sigma",
-    "published_difference": "{quantity}: what is published, the row's minus that of the baseline",
-    "published_equivalent": "{quantity}: what is published, the row's minus that of the row that it is tested to equal",
-    "by_formula": "{quantity}: the paper's formula, evaluated by us",
-}
-SPREADS = {"mean": "2sigma", "published": "published_2sigma"}  # shown behind these, after a plus-minus sign
+LEVEL = 0.05
+FEWEST_SEEDS = 3
 EMPTY = {"mean": "missing", "median": "missing", "published": "unknown"}  # what readers see where there is no number
-STYLES = {"reached": ".0f", "margin": "g"}  # others have their quantity's
-
-
-def definition(table: Table, column: Column) -> str:
-    """Return what a column holds."""
-    if column.quantity is None:
-        return table.labels.get(column.name) or LABELS[column.name]
-    quantity, statistic = column.quantity, column.statistic
-    text = DEFINITIONS[statistic].format(
-        quantity=quantity.name,
-        what=quantity.definition,
-        baseline=table.baseline,
-        margin=table.margins.get(quantity.name, math.nan),
-    )
-    if column.variant is not None:
-        text = f"{column.variant}: {text}"
-    if statistic == "published" and table.proxy_of:
-        text += f", of {table.proxy_of}, at the paper's scale: only the order of rows can be compared with the proxy"
-    return text
-
-
-def show(column: Column, value: object) -> str:
-    """Return a value as readers see it."""
-    quantity, statistic = column.quantity, column.statistic
-    if quantity is None:
-        return "" if value is None else str(value)
-    if isinstance(value, Compared):
-        return value.show(quantity.style)
-    if value is None:
-        return (statistic in ("mean", "median") and quantity.absent) or EMPTY.get(statistic, "")
-    signed = "+z" * (statistic in ("published_difference", "published_equivalent"))
-    return format(value, signed + STYLES.get(statistic, quantity.style))
-
-
-def exact(column: Column, value: object) -> dict[str, object]:
-    """Return what CSV files hold of a value: {column: number or text}, None where there is nothing."""
-    parts = value.parts() if isinstance(value, Compared) else {"": value}
-    return {f"{column.name}{ending}": part for ending, part in parts.items()}
-
-
-def is_spread_of(column: Column, other: Column) -> bool:
-    """Return whether a column holds the deviations of another one's numbers."""
-    same = (column.variant, column.quantity) == (other.variant, other.quantity)
-    return same and column.quantity is not None and column.statistic == SPREADS.get(other.statistic)
-
-
-def columns_of(collection: Collection) -> dict[str, list[Value]]:
-    """Return {column: the values of all rows} of the columns of numbers; equivalence tests are corrected together."""
-    values = {column.name: _values(collection, column) for column in collection.table.numbers}
-    tests = {
-        (name, row): value
-        for row in range(len(collection.table.rows))
-        for name, of in values.items()
-        if isinstance(value := of[row], Equivalence) and value.other
-    }
-    for (name, row), value in zip(tests, corrected(list(tests.values())), strict=True):
-        values[name][row] = value
-    return values
-
-
-def _values(collection: Collection, column: Column) -> list[Value]:
-    table = collection.table
-    if column.statistic in PUBLISHED:
-        return [_published(table, row, column) for row in table.rows]
-    values = collection.values(column)
-    if column.statistic in OVER_SEEDS:
-        return [_over_seeds(column, list(values[row.name].values())) for row in table.rows]
-    return [_compared(table, row, column, values) for row in table.rows]
-
-
-OVER_SEEDS: Mapping[str, Callable[[Numbers], float | None]] = {
+Values = Mapping[Hashable, float | None]  # a quantity by seed
+# Statistics of all seeds of a row, whose numbers are in ascending order, NaN at the worse end.
+OVER_SEEDS: Mapping[str, Callable[[Sequence[float]], float | None]] = {
     "mean": lambda numbers: math.fsum(numbers) / len(numbers),
     "2sigma": lambda numbers: 2 * statistics.stdev(numbers) if len(numbers) > 1 else None,
     "median": lambda numbers: sum(middle := numbers[(len(numbers) - 1) // 2 : len(numbers) // 2 + 1]) / len(middle),
@@ -118,8 +29,9 @@ OVER_SEEDS: Mapping[str, Callable[[Numbers], float | None]] = {
 }
 
 
-def _over_seeds(column: Column, values: Sequence[float | None]) -> float | None:
-    if not values or None in values:  # n is the same for a whole row
+def over_seeds(column: Column, values: Sequence[float | None]) -> float | None:
+    """Return a column's statistic of all seeds; None unless every one has a number: n is the same for a whole row."""
+    if not values or None in values:
         return None
     if column.statistic == "2sigma" and len(values) > 1 and not all(map(math.isfinite, values)):
         return math.nan
@@ -127,16 +39,162 @@ def _over_seeds(column: Column, values: Sequence[float | None]) -> float | None:
     return OVER_SEEDS[column.statistic](sorted(values, key=lambda value: worst if math.isnan(value) else value))
 
 
-def _compared(table: Table, row: Row, column: Column, values: Mapping[str, Values]) -> Value:
-    baseline, other, margin = table.baseline_of(row), table.equivalent_of(row), table.margins.get(column.quantity.name)
-    if column.statistic == "margin":
-        return margin if other else None
-    if column.statistic == "equivalent":
-        return Equivalence.to(other, margin, values[row.name], values[other]) if other else Equivalence()
+# Of two rows, seed by seed.
+
+
+class ComparisonError(ValueError):
+    """Two rows that cannot be compared seed by seed; the message is the reason as readers see it."""
+
+
+def paired_differences(values: Values, others: Values) -> list[float]:
+    """Return values - others, seed by seed.
+
+    Raises ComparisonError for missing or diverged runs, seeds that only one side has, and fewer than three of them.
+    """
+    if not values or not others or None in (*values.values(), *others.values()):
+        raise ComparisonError("missing")
+    if values.keys() != others.keys():
+        raise ComparisonError("other seeds")
+    if len(values) < FEWEST_SEEDS:
+        raise ComparisonError(f"fewer than {FEWEST_SEEDS} seeds")
+    differences = [values[seed] - others[seed] for seed in sorted(values)]
+    if not all(map(math.isfinite, differences)):
+        raise ComparisonError("diverged")
+    return differences
+
+
+def mean_and_interval(differences: Sequence[float]) -> tuple[float, float | None, float | None]:
+    """Return the mean and its 95 % t interval; no interval if they are all the same."""
+    mean = math.fsum(differences) / len(differences)
+    if not _spread(differences):
+        return mean, None, None
+    interval = ttest_1samp(differences, 0).confidence_interval(1 - LEVEL)
+    return mean, float(interval.low), float(interval.high)
+
+
+def p_within(differences: Sequence[float], margin: float) -> float:
+    """Return p of the equivalence test, two one-sided t-tests: small if the mean difference is within the margin."""
+    return float(max(_p(differences, -margin, "greater"), _p(differences, margin, "less")))
+
+
+def p_beyond(differences: Sequence[float], margin: float) -> float:
+    """Return p of the opposite, on either side: small if the mean difference exceeds the margin."""
+    return float(min(1, 2 * min(_p(differences, margin, "greater"), _p(differences, -margin, "less"))))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected by Holm's method, so that 5 % is the chance of one or more false positives in all."""
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(np.argsort(p_values, kind="stable")):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = largest
+    return adjusted
+
+
+def _p(differences: Sequence[float], mean: float, alternative: str) -> float:
+    return ttest_1samp(differences, mean, alternative=alternative).pvalue if _spread(differences) else 1.0
+
+
+def _spread(differences: Sequence[float]) -> bool:
+    """Whether differences vary by more than rounding."""
+    return not np.allclose(differences, differences[0], rtol=1e-9, atol=1e-12)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row compared with another one; a mean of None, and the reason, where there is nothing to compare.
+
+    mean:    of the differences, or the geometric mean of speed-ups
+    low:     the lower end of its 95 % t interval; None if it is the same in every seed
+    high:    the upper end
+    other:   of equivalence tests the other row's name; None if the table does not compare the row
+    within:  p of the test that finds the difference within the margin
+    beyond:  p of the test that finds it larger
+    """
+
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    reason: str = ""
+    other: str | None = None
+    within: float = 1.0
+    beyond: float = 1.0
+
+    @property
+    def verdict(self) -> str | None:
+        """Return whether the rows are equal: yes, no or undecided; None where there is nothing to compare."""
+        if self.mean is None:
+            return None
+        return "yes" if self.within < LEVEL else "no" if self.beyond < LEVEL else "undecided"
+
+
+def difference(
+    values: Values, others: Values, other: str | None = None, margin: float | None = None, ratios: bool = False
+) -> Comparison:
+    """Return values - others, or others / values as geometric mean; with a margin tested for being within it."""
+    if ratios and math.inf in (*values.values(), *others.values()):
+        return Comparison(reason="not reached by all")
+    if ratios:
+        others, values = ({seed: v and math.log(v) for seed, v in of.items()} for of in (values, others))
+    try:
+        differences = paired_differences(values, others)
+    except ComparisonError as reason:
+        return Comparison(reason=str(reason), other=other)
+    ends = mean_and_interval(differences)
+    if ratios:
+        ends = (None if end is None else math.exp(end) for end in ends)
+    if margin is None:
+        return Comparison(*ends)
+    within, beyond = p_within(differences, margin), p_beyond(differences, margin)
+    return Comparison(*ends, other=other, within=within, beyond=beyond)
+
+
+def corrected(cells: Sequence[Comparison]) -> list[Comparison]:
+    """Return all equivalence tests of a table, corrected for their number by Holm's method.
+
+    Those whose runs are missing count too: otherwise a verdict would change with what else has been run.
+    """
+    within, beyond = holm([cell.within for cell in cells]), holm([cell.beyond for cell in cells])
+    return [replace(cell, within=p, beyond=q) for cell, p, q in zip(cells, within, beyond, strict=True)]
+
+
+# The columns of a table.
+
+
+def columns_of(collection: Collection) -> dict[str, list[float | Comparison | None]]:
+    """Return {column: the values of all rows} of the columns of numbers; equivalence tests are corrected together."""
+    table = collection.table
+    values = {}
+    for column in table.numbers:
+        of_rows = collection.values(column) if column.of_runs else {}
+        values[column.name] = [_value(table, row, column, of_rows) for row in table.rows]
+    tests = [
+        (name, row)
+        for row in range(len(table.rows))
+        for name, of in values.items()
+        if isinstance(of[row], Comparison) and of[row].other
+    ]
+    for (name, row), value in zip(tests, corrected([values[name][row] for name, row in tests]), strict=True):
+        values[name][row] = value
+    return values
+
+
+def _value(table: Table, row: Row, column: Column, values: Mapping[str, Values]) -> float | Comparison | None:
+    """Return what a column holds of a row; `values` has its quantity for each row and seed."""
+    if column.statistic in PUBLISHED:
+        return _published(table, row, column)
+    if column.statistic in OVER_SEEDS:
+        return over_seeds(column, list(values[row.name].values()))
+    margin = table.margins.get(column.quantity.name)
+    if column.statistic in ("margin", "equivalent"):
+        other = table.equivalent_of(row)
+        if column.statistic == "margin":
+            return margin if other else None
+        return difference(values[row.name], values[other], other, margin) if other else Comparison()
+    baseline = table.baseline_of(row)
     if baseline is None:
-        return Compared(reason="baseline")
-    comparison = Speedup if column.statistic == "speedup" else Compared
-    return comparison.of(values[row.name], values[baseline])
+        return Comparison(reason="baseline")
+    return difference(values[row.name], values[baseline], ratios=column.statistic == "speedup")
 
 
 def published_of(table: Table, row: str | None, column: Column) -> Published | None:
@@ -151,3 +209,51 @@ def _published(table: Table, row: Row, column: Column) -> float | None:
     of_other = table.baseline_of if column.statistic == "published_difference" else table.equivalent_of
     other = published_of(table, of_other(row), column)
     return None if None in (number, other) or None in (number.value, other.value) else number.value - other.value
+
+
+def definition(table: Table, column: Column) -> str:
+    """Return what a column holds."""
+    if column.quantity is None:
+        return table.labels.get(column.name) or LABELS[column.name]
+    quantity = column.quantity
+    text = STATISTICS[column.statistic].format(
+        quantity=quantity.name,
+        what=quantity.definition,
+        baseline=table.baseline,
+        margin=table.margins.get(quantity.name, math.nan),
+    )
+    if column.variant is not None and column.statistic != "equivalent":
+        text = f"{column.variant}: {text}"
+    if column.statistic == "published" and table.proxy_of:
+        text += f", of {table.proxy_of}, at the paper's scale: only the order of rows can be compared with the proxy"
+    return text
+
+
+def show(column: Column, value: object) -> str:
+    """Return a value as readers see it: of comparisons mean [low, high], of equivalence tests the verdict."""
+    quantity, statistic = column.quantity, column.statistic
+    if quantity is None:
+        return "" if value is None else str(value)
+    if isinstance(value, Comparison):
+        if value.mean is None or statistic == "equivalent":
+            return value.reason if value.mean is None else value.verdict.replace("undecided", "open")
+        # z: no minus sign before what rounds to zero
+        style, alike = (".2f", "") if statistic == "speedup" else (f"+z{quantity.style}", " in every seed")
+        interval = alike if value.low is None else f" [{value.low:{style}}, {value.high:{style}}]"
+        return f"{value.mean:{style}}{interval}"
+    if value is None:
+        return (statistic in ("mean", "median") and quantity.absent) or EMPTY.get(statistic, "")
+    signed = "+z" * (statistic in ("published_difference", "published_equivalent"))
+    return format(value, signed + {"reached": ".0f", "margin": "g"}.get(statistic, quantity.style))
+
+
+def exact(column: Column, value: object) -> dict[str, object]:
+    """Return what CSV files hold of a value: {column: number or text}, None where there is nothing."""
+    if not isinstance(value, Comparison):
+        return {column.name: value}
+    parts = {"": value.mean, "_low": value.low, "_high": value.high}
+    if column.statistic == "equivalent":
+        within, beyond = (None, None) if value.mean is None else (value.within, value.beyond)
+        test = {"": value.verdict, "_to": value.other, "_p_within": within, "_p_beyond": beyond}
+        parts = test | {f"_difference{ending}": part for ending, part in parts.items()}
+    return {f"{column.name}{ending}": part for ending, part in parts.items()}

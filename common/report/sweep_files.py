@@ -1,35 +1,40 @@
 """What a sweep leaves in results/sweeps: <table>.csv, .yaml, .md and .png."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from omegaconf import OmegaConf
 
 from common.atomic import write_atomically
 from common.experiments.sweeps import RATE, Tuned, TunedFile
-from common.experiments.table_file import Row
 from common.experiments.tables import Table
 from common.report.choices import Method
-from common.report.lines import draw_sweep
 from common.report.origin import describe_commit, describe_hardware
-from common.report.style import save
+from common.report.style import COLOURS, STYLES, label_of, line_names, save
 from common.report.tables import csv_text, format_texts
 
 LEFT = ("method", "topology", "variant", "best", "runner_up", "edge", "taken_by")
 
 
-def write_sweep(table: Table, methods: Sequence[Method], folder: Path, command: str) -> list[Path]:
+def write_sweep(
+    table: Table, trials: pd.DataFrame, methods: Sequence[Method], folder: Path, command: str
+) -> list[Path]:
     """Write all files of a sweep whose trials have ended; return their paths. `command` is what the user typed.
 
     Raises UsageError, before anything is written, if all trials of a method diverged.
     """
     tuned = TunedFile(sweep=table.sweep, methods={method.name: method.tuned for method in methods})
-    records = trial_records(table, methods)
+    records = trial_records(table, trials)
     folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "csv": csv_text(records),
-        "md": _render(table, methods, records, command),
+        "md": _page(table, methods, records, command),
         "yaml": tuned_text(tuned, command),
     }
     files = [folder / f"{table.name}.{suffix}" for suffix in texts]
@@ -44,28 +49,26 @@ def tuned_text(tuned: TunedFile, command: str) -> str:
     return f"# Made by `{command}`: the rows of the table take the best overrides.\n{content}"
 
 
-def trial_records(table: Table, methods: Sequence[Method]) -> pd.DataFrame:
-    """Return a row for each trial, in the order of the grid."""
-    keys = list(dict.fromkeys(key for method in methods for key in (RATE, *method.axes)))
+def trial_records(table: Table, trials: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each trial, in the order of the grid, as <table>.csv has it."""
+    keys = dict.fromkeys(key for row in table.tuned_rows for key in (RATE, *table.axes(row)))
     return pd.DataFrame(
         [
             {
-                "row": method.row.name,
-                **({"variant": method.variant} if table.variants else {}),
+                "row": trial["row"].name,
+                **({"variant": trial["variant"]} if table.variants else {}),
                 **dict.fromkeys(keys, ""),
-                **dict(text.split("=", 1) for text in result.overrides),
-                "seed": trial.seed,
-                table.sweep.quantity: trial.value,
-                "status": "diverged" if trial.value is None else "finished",
-                "steps": trial.steps,
-                "seconds": round(trial.seconds),
-                "commit": describe_commit(trial.environment),
-                "hardware": describe_hardware(trial.environment),
-                "date": trial.environment["start"],
+                **dict(text.split("=", 1) for text in trial["point"].overrides),
+                "seed": trial["seed"],
+                table.sweep.quantity: None if math.isnan(trial["value"]) else trial["value"],
+                "status": "diverged" if math.isnan(trial["value"]) else "finished",
+                "steps": trial["steps"],
+                "seconds": round(trial["seconds"]),
+                "commit": describe_commit(trial["environment"]),
+                "hardware": describe_hardware(trial["environment"]),
+                "date": trial["environment"]["start"],
             }
-            for method in methods
-            for result in method.results
-            for trial in result.trials
+            for trial in trials.to_dict("records")
         ],
         dtype=object,  # pandas would turn None (diverged) into NaN
     )
@@ -73,46 +76,26 @@ def trial_records(table: Table, methods: Sequence[Method]) -> pd.DataFrame:
 
 def sweep_frame(table: Table, tuned: Mapping[str, Tuned]) -> pd.DataFrame:
     """Return the table of what a sweep chose, {method: what}, as texts."""
-    rows = [(row, variant) for row in table.rows if row.centre is not None for variant in table.variants or [None]]
-    return pd.DataFrame([_row(table, row, variant, tuned[table.method(row, variant)]) for row, variant in rows])
-
-
-def _row(table: Table, row: Row, variant: str | None, tuned: Tuned) -> dict[str, str]:
-    return {
-        "method": row.method,
-        "topology": row.topology,
-        **row.labels,
-        **({"workers": str(row.workers)} if table.setting == "workers.count" else {}),
-        **({"variant": str(variant)} if table.variants else {}),
-        **_chosen(table, tuned),
-        "edge": ", ".join(filter(None, [tuned.edge, *(tuned.ends or ())])),
-        "taken_by": _taken_by(table, table.method(row, variant)),
-    }
-
-
-def _chosen(table: Table, tuned: Tuned) -> dict[str, str]:
-    quantity, others = table.sweep.of, tuned.runner_up
-    return {
-        "trials": str(tuned.trials),
-        "diverged": str(tuned.diverged),
-        "best": " ".join(tuned.best.overrides),
-        quantity.name: format(tuned.best.mean, quantity.style),
-        "runner_up": " ".join(others.overrides) if others else "",
-        f"{quantity.name}_of_runner_up": format(others.mean, quantity.style) if others else "",
-        **(_by_parabola(tuned, quantity.style) if table.sweep.fit else {}),
-    }
-
-
-def _by_parabola(tuned: Tuned, style: str) -> dict[str, str]:
-    if tuned.interval is None:
-        return {"interval": "none", "scatter": ""}
-    return {"interval": "{:.3g} to {:.3g}".format(*tuned.interval), "scatter": format(tuned.scatter, style)}
-
-
-def _taken_by(table: Table, name: str) -> str:
-    """Return the rows that take the values kept under this name."""
-    rows = [row.name for row in table.rows for v in table.variants or [None] if table.method(row, v) == name]
-    return ", ".join(rows)
+    quantity, lines = table.sweep.of, []
+    variants = [*table.variants] or [None]
+    for row, variant in ((row, variant) for row in table.tuned_rows for variant in variants):
+        name = table.method(row, variant)
+        of = tuned[name]
+        takers = [other.name for other in table.rows for v in variants if table.method(other, v) == name]
+        line = {"method": row.method, "topology": row.topology, **row.labels}
+        line |= {"workers": str(row.workers)} if table.setting == "workers.count" else {}
+        line |= {"variant": str(variant)} if table.variants else {}
+        line |= {"trials": str(of.trials), "diverged": str(of.diverged)}
+        line |= {"best": " ".join(of.best.overrides), quantity.name: format(of.best.mean, quantity.style)}
+        second = of.runner_up
+        line["runner_up"] = " ".join(second.overrides) if second else ""
+        line[f"{quantity.name}_of_runner_up"] = format(second.mean, quantity.style) if second else ""
+        if table.sweep.fit:
+            line["interval"] = "{:.3g} to {:.3g}".format(*of.interval) if of.interval else "none"
+            line["scatter"] = format(of.scatter, quantity.style) if of.interval else ""
+        edges = ", ".join(filter(None, [of.edge, *(of.ends or ())]))
+        lines.append(line | {"edge": edges, "taken_by": ", ".join(takers)})
+    return pd.DataFrame(lines)
 
 
 def column_definitions(table: Table) -> dict[str, str]:
@@ -142,25 +125,20 @@ def column_definitions(table: Table) -> dict[str, str]:
     }
 
 
-def _listed(axes: Mapping[str, Sequence[str]]) -> str:
-    return "; ".join(f"{key} {', '.join(values)}" for key, values in axes.items())
-
-
-def _render(table: Table, methods: Sequence[Method], records: pd.DataFrame, command: str) -> str:
+def _page(table: Table, methods: Sequence[Method], records: pd.DataFrame, command: str) -> str:
     sweep, grid, name = table.sweep, methods[0].grid, table.name
-    grown = (grid.high - grid.low + 1) - sweep.rates
     seeds, dates = ", ".join(map(str, sweep.seeds)), sorted(records["date"])
-    points = f"{len(methods[0].results)} points: learning rates centre x 2^k, k = {grid.low} to {grid.high}"
-    axes = {method.name: _listed(method.axes) for method in methods if method.axes}
-    drawn = len(table.sweep.combinations(methods[0].axes))
+    points = f"{len(methods[0].values)} points: learning rates centre x 2^k, k = {grid[0]} to {grid[-1]}"
+    axes = {m.name: [f"{key} {', '.join(v)}" for key, v in table.axes(m.row).items()] for m in methods}
+    if any(axes.values()):
+        points += f", each with {len(sweep.combinations(table.axes(methods[0].row)))} combinations of values"
     lines = [
         f"# Tuning of {name}: {table.title}",
         "",
-        f"Every method was trained at {points}{f', each with {drawn} combinations of values' * bool(axes)}; seeds "
-        f"{seeds}, none of which the table reports.",
+        f"Every method was trained at {points}; seeds {seeds}, none of which the table reports.",
         "",
         "The grid grows, for all methods alike, while one of them is best at an edge, at most "
-        f"{sweep.extensions} times; rates added: {grown}.",
+        f"{sweep.extensions} times; rates added: {len(grid) - sweep.rates}.",
         "",
         format_texts(sweep_frame(table, {method.name: method.tuned for method in methods}), "pipe", LEFT),
         "",
@@ -176,10 +154,64 @@ def _render(table: Table, methods: Sequence[Method], records: pd.DataFrame, comm
         "included",
         f"- Chosen: [{name}.yaml]({name}.yaml), whose values the table's rows take",
         f"- Centres: {', '.join(f'{method.name} {method.row.centre:g}' for method in methods)}",
-        *(f"- Axes of {method}: {values}" for method, values in axes.items()),
+        *(f"- Axes of {method}: {'; '.join(of)}" for method, of in axes.items() if of),
         f"- Hardware: {'; '.join(records['hardware'].unique())}",
         f"- Date: {dates[0]} (first start) to {dates[-1]} (last start)",
         f"- Commit: {'; '.join(records['commit'].unique())}",
         f"- Made by `{command}`",
     ]
     return "\n".join(lines) + "\n"
+
+
+def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
+    """Draw what was tuned against the learning rate, a panel for each variant and number of workers.
+
+    A line is the mean over tuning seeds with the values that were chosen besides the rate, crosses below are rates that
+    diverged with them; a parabola ends where its fit does, and a bar below shows the interval of its optimum.
+    """
+    panels: dict[str, list[Method]] = {}
+    for method in methods:
+        workers = f"{method.row.workers} workers" if table.setting == "workers.count" else None
+        panels.setdefault(", ".join(filter(None, [method.variant, workers])), []).append(method)
+    longest = max(panels.values(), key=len)
+    height = 0.4 + 2.9 * len(panels) + 0.16 * -(-len(longest) // 2)
+    figure = Figure(figsize=(8.4, height), layout="constrained")
+    axes = figure.subplots(len(panels), squeeze=False)[:, 0]
+    for (panel, shown), ax in zip(panels.items(), axes, strict=True):
+        rows = [method.row for method in shown]
+        names = [f"{name}, {r.topology.replace('_', ' ')}" for name, r in zip(line_names(rows), rows, strict=True)]
+        for number, (method, name) in enumerate(zip(shown, names, strict=True)):
+            look = {"color": COLOURS[number % len(COLOURS)], "marker": [*STYLES][number % len(STYLES)], "label": name}
+            _draw_rates(ax, method, look, height=0.01 + 0.015 * number)
+        label = label_of(table.sweep.quantity)
+        ax.set(xlabel="learning rate", ylabel=f"{panel}: {label}" if panel else label)
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_minor_locator(NullLocator())
+        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    where = axes[list(panels.values()).index(longest)]
+    figure.legend(*where.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    count = len(table.sweep.seeds)
+    seeds = f"mean of {count} seeds; bars: all of them" if count > 1 else "one seed"
+    figure.suptitle(f"Tuning of {table.name} ({seeds})")
+    return figure
+
+
+def _draw_rates(ax: Axes, method: Method, look: dict[str, object], height: float) -> None:
+    """Draw means at each rate, from the lowest to the highest seed, and the parabola, its interval at this height."""
+    if not method.ranking:
+        return
+    best = method.ranking[0]
+    line, optimum = method.line(best.point.choices), best.optimum
+    means = [method.means[point] for point in line]
+    low, high = ([end(method.values[point]) for point in line] for end in (min, max))
+    bars = [np.subtract(means, low), np.subtract(high, means)]
+    rates, style = [point.rate for point in line], ":" if optimum else "-"
+    ax.errorbar(rates, means, yerr=bars, elinewidth=0.8, capsize=2, **look, linestyle=style)
+    tried = {point.rate for point in method.values if point.choices == best.point.choices}
+    below, colour, diverged = ax.get_xaxis_transform(), look["color"], sorted(tried - {*rates})
+    ax.plot(diverged, [0.02] * len(diverged), "x", color=colour, transform=below)
+    if optimum:
+        inside = np.geomspace(*optimum.span, 50)
+        ax.plot(inside, np.polyval(optimum.parabola, np.log(inside)), color=colour)
+        ax.plot([optimum.low, optimum.high], [height] * 2, color=colour, linewidth=2, transform=below)

@@ -14,13 +14,13 @@ from common.experiments.definitions import ROOT
 from common.experiments.sweeps import sweep_command
 from common.experiments.table_file import MOST_SHOWN, Row
 from common.experiments.tables import Table
-from common.report.comparisons import Equivalence
 from common.report.origin import describe_origin
-from common.report.published import load_published
-from common.report.statistics import columns_of, definition, exact, is_spread_of, show
+from common.report.published import published_lines
+from common.report.statistics import columns_of, definition, exact, show
 
 FORMATS = ("csv", "md")  # of what else can be made, tex
 TABLES = ROOT / "results" / "tables"
+SPREADS = {"mean": "2sigma", "published": "published_2sigma"}  # shown behind these, after a plus-minus sign
 
 
 def build_table(collection: Collection) -> pd.DataFrame:
@@ -33,6 +33,19 @@ def build_table(collection: Collection) -> pd.DataFrame:
     # Plain objects: pandas would turn None (no number) into NaN (a run that diverged).
     numbers = pd.DataFrame(columns_of(collection), index=labels.index, dtype=object)
     return pd.concat([labels, numbers], axis="columns")[[column.name for column in table.columns]]
+
+
+def _labels(collection: Collection, row: Row) -> dict[str, object]:
+    table = collection.table
+    workers = sorted({int(run.total("workers")) for run in collection.of(row.name)})
+    counts = [len(collection.of(row.name, variant)) for variant in table.variants or [None]]
+    return {
+        "method": row.method,
+        "topology": row.topology,
+        "workers": workers[0] if len(workers) == 1 else "/".join(map(str, workers)) or row.workers,
+        "seeds": counts[0] if len(set(counts)) == 1 else "/".join(map(str, counts)),  # 3/0 where variants differ
+        **row.labels,
+    }
 
 
 def write_table(
@@ -49,10 +62,49 @@ def write_table(
     ]
     makers = {
         "csv": lambda: csv_text(pd.concat(parts, axis="columns")),
-        "md": lambda: _page(collection, frame, command, kept),
+        "md": lambda: table_page(collection, frame, command, kept),
         "tex": lambda: latex(shown(frame, table), left_of(table), table.title, f"Made by {command}"),
     }
     return write_files(folder / table.name, makers, formats)
+
+
+def table_page(collection: Collection, frame: pd.DataFrame, command: str, kept: bool) -> str:
+    """Return the page of a table in Markdown; see `write_table`."""
+    table, runs = collection.table, len(collection.all_runs)
+    made_by = []
+    for row in table.rows:
+        for variant in table.variants or [None]:
+            label = ", ".join([row.method, row.topology, *([variant] if variant else [])])
+            made_by.append(f"    - {label}: `{table.cell(row, 'K', collection.root, variant).command}`")
+    parts = {
+        "Columns": legend(table, frame),
+        "Published": published_lines(table.published),
+        "Where the numbers come from": [
+            f"Runs: {runs} of {runs + len(collection.missing)} finished",
+            *describe_origin(collection),
+            f"Made by `{command}`",
+            "\n".join([f"Runs made by `{reproduce_command(table, collection.root)}`; one by one:", "", *made_by]),
+        ],
+        "Missing": [f"{what}: {why}. `{command}`" for what, why, command in _missing(collection)],
+    }
+    texts = f"{markdown(shown(frame, table), left_of(table))}\n\n{_caption(table, frame, kept)}"
+    return page(table.title, table.note, texts, table.findings if kept else "", parts)
+
+
+def _caption(table: Table, frame: pd.DataFrame, kept: bool) -> str:
+    """Return what all rows share of what is not shown, and where more is."""
+    seen = {column.name for column in shown_columns(table)}
+    alike = [
+        f"{frame[name].iloc[0]} {name}"
+        for name in ("workers", "seeds")
+        if name in frame and name not in seen and frame[name].nunique() == 1
+    ]
+    more = {"figure": f"../figures/{table.name}.png", "tuning": f"../sweeps/{table.tuned_by or table.name}.md"}
+    links = [f"[{what}]({file})" for what, file in more.items() if kept and (TABLES / file).exists()]
+    return f"{', '.join(alike)}. " * bool(alike) + ", ".join([f"[All columns]({table.name}.csv)", *links])
+
+
+# What pages show.
 
 
 def left_of(table: Table) -> list[str]:
@@ -60,52 +112,35 @@ def left_of(table: Table) -> list[str]:
     return [column.name for column in table.columns if not column.quantity and column.name not in ("workers", "seeds")]
 
 
-def headings(table: Table) -> dict[str, tuple[Column, Column | None]]:
-    """Return what readers see: {heading: (column, the deviations that share it with the column)}."""
-    spread_of = {c: spread for c in table.numbers for spread in table.numbers if is_spread_of(spread, c)}
-    own = [column for column in table.columns if column not in spread_of.values()]
-    return {f"{c.name} ± 2sigma" if c in spread_of else c.name: (c, spread_of.get(c)) for c in own}
+def shown_columns(table: Table) -> dict[Column, Column | None]:
+    """Return the columns that `shown` of the table names, else the first eight, each with that of its deviations."""
+    by_key = {(column.variant, column.quantity, column.statistic): column for column in table.numbers}
+    spreads = {c: by_key.get((c.variant, c.quantity, SPREADS.get(c.statistic))) for c in table.columns}
+    columns = {column.name: column for column in table.columns if column not in spreads.values()}
+    names = [name for name in table.shown if name in columns] or [*columns][:MOST_SHOWN]
+    return {columns[name]: spreads[columns[name]] for name in names}
 
 
-def readable(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
-    """Return a table of runs as texts; a number and its 2 sigma share a column."""
-    shown = {}
-    for heading, (column, spread) in headings(table).items():
-        texts = [show(column, value) for value in frame[column.name]]
-        if spread is not None:
-            spreads = [show(spread, value) for value in frame[spread.name]]
-            texts = [f"{a} ± {b}" if b else a for a, b in zip(texts, spreads, strict=True)]
-        if column.quantity is not None and column.quantity.name == "learning_rate":
-            marks = [mark(table, row, column) for row in table.rows]
-            numbers = frame[column.name].notna()
-            texts = [text + mark * number for text, mark, number in zip(texts, marks, numbers, strict=True)]
-        shown[heading] = texts
-    return pd.DataFrame(shown)
+def _heading(column: Column, spread: Column | None) -> str:
+    if spread is not None:
+        return f"{column.name} ± 2sigma"
+    return column.name.replace("_equivalent", " equal?") if column.name.endswith("_equivalent") else column.name
 
 
 def shown(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
-    """Return the columns that pages show, at most eight, as texts; equality as yes, no or open."""
-    texts = readable(frame, table)
-    for heading, (column, _) in shown_headings(table).items():
-        if column.statistic == "equivalent":
-            texts[heading] = [_equality(value) for value in frame[column.name]]
-    return texts[[*shown_headings(table)]].rename(columns=_asked)
-
-
-def shown_headings(table: Table) -> dict[str, tuple[Column, Column | None]]:
-    """Return those of `headings` that `shown` of the table names, in its order; the first eight if it names none."""
-    of = headings(table)
-    by_name = {column.name: heading for heading, (column, _) in of.items()}
-    names = [by_name[name] for name in table.shown if name in by_name] or [*of][:MOST_SHOWN]
-    return {heading: of[heading] for heading in names}
-
-
-def _equality(value: Equivalence) -> str:
-    return value.reason if value.mean is None else value.verdict.replace("undecided", "open")
-
-
-def _asked(heading: str) -> str:
-    return heading.replace("_equivalent", " equal?") if heading.endswith("_equivalent") else heading
+    """Return the columns that pages show, at most eight, as texts; a number and its 2 sigma share a column."""
+    texts = {}
+    for column, spread in shown_columns(table).items():
+        cells = [show(column, value) for value in frame[column.name]]
+        if spread is not None:
+            spreads = [show(spread, value) for value in frame[spread.name]]
+            cells = [f"{a} ± {b}" if b else a for a, b in zip(cells, spreads, strict=True)]
+        if column.quantity is not None and column.quantity.name == "learning_rate":
+            marks = [mark(table, row, column) for row in table.rows]
+            numbers = frame[column.name].notna()
+            cells = [text + mark * number for text, mark, number in zip(cells, marks, numbers, strict=True)]
+        texts[_heading(column, spread)] = cells
+    return pd.DataFrame(texts)
 
 
 def mark(table: Table, row: Row, column: Column) -> str:
@@ -116,6 +151,58 @@ def mark(table: Table, row: Row, column: Column) -> str:
     marks = ["inherited"] * (row.tuned_with not in (None, row.name))
     marks += ["edge"] * bool(tuned.edge) + [*(tuned.ends or ())]
     return f" ({', '.join(marks)})" if marks else ""
+
+
+def legend(table: Table, frame: pd.DataFrame) -> list[str]:
+    """Return a line for each column that a page shows."""
+    lines = []
+    for column, spread in shown_columns(table).items():
+        text = definition(table, column) + ", ± 2 sample standard deviations" * (spread is not None)
+        if column.statistic == "equivalent":
+            text += f". {_compared(table, column, frame)}"
+        elif column.quantity is not None and column.quantity.name == "learning_rate" and table.tuned:
+            text += "; (inherited): tuned for another row; (edge): best at an end of the grid"
+        lines.append(f"`{_heading(column, spread)}`: {text}")
+    return lines
+
+
+def _compared(table: Table, column: Column, frame: pd.DataFrame) -> str:
+    """Return which rows are tested to be equal, and how large the published differences are, where they are known."""
+    published = frame.get(column.name.replace("_equivalent", "_published_equivalent"), [None] * len(frame))
+    known: dict[str, list[str]] = {f"{row} to {other}": [] for row, other in table.equivalent.items()}
+    for row, value in zip(table.rows, published, strict=True):
+        name = row.name.removesuffix(f"_{row.workers}")
+        if name in table.equivalent and value is not None:
+            known[f"{name} to {table.equivalent[name]}"].append(f"{value:+{column.quantity.style}}")
+    return "; ".join(pair + f" (published difference {', '.join(of)})" * bool(of) for pair, of in known.items())
+
+
+def missing_summary(collection: Collection) -> list[str]:
+    """Return lines on missing runs and runs without scores of the test set: which, why, and the command.
+
+    A single line stands for all that is missing for the same reason.
+    """
+    by_reason: dict[str, list[tuple[str, str, str]]] = {}
+    for each in _missing(collection):
+        by_reason.setdefault(each[1], []).append(each)
+    table = collection.table
+    of_all = sweep_command(table.name) if table.untuned else reproduce_command(table, collection.root)
+    return [
+        f"{len(these)} runs, the first is {these[0][0]}: {why}: {of_all}" if len(these) > 1 else ": ".join(these[0])
+        for why, these in by_reason.items()
+    ]
+
+
+def _missing(collection: Collection) -> list[tuple[str, str, str]]:
+    """Return triples: what is missing, why, and the shell command that makes it."""
+    table = collection.table
+    tuning = sweep_command(table.name) if table.untuned else None
+    runs = [(m.cell.label, m.reason, tuning or m.cell.command) for m in collection.missing]
+    scores = [(str(run.folder), score_arguments(table, run.folder)) for run in collection.all_runs]
+    return runs + [(run, "no scores of the test set", shlex.join(["python", *call])) for run, call in scores if call]
+
+
+# Texts in the formats of files.
 
 
 def format_texts(shown: pd.DataFrame, style: str, left: Some[str]) -> str:
@@ -160,126 +247,3 @@ def write_files(path: Path, makers: Mapping[str, Callable[[], str]], formats: So
     for form, file in files.items():
         write_atomically(file, makers[form]().encode())
     return list(files.values())
-
-
-def missing_lines(collection: Collection) -> list[str]:
-    """Return a line for each missing run and each run without scores of the test set: which, why, and the command."""
-    return [f"{what}: {why}: {command}" for what, why, command in _missing(collection)]
-
-
-def missing_summary(collection: Collection) -> list[str]:
-    """Return the lines of `missing_lines`, but a single one for all that is missing for the same reason."""
-    by_reason: dict[str, list[tuple[str, str, str]]] = {}
-    for each in _missing(collection):
-        by_reason.setdefault(each[1], []).append(each)
-    table = collection.table
-    of_all = sweep_command(table.name) if table.untuned else reproduce_command(table, collection.root)
-    return [
-        f"{len(these)} runs, the first is {these[0][0]}: {why}: {of_all}" if len(these) > 1 else ": ".join(these[0])
-        for why, these in by_reason.items()
-    ]
-
-
-def _missing(collection: Collection) -> list[tuple[str, str, str]]:
-    """Return triples: what is missing, why, and the shell command that makes it."""
-    table = collection.table
-    tuning = sweep_command(table.name) if table.untuned else None
-    runs = [(m.cell.label, m.reason, tuning or m.cell.command) for m in collection.missing]
-    scores = [(str(run.folder), score_arguments(table, run.folder)) for run in collection.all_runs]
-    return runs + [(run, "no scores of the test set", shlex.join(["python", *call])) for run, call in scores if call]
-
-
-def definitions(table: Table) -> list[str]:
-    """Return a line for each column: its name and definition."""
-    return [f"`{column.name}`: {definition(table, column)}" for column in table.columns]
-
-
-def legend(table: Table, frame: pd.DataFrame) -> list[str]:
-    """Return a line for each column that a page shows."""
-    lines = []
-    for heading, (column, spread) in shown_headings(table).items():
-        text = definition(table, column) + ", ± 2 sample standard deviations" * (spread is not None)
-        if column.statistic == "equivalent":
-            text = _legend_of_equality(table, column, frame)
-        elif column.quantity is not None and column.quantity.name == "learning_rate" and table.tuned:
-            text += "; (inherited): tuned for another row; (edge): best at an end of the grid"
-        lines.append(f"`{_asked(heading)}`: {text}")
-    return lines
-
-
-def _legend_of_equality(table: Table, column: Column, frame: pd.DataFrame) -> str:
-    """Say what is compared, within which margin, and how large the published differences are, where they are known."""
-    published = frame.get(column.name.replace("_equivalent", "_published_equivalent"), [None] * len(frame))
-    known: dict[str, list[str]] = {f"{row} to {other}": [] for row, other in table.equivalent.items()}
-    for row, value in zip(table.rows, published, strict=True):
-        name = row.name.removesuffix(f"_{row.workers}")
-        if name in table.equivalent and value is not None:
-            known[f"{name} to {table.equivalent[name]}"].append(f"{value:+{column.quantity.style}}")
-    pairs = [pair + f" (published difference {', '.join(values)})" * bool(values) for pair, values in known.items()]
-    margin = table.margins[column.quantity.name]
-    return (
-        f"whether the row equals another one within ± {margin:g}: yes, no, or open where the seeds do not tell; "
-        f"5 % by Holm's method over all tests of the table. {'; '.join(pairs)}"
-    )
-
-
-def published_lines(names: Sequence[str]) -> list[str]:
-    """Return lines on the sources of published numbers, and on unknown ones and the reasons."""
-    lines = []
-    for name in names:
-        published = load_published(name)
-        lines.append(
-            f"{published.title}. {published.citation}. Read from: {published.source}. "
-            f"Hardware: {published.hardware}. Runs: {published.runs}. Data: results/paper/{name}.yaml"
-        )
-        reasons: dict[str, list[str]] = {}
-        for row in published.rows:
-            for quantity, number in row.values.items():
-                if number.value is None:
-                    reasons.setdefault(number.reason, []).append(f"{row.name} {quantity}")
-        lines += [f"Unknown: {', '.join(cells)}: {reason}" for reason, cells in reasons.items()]
-    return lines
-
-
-def _labels(collection: Collection, row: Row) -> dict[str, object]:
-    table = collection.table
-    workers = sorted({int(run.total("workers")) for run in collection.of(row.name)})
-    counts = [len(collection.of(row.name, variant)) for variant in table.variants or [None]]
-    return {
-        "method": row.method,
-        "topology": row.topology,
-        "workers": workers[0] if len(workers) == 1 else "/".join(map(str, workers)) or row.workers,
-        "seeds": counts[0] if len(set(counts)) == 1 else "/".join(map(str, counts)),  # 3/0 where variants differ
-        **row.labels,
-    }
-
-
-def _page(collection: Collection, frame: pd.DataFrame, command: str, kept: bool) -> str:
-    table, runs = collection.table, len(collection.all_runs)
-    made_by = []
-    for row in table.rows:
-        for variant in table.variants or [None]:
-            label = ", ".join([row.method, row.topology, *([variant] if variant else [])])
-            made_by.append(f"    - {label}: `{table.cell(row, 'K', collection.root, variant).command}`")
-    parts = {
-        "Columns": legend(table, frame),
-        "Published": published_lines(table.published),
-        "Where the numbers come from": [
-            f"Runs: {runs} of {runs + len(collection.missing)} finished",
-            *describe_origin(collection),
-            f"Made by `{command}`",
-            "\n".join([f"Runs made by `{reproduce_command(table, collection.root)}`; one by one:", "", *made_by]),
-        ],
-        "Missing": [f"{what}: {why}. `{command}`" for what, why, command in _missing(collection)],
-    }
-    texts = f"{markdown(shown(frame, table), left_of(table))}\n\n{_caption(table, frame, kept)}"
-    return page(table.title, table.note, texts, table.findings if kept else "", parts)
-
-
-def _caption(table: Table, frame: pd.DataFrame, kept: bool) -> str:
-    """Return what all rows share of what is not shown, and where more is."""
-    hidden = [name for name in ("workers", "seeds") if name in frame and name not in shown_headings(table)]
-    alike = [f"{frame[name].iloc[0]} {name}" for name in hidden if frame[name].nunique() == 1]
-    more = {"figure": f"../figures/{table.name}.png", "tuning": f"../sweeps/{table.tuned_by or table.name}.md"}
-    links = [f"[{what}]({file})" for what, file in more.items() if kept and (TABLES / file).exists()]
-    return f"{', '.join(alike)}. " * bool(alike) + ", ".join([f"[All columns]({table.name}.csv)", *links])

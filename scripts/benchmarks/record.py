@@ -9,7 +9,6 @@ import pandas as pd
 
 from common.atomic import write_atomically
 from common.record.environment import describe_environment
-from common.report.records import COLUMNS, ORIGIN
 
 
 class Benchmark:
@@ -59,9 +58,9 @@ class Benchmark:
         lines = [f"# {self._title}", ""]
         for paragraph in conclude:
             lines += [paragraph, ""]
-        lines += [self._markdown(frame), "", f"## {COLUMNS}", ""]
+        lines += [self._markdown(frame), "", "## Columns", ""]
         lines += [f"- `{name}`: {definition}" for name, definition in self._columns.items()]
-        lines += ["", f"## {ORIGIN}", "", *self._origin(command, used, packages)]
+        lines += ["", "## Where the numbers come from", "", *self._origin(command, used, packages)]
         write_atomically(folder / f"{self._name}.md", ("\n".join(lines) + "\n").encode())
         print(frame.to_string(index=False))
         print(f"written: {folder / self._name}.csv and .md")

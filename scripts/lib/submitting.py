@@ -3,7 +3,6 @@
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -44,35 +43,26 @@ class LauncherArguments(Arguments):
             raise UsageError("cluster=..., sbatch=..., report_sbatch=...: only with launcher=slurm")
 
 
-@dataclass(frozen=True)
-class FollowUp:
-    """The job that follows a table's runs.
-
-    command:  a file of slurm/ and its arguments
-    purpose:  what it does, as in "then: JOB, which ..."
-    """
-
-    command: tuple[str, ...]
-    purpose: str
-
-
 def submit_missing(
     arguments: LauncherArguments,
     table: Table,
     cells: Sequence[Cell],
     states: Sequence[str],
-    follow_up: FollowUp,
+    follow_up: Sequence[str],
+    purpose: str,
     known: int = 0,
 ) -> int:
     """Show the state of every run and submit those that are neither settled nor in Slurm's hands; the exit code.
 
-    known: how many must be settled or in Slurm's hands; if they are fewer, some failed, and nothing is submitted
+    follow_up: the job that follows the runs: a file of slurm/ and its arguments
+    purpose:   what it does, as in "then: JOB, which ..."
+    known:     how many must be settled or in Slurm's hands; if they are fewer, some failed, and nothing is submitted
 
     A dry run also goes without Slurm: then it says that the queue could not be asked, and why.
     """
     from slurm.options import DEFAULT_CLUSTER, SbatchOptions
     from slurm.queue import TIMEOUT_S, ended, folder, not_begun, submitted
-    from slurm.submit import sized, submit
+    from slurm.submit import after, sized, submit
 
     default = SbatchOptions.load(arguments.cluster or table.cluster or DEFAULT_CLUSTER, arguments.sbatch)
     runs, asked = Path(arguments.runs), True
@@ -110,10 +100,24 @@ def submit_missing(
     if todo and not arguments.dry_run:
         arrays = submit(table, groups, runs)
         print(f"submitted: {', '.join(arrays)}", flush=True)
-        code = _submit_follow_up(table, arrays, runs, default.for_report(arguments.report_sbatch), follow_up)
+        command = after(table, arrays, runs, default.for_report(arguments.report_sbatch), follow_up)
+        code = _submit_follow_up(command, purpose)
         print(f"logs: {folder(table, runs)}/ARRAY_ELEMENT.log, numbered as squeue shows them, and RUN_DIR/slurm/")
         return code
     return 0
+
+
+def _submit_follow_up(command: Sequence[str], purpose: str) -> int:
+    """Submit the job that follows; if Slurm refuses it the arrays stay, and its command is shown."""
+    from slurm.submit import sbatch
+
+    try:
+        print(f"then: {sbatch(*command)}, which {purpose}")
+        return 0
+    except UsageError as error:
+        by_hand = f"what follows them, with the options it needs:\n{shlex.join(['sbatch', *command])}"
+        print(f"error: {error}\nthe runs stay submitted; {by_hand}", file=sys.stderr)
+        return 1
 
 
 def missing_data(cells: Sequence[Cell]) -> list[str]:
@@ -129,23 +133,3 @@ def missing_data(cells: Sequence[Cell]) -> list[str]:
         except ConfigError as error:
             found[str(error)] = None
     return list(found)
-
-
-def _submit_follow_up(
-    table: Table, arrays: Sequence[str], runs: Path, options: Sequence[str], follow_up: FollowUp
-) -> int:
-    """Submit the job that follows; if Slurm refuses it the arrays stay, and its command is shown."""
-    from slurm.submit import after, sbatch
-
-    command = after(table, arrays, runs, options, follow_up.command)
-    try:
-        job = sbatch(*command)
-    except UsageError as error:
-        by_hand = shlex.join(["sbatch", *command])
-        print(
-            f"error: {error}\nthe runs stay submitted; what follows them, with the options it needs:\n{by_hand}",
-            file=sys.stderr,
-        )
-        return 1
-    print(f"then: {job}, which {follow_up.purpose}")
-    return 0

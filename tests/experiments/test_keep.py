@@ -12,8 +12,7 @@ import pytest
 from common.cli import UsageError
 from common.experiments.collect import collect
 from common.experiments.load import compare
-from common.experiments.packs import METRICS, RUNS
-from common.experiments.runs import RunError, read_run, read_scores
+from common.experiments.runs import METRICS, RUNS, RunError, read_run, read_scores
 from scripts.keep import main
 from scripts.lib.making import state_of
 from tests.experiments.synthetic import write_run

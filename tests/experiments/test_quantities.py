@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
+import pyarrow as pa
 import pytest
 
 from common.cli import UsageError
@@ -51,7 +51,7 @@ def test_clipped_steps_and_decay_are_summed_over_steps(tmp_path, recorded, decay
     rows = [(1, 1.0, 0.5), (4, 2.0, 0.0), (6, 1.0, 1.0)]
     rows = [{"step": step, "split": "train", "lr": lr, "clipped_fraction": clipped} for step, lr, clipped in rows]
     config = {"optimizer": {"weight_decay": 0.1}}
-    run = replace(run, metrics=pd.DataFrame(rows), config=config, summary=run.summary | recorded)
+    run = replace(run, rows=pa.Table.from_pylist(rows), config=config, summary=run.summary | recorded)
     assert QUANTITIES["clipped_fraction"].of(run) == pytest.approx(2.5 / 6)
     assert QUANTITIES["decay_sum"].of(run) == pytest.approx(decay)
 

@@ -9,15 +9,15 @@ import pytest
 from common.config.bookkeeping import is_bookkeeping
 from common.config.config import Config
 from common.config.overrides import flatten
-from common.experiments.definitions import ROOT
-from common.experiments.packs import read_pack
-from common.experiments.table_file import Row
+from common.experiments.definitions import ROOT, names_in
+from common.experiments.runs import read_pack
+from common.experiments.table_file import PAPER, Row
 from common.experiments.tables import Table, load_table, table_names
 from common.launch.compose import compose_config
 from common.parallel.gossip.buckets import AUTO_MB
 from common.report.benchmark_tables import benchmark_names, load_benchmark
 from common.report.figures import figure_names, load_figure
-from common.report.published import load_published, published_names, published_values
+from common.report.published import load_published, published_values
 from common.topology import build
 
 TABLES = {name: load_table(name) for name in table_names()}
@@ -106,7 +106,7 @@ def test_everything_published_has_a_recipe_and_tables_of_runs_a_proxy() -> None:
     tables = {name for table in TABLES.values() if not table.proxy_of for name in table.published}
     benchmarks = {load_benchmark(name).published for name in benchmark_names()}
     figures = {getattr(load_figure(name), "published", None) for name in figure_names()} - {None}
-    assert tables | benchmarks | figures == set(published_names()) - WITHOUT_RECIPE.keys()
+    assert tables | benchmarks | figures == set(names_in(PAPER)) - WITHOUT_RECIPE.keys()
     assert tables - {name for proxy in PROXIES for name in proxy.published} == WITHOUT_PROXY.keys()
     assert all(proxy.name.removesuffix("_fair") == proxy.proxy_of for proxy in PROXIES)
 

@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 import types
-from math import isfinite, log2
+from math import log2
 from pathlib import Path
 
 import pandas as pd
@@ -17,8 +17,7 @@ from common.cli import UsageError
 from common.experiments.definitions import meaning
 from common.experiments.sweeps import folder_of, read_tuned
 from common.experiments.tables import load_table
-from common.experiments.trials import Grid
-from common.report.choices import Trial, read_methods
+from common.report.choices import methods_of, read_trials
 from common.report.sweep_files import tuned_text
 from common.report.tables import mark
 from scripts.reproduce import main as reproduce
@@ -450,13 +449,13 @@ def test_kept_choices_belong_to_their_definitions_and_choosing_again_from_their_
 
             def read(_, cell, values=values):
                 row, _, rate = cell.row.name.partition("/lr_")
-                value = values[(row, *([cell.variant] if cell.variant else []), float(rate), cell.seed)]
-                return Trial(cell.seed, value if isfinite(value) else None, 0, 0, {})
+                return {"value": values[(row, *([cell.variant] if cell.variant else []), float(rate), cell.seed)]}
 
             monkeypatch.setattr("common.report.choices._read", read)
             rates = frame.groupby("row")["optimizer.lr"].unique()
-            exponents = {round(log2(r / row.centre)) for row in table.rows if row.centre for r in rates[row.name]}
-            for method in read_methods(table, Grid(min(exponents), max(exponents)), Path("runs")):
+            exponents = {round(log2(r / row.centre)) for row in table.tuned_rows for r in rates[row.name]}
+            grid = range(min(exponents), max(exponents) + 1)
+            for method in methods_of(table, grid, read_trials(table, grid, Path("runs"))):
                 made, kept = method.tuned, table.tuned.methods[method.name]
                 assert (made.trials, made.diverged) == (kept.trials, kept.diverged)
                 assert made.best.mean == pytest.approx(kept.best.mean, rel=1e-9)

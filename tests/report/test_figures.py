@@ -17,7 +17,7 @@ from common.experiments.tables import load_table
 from common.launch.compose import compose_config
 from common.report.benchmark_tables import load_benchmark
 from common.report.curves import curves, draw_table
-from common.report.figures import Bars, Curves, Lines, Predictions, drawing_of, figure_names, load_figure, write_figures
+from common.report.figures import Bars, Curves, Lines, Predictions, figure_names, load_figure, write_figures
 from common.report.lines import draw_over_setting
 from common.report.published import load_published
 from scripts.figures import main
@@ -269,7 +269,7 @@ NAMES = ("allreduce", "accumadam_aer")
 
 def panels_of(figure, collection):
     """The panels of a figure of this table's runs."""
-    return drawing_of(figure, lambda _: collection, Path("none")).draw().axes
+    return figure.drawing(lambda _: collection, Path("none")).draw().axes
 
 
 FIGURE7 = Curves(kind="curves", title="F", table="t", rows=NAMES, metrics={"bleu": "bleu"}, published="figure7")
@@ -363,7 +363,7 @@ def test_bars_measured_under_each_condition_with_marks_predicted(tmp_path):
     ]
     pd.DataFrame(rows).to_csv(tmp_path / "uneven_prediction.csv", index=False)
     figure_file = Predictions(kind="predictions", title="F", records="uneven_prediction.csv", command="c")
-    figure = drawing_of(figure_file, load_table, tmp_path).draw()
+    figure = figure_file.drawing(load_table, tmp_path).draw()
     (ax,) = figure.axes
     assert [[bar.get_height() for bar in bars] for bars in ax.containers] == [[500], [700, 600]]
     assert [list(line.get_ydata()) for line in ax.get_lines()] == [[499], [699, 599]]

@@ -5,8 +5,8 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from common.experiments.definitions import ROOT
-from common.report.comparisons import p_within
 from common.report.power import MOST_SEEDS, POWER, power_of_difference, power_of_equality, seeds_for
+from common.report.statistics import p_within
 from scripts.sweep import main
 
 
@@ -29,13 +29,10 @@ def test_the_power_of_a_difference_is_what_simulated_tests_find() -> None:
 
 
 def test_the_fewest_seeds_with_enough_power() -> None:
-    def power(seeds: int) -> float:
-        return power_of_equality(seeds, 0.6, 0.35, 0.05)
-
-    seeds = seeds_for(power)
-    assert power(seeds - 1) < POWER <= power(seeds)
-    assert seeds_for(lambda seeds: power_of_equality(seeds, 1, 100, 0.05)) == 3
-    assert seeds_for(lambda seeds: power_of_equality(seeds, 1, 0.001, 0.05)) is None
+    seeds = seeds_for(power_of_equality, 0.6, 0.35, 0.05)
+    assert power_of_equality(seeds - 1, 0.6, 0.35, 0.05) < POWER <= power_of_equality(seeds, 0.6, 0.35, 0.05)
+    assert seeds_for(power_of_equality, 1, 100, 0.05) == 3
+    assert seeds_for(power_of_equality, 1, 0.001, 0.05) is None
     assert 0.99 < power_of_equality(MOST_SEEDS, 1, 100, 0.05) <= 1
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from common.cli import UsageError
-from common.report.published import PAPER, Published, load_published, published_names, published_values
+from common.experiments.definitions import names_in
+from common.report.published import PAPER, Published, load_published, published_lines, published_values
 from common.topology import build
 
 GOOD = """
@@ -20,11 +21,11 @@ rows: [{name: a, labels: {method: A}, values: {bleu: 27.79 +- 0.16}}]
 
 
 def test_every_file_is_valid_and_names_its_source() -> None:
-    for name in published_names():
+    for name in names_in(PAPER):
         table = load_published(name)
         assert table.source, name
         assert table.hardware, name
-        assert "arXiv" in table.citation, name
+        assert "arXiv" in published_lines([name])[0], name
         assert len(table.frame()) == len(table.rows), name
 
 
@@ -32,20 +33,12 @@ def test_numbers() -> None:
     for name, row, quantity, value, two_sigma in [
         ("table2", "allreduce", "en_de_bleu", 27.79, 0.16),
         ("table2", "accumadam_complete", "en_fr_meteor", 0.6704, 0.0017),
-        ("table2", "dadam_aer", "en_fr_bleu", 45.60, 0.12),
         ("table3", "accumadam_aer", "top1", 76.54, None),
-        ("table3", "dadam_complete", "train_loss", 1.993, None),
         ("figure6", "a40_32_decent_aer", "step_ms", 67.9, None),
-        ("figure6", "t4_64_sgp", "step_ms", 235.5, None),
         ("exponential", "one_peer_exponential_8", "top1", 76.52, None),
-        ("exponential", "ring_32", "hours", 1.8, None),
         ("allreduce_baselines", "sgd", "top1", 77.386, 0.1773),
-        ("allreduce_baselines", "sgd", "hours", 5.1837, 0.0258),
-        ("allreduce_baselines", "adam_ffcv", "hours", 5.2771, 0.0026),
-        ("allreduce_baselines", "schedule_free_sgd", "top5", 93.2113, 0.0698),
         ("allreduce_baselines", "sam_v1", "top1", 77.6467, 0.2698),
         ("gpt2_log", "step_210000", "validation_loss", 2.971496, None),
-        ("gpt2_log", "step_210000", "train_loss", 2.957171, None),
     ]:
         assert published_values((name,))[row][quantity] == Published(value=value, two_sigma=two_sigma), (name, row)
 

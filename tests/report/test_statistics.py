@@ -1,22 +1,40 @@
-"""What columns hold and show."""
+"""What columns hold and show: statistics, differences, intervals and tests, against formulas and simulation."""
 
+import math
 from itertools import permutations
 from math import nan
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import t, ttest_rel
 
 from common.experiments.collect import collect
-from common.experiments.columns import NUMBERS, Column, parse_column
-from common.report.statistics import DEFINITIONS, columns_of, definition, exact, show
+from common.experiments.columns import Column, parse_column
+from common.experiments.tables import Table
+from common.report.statistics import (
+    Comparison,
+    ComparisonError,
+    columns_of,
+    corrected,
+    definition,
+    difference,
+    exact,
+    holm,
+    mean_and_interval,
+    p_beyond,
+    p_within,
+    paired_differences,
+    show,
+)
+from common.report.tables import build_table, legend, shown, write_table
 from tests.experiments.conftest import CONTENT, make_table
 from tests.experiments.synthetic import write_run
 
 RUNS = Path("runs")
 
 
-def test_every_statistic_has_a_definition():
-    assert {statistic for _, statistic in NUMBERS.values()} == DEFINITIONS.keys()
+# Statistics over seeds.
 
 
 def test_definitions():
@@ -30,7 +48,7 @@ def test_definitions():
     assert mean == "final top-1 validation accuracy of the averaged model in percent; mean over seeds"
     assert de == f"de: {mean}"
     assert difference.startswith("de: top1: the row's minus that of the baseline, allreduce;")
-    assert "equals the row named in the cell to within 0.5, and" in equivalent
+    assert equivalent.startswith("whether the row equals another one within ± 0.5: yes, no, or open")
     assert published.startswith("top1: the published value, not measured here, of table3")
     assert (label, workers) == ("why", "number of workers")
 
@@ -91,3 +109,191 @@ def test_published_numbers_differences_and_margin_stand_beside_ours():
         ["", "+0.20", ""],
         ["", "0.5", ""],
     ]
+
+
+# Columns that compare rows: the cells that readers see and the numbers that CSV files hold.
+
+COLUMNS = ["method", "top1_difference", "top1_equivalent"]
+DIFFERENCE, EQUIVALENT = (parse_column(name, [], [], "r", {"top1": 3}) for name in COLUMNS[1:])
+
+
+def compared(accuracy: dict[str, list[float | None]], **changes) -> Table:
+    """Return the small table with columns that compare its rows, and write its runs; None is a run that is missing."""
+    options = {"baseline": "allreduce", "equivalent": {"accumadam_aer": "allreduce"}, "margins": {"top1": 3}}
+    table = make_table(**{"columns": COLUMNS} | options | changes)
+    for cell in table.cells(RUNS):
+        value = accuracy[cell.row.name][cell.seed - 1]
+        if value is not None:
+            write_run(cell.run_dir, cell.overrides, accuracy=[value])
+    return table
+
+
+def test_cells_and_csv():
+    table = compared({"allreduce": [89.0, 90.0, 93.0], "accumadam_aer": [90.0, 92.0, 97.0]})
+    collection = collect(table, RUNS)
+    texts = shown(build_table(collection), table)
+    assert texts["top1_difference"].tolist() == ["baseline", "+2.33 [-1.46, +6.13]"]
+    assert texts["top1 equal?"].tolist() == ["", "open"]
+    write_table(collection, Path("out"), "make")
+    lines = Path("out/small.csv").read_text().splitlines()
+    assert lines[0] == (
+        "method,top1_difference,top1_difference_low,top1_difference_high,top1_equivalent,top1_equivalent_to,"
+        "top1_equivalent_p_within,top1_equivalent_p_beyond,top1_equivalent_difference,"
+        "top1_equivalent_difference_low,top1_equivalent_difference_high"
+    )
+    assert lines[1] == "AllReduce" + "," * 10
+    difference, p = "2.333333333,-1.4612497,6.127916367", p_within([1, 2, 4], 3)
+    assert lines[2] == f"AccumAdam,{difference},undecided,allreduce,{p:.10g},1,{difference}"
+
+
+def test_pages_show_a_verdict_and_the_legend_says_once_what_was_compared():
+    table = compared({"allreduce": [89.0, 90.0, 93.0], "accumadam_aer": [90.0, 92.0, 97.0]})
+    frame = build_table(collect(table, RUNS))
+    assert shown(frame, table)["top1 equal?"].tolist() == ["", "open"]
+    line = legend(table, frame)[-1]
+    assert line.startswith("`top1 equal?`: whether the row equals another one within ± 3: yes, no, or open where ")
+    assert line.endswith("over all tests of the table. accumadam_aer to allreduce")
+
+
+def test_an_empty_cell_says_why():
+    table = compared({"allreduce": [90.0, 91.0, 92.0], "accumadam_aer": [90.0, 92.0, None]})
+    frame = build_table(collect(table, RUNS))
+    assert list(shown(frame, table).iloc[1, 1:]) == ["other seeds"] * 2
+    cells = [exact(column, value) for column, value in zip(table.columns, frame.iloc[1], strict=True)]
+    assert {name: value for of in cells[1:] for name, value in of.items() if value is not None} == {
+        "top1_equivalent_to": "allreduce"
+    }
+
+
+def test_comparisons_are_among_equal_numbers_of_workers_and_of_one_variant():
+    variants, margins = {"de": ["data=digits"], "fr": ["data=other"]}, {"top1": 3, "train_loss": 0.5}
+    columns = ["method", "workers", "de_top1_difference", "fr_top1_equivalent", "fr_train_loss_equivalent"]
+    options = {"baseline": "allreduce", "equivalent": {"accumadam_aer": "allreduce"}, "columns": columns}
+    table = make_table(variants=variants, workers=[4, 8], margins=margins, **options)
+    for cell in table.cells(RUNS):
+        base = {"allreduce_4": 50, "allreduce_8": 60, "accumadam_aer_4": 52, "accumadam_aer_8": 65}[cell.row.name]
+        noise = cell.seed * (0.1 if cell.row.name.startswith("acc") else 0.2)
+        value = base + noise + (1 if cell.variant == "fr" and cell.row.name.startswith("acc") else 0)
+        write_run(cell.run_dir, cell.overrides, accuracy=[value], workers=cell.row.workers)
+    frame = build_table(collect(table, RUNS))
+    means = [cell.mean and round(cell.mean, 6) for cell in frame["de_top1_difference"]]
+    assert means == [None, None, 1.8, 4.8]
+    tests = frame["fr_top1_equivalent"].tolist()
+    assert [cell.other for cell in tests] == [None, None, "allreduce_4", "allreduce_8"]
+    assert [cell.mean for cell in tests[2:]] == pytest.approx([2.8, 5.8])
+    # Four comparisons: two sizes and two quantities, whose losses are the same in every seed.
+    assert [cell.verdict for cell in tests[2:]] == ["undecided", "no"]
+    assert tests[2].within == pytest.approx(4 * p_within([2.9, 2.8, 2.7], 3))
+    assert tests[3].beyond == pytest.approx(4 * p_beyond([5.9, 5.8, 5.7], 3))
+
+
+def test_verdicts():
+    cells = [Comparison(0.1, -0.2, 0.4, "", "ring", *p) for p in ((0.049, 1), (0.05, 0.05), (1, 0.001))]
+    assert [show(EQUIVALENT, cell) for cell in cells] == ["yes", "open", "no"]
+    assert [exact(EQUIVALENT, cell)["top1_equivalent"] for cell in cells] == ["yes", "undecided", "no"]
+
+
+def test_no_minus_sign_before_zero_and_no_interval_without_spread():
+    assert show(DIFFERENCE, Comparison(-0.001, -0.1, 0.098)) == "+0.00 [-0.10, +0.10]"
+    alike = difference({1: 1.0, 2: 2.0, 3: 3.0}, {1: 1.0, 2: 2.0, 3: 3.0})
+    assert show(DIFFERENCE, alike) == "+0.00 in every seed"
+
+
+def test_missing_comparisons_count():
+    one = Comparison(0.0, -0.1, 0.1, "", "ring", 0.02, 1.0)
+    assert corrected([one])[0].verdict == "yes"
+    assert [cell.within for cell in corrected([one, Comparison(reason="missing", other="ring")])] == [0.04, 1.0]
+    assert corrected([one, *[Comparison(reason="missing", other="ring")] * 2])[0].verdict == "undecided"
+
+
+def test_a_table_may_compare_without_a_baseline():
+    content = CONTENT | {"equivalent": {"accumadam_aer": "allreduce"}, "margins": {"top1": 1}}
+    table = make_table(**content | {"columns": ["method", "top1_equivalent"]})
+    assert [table.equivalent_of(row) for row in table.rows] == [None, "allreduce"]
+    assert [table.baseline_of(row) for row in table.rows] == [None, None]
+
+
+# The arithmetic of comparisons.
+
+ROW = {1: 90.0, 2: 92.0, 3: 97.0}
+OTHER = {3: 93.0, 1: 89.0, 2: 90.0}  # differences 1, 2 and 4
+
+
+@pytest.mark.parametrize(
+    ("values", "others", "reason"),
+    [
+        ({}, OTHER, "missing"),
+        (ROW, {}, "missing"),
+        (ROW, OTHER | {1: None}, "missing"),
+        ({1: 1.0, 2: 2.0}, {1: 1.0, 2: 3.0}, "fewer than 3 seeds"),
+        (ROW, {1: 1.0, 2: 2.0, 4: 3.0}, "other seeds"),
+        (ROW, {1: 1.0, 2: 2.0}, "other seeds"),
+        (ROW, OTHER | {2: math.nan}, "diverged"),
+        (ROW, OTHER | {2: math.inf}, "diverged"),
+    ],
+)
+def test_what_cannot_be_compared_says_why(values, others, reason):
+    with pytest.raises(ComparisonError, match=f"^{reason}$"):
+        paired_differences(values, others)
+
+
+def test_interval_by_hand_and_by_scipy():
+    """Mean 7/3, standard error sqrt(7/9); 4.30265 is the 97.5 % point of t with 2 degrees of freedom."""
+    assert paired_differences(ROW, OTHER) == [1, 2, 4]
+    found = mean_and_interval([1, 2, 4])
+    half = 4.302652729911275 * (7 / 9) ** 0.5
+    assert found == pytest.approx((7 / 3, 7 / 3 - half, 7 / 3 + half))
+    by_scipy = ttest_rel([90, 92, 97], [89, 90, 93]).confidence_interval(0.95)
+    assert found[1:] == pytest.approx((by_scipy.low, by_scipy.high))
+
+
+@pytest.mark.parametrize("differences", [[0.0, 0.0, 0.0], [0.1, 0.1, 0.3 - 0.2]])
+def test_the_same_difference_in_every_seed_proves_nothing(differences):
+    assert mean_and_interval(differences) == (pytest.approx(differences[0]), None, None)
+    assert p_within(differences, 1) == p_beyond(differences, 0.01) == 1
+
+
+@pytest.mark.parametrize(
+    ("mean", "error", "p"),
+    [(0.1646666666666667, 0.1357514067862445, 0.003166881489265175), (0.562666666666667, 0.2478276, 0.4412034)],
+)
+def test_equivalence_against_examples_of_r(mean, error, p):
+    """15 pairs of R's package equivalence with a margin of 0.6; these have the same mean and standard error."""
+    shape = np.arange(15) - 7.0
+    differences = mean + error * 15**0.5 * shape / shape.std(ddof=1)
+    assert p_within(differences, 0.6) == pytest.approx(p, rel=1e-6)
+    assert p_within(-differences, 0.6) == pytest.approx(p, rel=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_both_p_values_by_their_formulas(sign):
+    differences = [sign * d for d in (1, 2, 4)]
+    mean, error = 7 / 3, (7 / 9) ** 0.5
+    assert p_within(differences, 3) == pytest.approx(t.cdf((mean - 3) / error, 2))
+    assert p_beyond(differences, 0.5) == pytest.approx(2 * t.sf((mean - 0.5) / error, 2))
+    assert p_beyond(differences, 3) == 1
+
+
+def test_holm_by_hand():
+    """Sorted: 0.01 x 4, 0.02 x 3, 0.03 x 2, 0.04 x 1; none below the one before it."""
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.001, 1.0, 0.6]) == pytest.approx([0.003, 1.0, 1.0])
+    assert holm([0.03]) == [0.03]
+    assert holm([]) == []
+
+
+def test_coverage_and_false_equivalence():
+    """Seeds of the same number share an effect five times the noise; the true difference is the margin."""
+    random, margin, runs = np.random.default_rng(0), 0.5, 300
+    covered = equal = apart = 0
+    for _ in range(runs):
+        shared = random.normal(0, 5, 3)
+        a, b = shared + random.normal(margin, 0.1, 3), shared + random.normal(0, 0.1, 3)
+        differences = paired_differences(dict(enumerate(a)), dict(enumerate(b)))
+        _, low, high = mean_and_interval(differences)
+        covered += low <= margin <= high
+        equal += p_within(differences, margin) < 0.05
+        apart += p_beyond(differences, margin) < 0.05
+    assert 0.93 <= covered / runs <= 0.97
+    assert 0.03 <= equal / runs <= 0.07
+    assert 0.01 <= apart / runs <= 0.045  # half of 5 %: the other side is far away

@@ -6,7 +6,7 @@ import pytest
 from common.cli import UsageError
 from common.experiments.collect import collect
 from common.experiments.tables import load_table
-from common.report.tables import build_table, readable
+from common.report.tables import build_table, shown
 from scripts.tables import main
 from tests.experiments.conftest import make_table
 from tests.experiments.synthetic import write_run
@@ -42,7 +42,7 @@ def test_columns_of_the_gradient_noise_are_shown_once_a_run_has_recorded_it(tabl
     frame = build_table(collection)
     assert "global_over_noise_mean" not in frame.columns
     assert list(frame["local_over_noise_mean"]) == [None, pytest.approx(0.3)]  # the second half's medians
-    assert list(readable(frame, collection.table)["local_over_noise_mean"]) == ["not recorded", "0.3"]
+    assert list(shown(frame, collection.table)["local_over_noise_mean"]) == ["not recorded", "0.3"]
 
 
 def test_csv_and_markdown(registered, capsys):
@@ -243,7 +243,7 @@ def test_variants_have_columns_of_their_own():
     assert list(frame.iloc[0]) == ["AllReduce", 4, "3/2", 52.0, 71.5, pytest.approx(2**0.5)]
     assert list(frame.iloc[1]) == ["AccumAdam", 4, 3, 52.0, 72.0, pytest.approx(2.0)]
     assert [missing.cell.label for missing in collection.missing] == ["allreduce fr seed 3"]
-    de, fr = collection.by_variant()
+    de, fr = map(collection.of_variant, variants)
     assert (len(de.all_runs), len(fr.all_runs), fr.table.name) == (6, 5, "small_fr")
 
 
@@ -255,7 +255,7 @@ def test_meteor_may_be_missing():
         write_run(cell.run_dir, cell.overrides, metrics={"meteor": 0.5} if scored else {})
     frame = build_table(collect(table, RUNS))
     assert frame["meteor_mean"].tolist() == [0.5, None]
-    assert readable(frame, table)["meteor_mean ± 2sigma"].tolist() == ["0.5000 ± 0.0000", "missing"]
+    assert shown(frame, table)["meteor_mean ± 2sigma"].tolist() == ["0.5000 ± 0.0000", "missing"]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from common.cli import UsageError
 from common.experiments.collect import collect
 from common.experiments.tables import Table, load_table
-from common.report.tables import build_table, readable
+from common.report.tables import build_table, shown
 from scripts.lib.making import make
 from tests.experiments.conftest import CONTENT, make_table
 from tests.experiments.synthetic import write_run
@@ -54,12 +54,12 @@ def timed(accuracy: dict[str, list[tuple[float, float]]]) -> Table:
 def test_median_extremes_and_speed_up():
     late, early = (50.0, 90.0), (85.0, 90.0)
     table = timed({"allreduce": [late, late, late], "accumadam_aer": [early, late, early]})
-    shown = readable(build_table(collect(table, RUNS)), table)
-    time = {name: shown[f"slow_time_to_target_s_{name}"].tolist() for name in ("median", "lowest", "reached")}
+    texts = shown(build_table(collect(table, RUNS)), table)
+    time = {name: texts[f"slow_time_to_target_s_{name}"].tolist() for name in ("median", "lowest", "reached")}
     assert time == {"median": ["3.0", "1.5"], "lowest": ["3.0", "1.5"], "reached": ["3", "3"]}
-    assert shown["slow_steps_to_target_median"].tolist() == ["30", "15"]
-    assert shown["slow_host_megabytes_to_target_median"].tolist() == ["60", "30"]  # half of what its two send
-    baseline, speedup = shown["slow_time_to_target_s_speedup"]
+    assert texts["slow_steps_to_target_median"].tolist() == ["30", "15"]
+    assert texts["slow_host_megabytes_to_target_median"].tolist() == ["60", "30"]  # half of what its two send
+    baseline, speedup = texts["slow_time_to_target_s_speedup"]
     assert baseline == "baseline"
     assert speedup.startswith(f"{2 ** (2 / 3):.2f} [")  # geometric mean of 2, 1 and 2
 
@@ -70,7 +70,7 @@ def test_runs_that_never_reach_it():
     frame = build_table(collect(table, RUNS))
     assert frame["slow_time_to_target_s_median"].tolist() == [3.0, math.inf]
     assert frame["slow_time_to_target_s_reached"].tolist() == [3, 1]
-    assert readable(frame, table)["slow_time_to_target_s_speedup"].tolist() == ["baseline", "not reached by all"]
+    assert shown(frame, table)["slow_time_to_target_s_speedup"].tolist() == ["baseline", "not reached by all"]
 
 
 def test_commands_bring_up_the_hosts_of_the_variant():

@@ -11,7 +11,7 @@ import pytest
 
 from common.experiments.definitions import ROOT
 from common.experiments.tables import load_table
-from common.experiments.trials import Grid, Trials
+from common.experiments.trials import Trials, first_grid, grown
 from scripts.sweep import main
 from tests.experiments.synthetic import write_run
 from tests.slurm.test_submit import SBATCH
@@ -37,10 +37,9 @@ def calls(tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "calls"
 
 
-def trials(grid: Grid | None = None) -> list:
+def trials(grid: range | None = None) -> list:
     table = load_table("table3_fair")
-    exponents = (grid or Grid.first(table.sweep)).exponents
-    return list(Trials.of_table(table, exponents).cells(Path("runs")))
+    return list(Trials.of_table(table, grid or first_grid(table.sweep)).cells(Path("runs")))
 
 
 def test_trials_are_an_array_and_the_same_command_follows_it(calls: Path, capsys) -> None:
@@ -60,7 +59,7 @@ def test_trials_are_an_array_and_the_same_command_follows_it(calls: Path, capsys
 
 
 def test_the_job_that_follows_submits_the_next_trials_but_none_that_failed(calls: Path, capsys) -> None:
-    first = Grid.first(load_table("table3_fair").sweep)
+    first = first_grid(load_table("table3_fair").sweep)
     cells = trials(first)
     again = [*TABLE, f"submitted={len(cells)}"]
     assert main(again) == 1
@@ -71,7 +70,7 @@ def test_the_job_that_follows_submits_the_next_trials_but_none_that_failed(calls
         write_run(cell.run_dir, cell.overrides, accuracy=[90 - 1000 * rate])
     assert main(again) == 0
     *_, array, after = calls.read_text().splitlines()
-    new = [cell for cell in trials(first.grown({"lowest"})) if cell not in cells]
+    new = [cell for cell in trials(grown(first, {"lowest"})) if cell not in cells]
     assert len(new) == 3 * 2
     assert len(Path(shlex.split(array)[-1]).read_text().splitlines()) == len(new)
     assert after.endswith(f"submitted={len(cells) + len(new)}")
