@@ -22,7 +22,7 @@ from tests.scripts.namespaces import needs_namespaces
 AVERAGING = ["measure=averaging", "iterations=2", "tensor_mb=0.5", "tensors=2"]
 SCALING = ["measure=scaling", "compute_ms=40", "payload_mb=0.1", "steps=2", "blocks=2"]
 CASES = {  # (hosts of 2 ranks, engine, topology): payloads that leave a host in a step
-    (2, "ours", "hypercube/between_hosts"): 1.0,
+    (2, "ours", "one_peer_exponential/between_hosts"): 1.0,
     (2, "ours", "complete"): 1.0,
     (4, "ours", "aer/staggered"): 0.5,
     (2, "ddp", "complete"): 2 * 3 / 4,  # a ring over all ranks

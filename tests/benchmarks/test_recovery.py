@@ -55,7 +55,7 @@ def test_a_kill_is_outlived_and_restarted_from(
 
     def once(arguments: recovery.BenchArguments, program: list[str], restarts: bool) -> dict[str, float]:
         if program[:4] == [*recovery.TORCHFT, "3", "0"]:
-            return dict.fromkeys(recovery.COLUMNS, 1.0)
+            return dict.fromkeys(list(recovery.COLUMNS)[3:], 1.0)  # what is measured
         return measure(arguments, program, restarts)
 
     monkeypatch.setattr(recovery, "measure", once)
