@@ -9,8 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from scripts.benchmarks.arguments import Method
-
 LR = 1e-4
 TIMEOUT_S = 300.0  # of a message
 LAYERS = 8  # of the model of measure=scaling; their gradients come one after another
@@ -50,21 +48,10 @@ MODELS: dict[str, Callable[[], Workload]] = {
 }
 
 
-class Layers(nn.Module):
-    """LAYERS equal square linear layers of about payload_mb MB (1e6 bytes, fp32) in all, and their random inputs."""
-
-    def __init__(self, payload_mb: float, samples: int, device: torch.device) -> None:
-        super().__init__()
-        width = round(math.sqrt(payload_mb * 1e6 / 4 / LAYERS))
-        self.stack = nn.Sequential(*(nn.Linear(width, width, bias=False, device=device) for _ in range(LAYERS)))
-        self.inputs = torch.randn(samples, width, device=device)
-
-    def forward(self) -> Tensor:
-        """Return the mean square of the output."""
-        return self.stack(self.inputs).square().mean()
-
-
-# -- engines
+def equal_layers(payload_mb: float, device: torch.device) -> nn.Sequential:
+    """Return LAYERS equal square linear layers of about payload_mb MB (1e6 bytes, fp32) in all."""
+    width = round(math.sqrt(payload_mb * 1e6 / 4 / LAYERS))
+    return nn.Sequential(*(nn.Linear(width, width, bias=False, device=device) for _ in range(LAYERS)))
 
 
 class Engine(NamedTuple):
@@ -77,45 +64,51 @@ class Engine(NamedTuple):
     """
 
     model: nn.Module
-    update: Callable[[], None]
+    update: Callable[[], None] = lambda: None
     close: Callable[[], None] = lambda: None
     waited_s: Callable[[], float | None] = lambda: None
 
 
-def stepping(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Return the optimizer's step; it clears the gradients."""
+def engine_of(
+    name: str, module: nn.Module, topology: str, bucket_mb: float, L: int, accumulation_steps: int = 1
+) -> Engine:
+    """Put an engine around a model. Raises ValueError where the topology does not exist for these workers. Collective.
+
+    name:      alone; ddp, decent_dp: the peers; allreduce, ours, ours_local, ours_torch: this project's
+    topology:  of gossip, see `gossip`; of decent_dp under its name; of alone which AdamW, "torch" or "fused"
+    bucket_mb: of messages, in MiB
+    L:         ranks on a host
+    accumulation_steps: of this project's AdamW
+    """
+    if name == "decent_dp":
+        return _decent_dp(module, topology, bucket_mb)
+    model = module
+    if name == "ddp":
+        model = nn.parallel.DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
+    elif name == "allreduce":
+        from common.parallel import AllReduceDataParallel
+
+        model = AllReduceDataParallel(module, bucket_mb=bucket_mb)
+    elif name != "alone":
+        model = gossip(module, topology, bucket_mb, L)
+    if name in ("ddp", "ours_torch") or topology == "torch":
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(module.parameters(), lr=LR)
+    else:
+        from common.optim import AccumAdamW
+
+        optimizer = AccumAdamW(module.parameters(), lr=LR, accumulation_steps=accumulation_steps, fused=True)
 
     def update() -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return update
+    if name in ("alone", "ddp"):
+        return Engine(model, update)
+    model.attach(optimizer)
+    return Engine(model, update, model.close, lambda: model.counters.exposed_s)
 
 
-def adamw(module: nn.Module) -> torch.optim.Optimizer:
-    """Return torch's AdamW."""
-    return torch.optim.AdamW(module.parameters(), lr=LR)
-
-
-def fused_adamw(module: nn.Module, accumulation_steps: int = 1) -> torch.optim.Optimizer:
-    """Return this project's AdamW: accumulated AdamW, with windows of one step if not said otherwise."""
-    from common.optim import AccumAdamW
-
-    return AccumAdamW(module.parameters(), lr=LR, accumulation_steps=accumulation_steps, fused=True)
-
-
-def alone(module: nn.Module, topology: str, bucket_mb: float, L: int) -> Engine:
-    """Return an engine without communication. topology: which AdamW, "torch" or "fused"."""
-    return Engine(module, stepping({"torch": adamw, "fused": fused_adamw}[topology](module)))
-
-
-def ddp(module: nn.Module, topology: str, bucket_mb: float, L: int) -> Engine:
-    """Return PyTorch's all-reduce of gradients."""
-    model = nn.parallel.DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
-    return Engine(model, stepping(adamw(module)))
-
-
-def decent_dp(module: nn.Module, topology: str, bucket_mb: float, L: int) -> Engine:
+def _decent_dp(module: nn.Module, topology: str, bucket_mb: float) -> Engine:
     """Return decent-dp, which steps its optimizers in the hooks of backward."""
     from decent_dp.ddp import DecentralizedDataParallel
     from loguru import logger
@@ -127,7 +120,7 @@ def decent_dp(module: nn.Module, topology: str, bucket_mb: float, L: int) -> Eng
         topology=topology,
         bucket_size_in_mb=bucket_mb,
     )
-    return Engine(model, lambda: None)
+    return Engine(model)
 
 
 def gossip(module: nn.Module, topology: str, bucket_mb: float, L: int) -> nn.Module:
@@ -150,37 +143,3 @@ def gossip(module: nn.Module, topology: str, bucket_mb: float, L: int) -> nn.Mod
         local |= OPTIONS.get(option, {})
     built = build(name, dist.get_world_size(), L, between_hosts=between)
     return DecentralizedDataParallel(module, built, bucket_mb=bucket_mb, timeout_s=TIMEOUT_S, **local)
-
-
-def ours(
-    module: nn.Module,
-    topology: str,
-    bucket_mb: float,
-    L: int,
-    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = fused_adamw,
-) -> Engine:
-    """Return this project's gossip, see `gossip`."""
-    model = gossip(module, topology, bucket_mb, L)
-    return Engine(model, stepping(model.attach(optimizer_of(module))), model.close, lambda: model.counters.exposed_s)
-
-
-ENGINES: dict[str, Callable[[nn.Module, str, float, int], Engine]] = {
-    "alone": alone,
-    "ddp": ddp,
-    "decent_dp": decent_dp,
-    "ours": ours,
-    "ours_local": ours,
-    "ours_torch": partial(ours, optimizer_of=adamw),
-}
-
-
-def of_method(module: nn.Module, method: Method, bucket_mb: float, L: int) -> Engine:
-    """Return the engine of a curve. Raises ValueError where its topology does not exist for these workers."""
-    from common.parallel import AllReduceDataParallel
-
-    optimizer_of = partial(fused_adamw, accumulation_steps=method.accumulation_steps)
-    bucket_mb = method.bucket_mb or bucket_mb
-    if not method.all_reduces:
-        return ours(module, method.topology, bucket_mb, L, optimizer_of)
-    model = AllReduceDataParallel(module, bucket_mb=bucket_mb)
-    return Engine(model, stepping(model.attach(optimizer_of(module))), model.close)

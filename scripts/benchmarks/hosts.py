@@ -11,7 +11,7 @@ launcher it emulates hosts (scripts.emulate, as root), one layout and rate after
 averaging: every iteration averages three fp32 tensors of 25 MB: by torch.distributed.all_reduce (allreduce), or by one
            gossip round of a topology, launched and merged by the engine as a training step does it; nothing overlaps
 scaling:   forward and backward are waits of compute_ms / workers, with gradients of the right shapes, as an accelerator
-           leaves the CPU free; the optimizer's step and the messages are real. compute_ms=0: linear layers compute
+           leaves the CPU free; the optimizer's step and the messages are real
 step:      every engine trains the same model from the same seed, in separate processes; with compute_ms=0 it computes.
            What the table in `output` holds is not measured again without --again, and what is measured is added at
            once, so that the same command goes on after an interruption. All rows of a table are of one machine, one
@@ -32,22 +32,20 @@ import pandas as pd
 from tqdm import tqdm
 
 from common.cli import UsageError, command_of, main_function
-from common.planner.conditions import CONDITIONS
 from common.record.environment import now
 from scripts.benchmarks import measures
 from scripts.benchmarks.arguments import (
+    CASES,
     EMULATED_RATE,
-    ENGINES,
-    MODELS,
     MODULE,
+    OF_SEVERAL_RANKS,
     HostsArguments,
     Row,
     StepArguments,
-    check_names,
     read,
 )
 from scripts.benchmarks.record import Benchmark
-from scripts.benchmarks.tables import COLUMNS, FORMATS, KEY, TITLES, cases, conclude, table
+from scripts.benchmarks.tables import COLUMNS, FORMATS, KEY, TITLES, conclude, table
 from scripts.emulate.program import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
 
 
@@ -55,23 +53,20 @@ from scripts.emulate.program import EmulateArguments, check_machine, emulated_ho
 def main(argv: Sequence[str]) -> int:
     """Measure, write the table."""
     arguments = read(argv)
-    measure = arguments.measure
+    measure, launched = arguments.measure, "RANK" in os.environ
     benchmark = Benchmark(arguments.name, TITLES[measure], COLUMNS[measure], FORMATS[measure])
-    launched = "RANK" in os.environ
+    code, packages = 0, []
     if isinstance(arguments, StepArguments):
         if launched:
             raise UsageError("measure=step: it emulates hosts and starts the processes itself; expected no launcher")
-        return engines(arguments, benchmark)
-    rows = measures.measured(arguments) if launched else everywhere(arguments)
-    if rows is not None:
-        write(benchmark, arguments, rows)
-    return 0
-
-
-def write(benchmark: Benchmark, arguments: HostsArguments, rows: Sequence[Row], packages: Sequence[str] = ()) -> None:
-    """Write the table, and what it says."""
-    said = conclude(arguments, rows)
-    benchmark.write(rows, said, arguments.output, command_of(MODULE, arguments), "all used", packages)
+        rows, code = engines(arguments, benchmark)
+        packages = ["decent-dp"]
+    else:
+        rows = measures.measured(arguments) if launched else everywhere(arguments)
+    if rows is not None:  # else another rank has them
+        said = conclude(arguments, pd.DataFrame(rows))
+        benchmark.write(rows, said, arguments.output, command_of(MODULE, arguments), "all used", packages)
+    return code
 
 
 def everywhere(arguments: HostsArguments) -> list[Row]:
@@ -113,64 +108,56 @@ def on_emulated_hosts(arguments: HostsArguments) -> list[Row] | None:
 # -- engines beside each other: a table that grows
 
 
-def engines(arguments: StepArguments, benchmark: Benchmark) -> int:
-    """Measure what the table lacks, and write it after each engine; 1 if one failed."""
-    check_names(arguments, "engines", ENGINES)
-    check_names(arguments, "models", MODELS)
-    check_names(arguments, "topologies", {topology for _, topology in cases(ranks_per_host=2)})
-    check_names(arguments, "conditions", CONDITIONS)
+def engines(arguments: StepArguments, benchmark: Benchmark) -> tuple[list[Row], int]:
+    """Measure what the table lacks, save it after each engine; return all rows, and 1 if an engine failed, else 0."""
     if "decent_dp" in arguments.engines.split(",") and importlib.util.find_spec("decent_dp") is None:
         raise UsageError("decent-dp is not installed: make env, or leave it out of engines")
     end_like_an_interruption()
     same = {name: getattr(arguments, name) for name in ("delay_ms", "steps", "rounds")}
     same |= {"machine": benchmark.machine, "commit": benchmark.commit}
     rows = {key_of(row): row for row in kept_rows(arguments, same)}
-    failed = []
-    for job in tqdm(list(jobs_of(arguments)), desc="engines", disable=None):
-        known = described(job)
+    failed = 0
+    for job, known in tqdm(list(jobs_of(arguments)), desc="engines", disable=None):
         wanted = job.compute_ms.split(",")
         missing = [ms for ms in wanted if job.again or key_of(known | {"compute_ms": float(ms)}) not in rows]
         if not missing:
             continue
         measured = on_emulated_hosts(job.model_copy(update={"compute_ms": ",".join(missing)}))
         if measured is None:
-            failed.append(known)
+            failed = 1
+            print(f"failed, left out: {', '.join(f'{key}={value}' for key, value in known.items())}", file=sys.stderr)
             continue
         origin = known | same | {"date": now()}
         rows |= {key_of(row): row for row in (result | origin for result in measured)}
         benchmark.save(table(rows.values()).to_dict("records"), arguments.output)
-    for known in failed:
-        print(f"failed, left out: {', '.join(f'{key}={value}' for key, value in known.items())}", file=sys.stderr)
     if not rows:
         raise UsageError("nothing was measured")
-    write(benchmark, arguments, table(rows.values()).to_dict("records"), ["decent-dp"])
-    return 1 if failed else 0
+    return table(rows.values()).to_dict("records"), failed
 
 
-def jobs_of(arguments: StepArguments) -> Iterator[StepArguments]:
-    """Yield the arguments of each engine on each emulated cluster."""
+def jobs_of(arguments: StepArguments) -> Iterator[tuple[StepArguments, Row]]:
+    """Yield the arguments of each engine on each emulated cluster, and the columns that are known before it runs."""
     for place in places(arguments):
+        hosts, ranks_per_host = map(int, place.layouts.split("x"))
+        cases = [case for case in CASES if ranks_per_host > 1 or case not in OF_SEVERAL_RANKS]
         for model, condition in product(place.models.split(","), place.conditions.split(",")):
-            for engine, topology in cases(int(place.layouts.split("x")[1])):
-                wanted = place.topologies is None or topology in place.topologies.split(",")
-                if wanted and engine in place.engines.split(","):
-                    one = {"models": model, "conditions": condition, "engines": engine, "topologies": topology}
-                    yield place.model_copy(update=one)
-
-
-def described(job: StepArguments) -> Row:
-    """Return the columns that are known of a job before it is measured."""
-    hosts, ranks_per_host = map(int, job.layouts.split("x"))
-    return {
-        "hosts": hosts,
-        "ranks_per_host": ranks_per_host,
-        "mbit_per_s": float(job.mbit_per_s),
-        "model": job.models,
-        "condition": job.conditions,
-        "engine": job.engines,
-        "topology": job.topologies,
-        "bucket_mb": job.bucket_of(job.engines),
-    }
+            for engine, topology in cases:
+                if engine not in place.engines.split(",") or topology not in (place.topologies or topology).split(","):
+                    continue
+                one = {"models": model, "conditions": condition, "engines": engine, "topologies": topology}
+                yield (
+                    place.model_copy(update=one),
+                    {
+                        "hosts": hosts,
+                        "ranks_per_host": ranks_per_host,
+                        "mbit_per_s": float(place.mbit_per_s),
+                        "model": model,
+                        "condition": condition,
+                        "engine": engine,
+                        "topology": topology,
+                        "bucket_mb": place.bucket_of(engine),
+                    },
+                )
 
 
 def key_of(row: Mapping[str, object]) -> tuple[object, ...]:
@@ -178,7 +165,7 @@ def key_of(row: Mapping[str, object]) -> tuple[object, ...]:
     return tuple(row[name] for name in KEY)
 
 
-def kept_rows(arguments: StepArguments, same: Mapping[str, object]) -> list[dict[str, object]]:
+def kept_rows(arguments: StepArguments, same: Mapping[str, object]) -> list[Row]:
     """Return the rows of the table in `output`, if there is one.
 
     Raises UsageError where they are not of the `same` machine, commit and settings: they could not be compared.

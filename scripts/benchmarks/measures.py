@@ -10,10 +10,8 @@ BEGAN = time.time()  # before the other imports: they are nearly all of a start
 
 import contextlib
 import json
-import math
 import os
 import resource
-import socket
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +21,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from common.cli import UsageError, main_function
 from common.parallel.collectives import gather_objects
 from common.parallel.process_groups import process_group
-from common.planner.conditions import CONDITIONS, Condition
+from common.planner.conditions import CONDITIONS
+from common.rank_environment import from_launcher
 from scripts.benchmarks.arguments import (
     BETWEEN,
     METHODS,
@@ -40,11 +38,10 @@ from scripts.benchmarks.arguments import (
     StepArguments,
     read,
 )
-from scripts.benchmarks.engines import ENGINES, LAYERS, MODELS, TIMEOUT_S, Engine, Layers, gossip, of_method
-from scripts.benchmarks.rounds import median_and_spread
+from scripts.benchmarks.engines import MODELS, TIMEOUT_S, Engine, engine_of, equal_layers, gossip
 from scripts.emulate.compute import EmulatedCompute
 
-WARM_UP = 6  # steps before the timed ones
+WARM_UP = 6  # steps of measure=step before the timed ones
 ONCE = ("peak_mb", "startup_s", "first_step_s", "ready_s")  # of each process
 
 
@@ -66,10 +63,12 @@ def measured(arguments: HostsArguments) -> list[Row] | None:
         torch.set_num_threads(1)
     try:
         with process_group(TIMEOUT_S) as device:
-            names, L = layout()
+            workers, L = dist.get_world_size(), from_launcher("LOCAL_WORLD_SIZE") or 1
+            if workers % L:
+                raise ValueError(f"{workers} ranks, {L} of them on this host: expected equally many on each")
             known = {
-                "workers": len(names),
-                "hosts": len(names) // L,
+                "workers": workers,
+                "hosts": workers // L,
                 "ranks_per_host": L,
                 "mbit_per_s": None if arguments.mbit_per_s is None else float(arguments.mbit_per_s),
             }
@@ -80,34 +79,19 @@ def measured(arguments: HostsArguments) -> list[Row] | None:
         raise UsageError(str(error)) from None
 
 
-def layout() -> tuple[list[str], int]:
-    """Return (every rank's host, number of ranks on each), from the launcher's LOCAL_WORLD_SIZE or the hosts' names.
-
-    Raises ValueError unless every host has the same number of consecutive ranks.
-    """
-    # Emulated hosts share their name: the launcher's group tells them apart.
-    name = socket.gethostname() + (f"#{os.environ['GROUP_RANK']}" if "GROUP_RANK" in os.environ else "")
-    names = gather_objects(name)
-    L = int(os.environ.get("LOCAL_WORLD_SIZE", names.count(name)))
-    blocks = [names[start : start + L] for start in range(0, len(names), L)]
-    alike = all(block == [block[0]] * L for block in blocks)
-    if not alike or len({block[0] for block in blocks}) < len(blocks):
-        raise ValueError(f"ranks on hosts {', '.join(names)}: expected equally many on each, one host after another")
-    return names, L
-
-
-def steps(engine: Engine, loss: Callable[[nn.Module], Tensor], count: int, device: torch.device) -> float:
+def seconds_of(step: Callable[[], object], device: torch.device, count: int) -> float:
     """Return the seconds of a step of this rank, mean over `count`."""
     begin = time.perf_counter()
     for _ in range(count):
-        loss(engine.model).backward()
-        engine.update()
-    finish(device)
+        step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return (time.perf_counter() - begin) / count
 
 
-def rounds(engine: Engine, one: Callable[[int], float], count: int, steps: int) -> dict[str, object]:
+def rounds(engine: Engine, one: Callable[[int], float], count: int, steps: int) -> Row:
     """Return what this rank measures in rounds of steps: seconds of a step in each, and per step bytes and waiting."""
+    dist.barrier()
     before, waited = bytes_sent_by_host(), engine.waited_s()
     seconds = [one(steps) for _ in range(count)]
     if waited is not None:
@@ -117,163 +101,6 @@ def rounds(engine: Engine, one: Callable[[int], float], count: int, steps: int) 
     with contextlib.suppress(RuntimeError):
         engine.close()
     return {"rounds": seconds, "sent": sent, "waited": waited}
-
-
-def step(arguments: StepArguments, device: torch.device, L: int) -> Iterator[Row]:
-    """Yield a row of the one engine that `arguments` name for each compute_ms."""
-    for index, compute_ms in enumerate(map(float, arguments.compute_ms.split(","))):
-        measured = step_of(arguments, compute_ms, device, L)
-        measured["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
-        if index > 0:  # a process starts once, and its peak never falls
-            measured |= dict.fromkeys(ONCE)
-        yield summary(gather_objects(measured)) | {"compute_ms": compute_ms}
-
-
-def step_of(arguments: StepArguments, compute_ms: float, device: torch.device, L: int) -> dict[str, object]:
-    """Return what this rank measures: seconds of a step in each round and of the start, bytes of its host in a step."""
-    torch.manual_seed(0)
-    module, loss = MODELS[arguments.models]()
-    payload = sum(p.nbytes for p in module.parameters())
-    if compute_ms:
-        # The engine sees the module's parameters under the emulation, as it would see them in the module.
-        condition = CONDITIONS[arguments.conditions]
-        factor = condition.slow_host if dist.get_rank() < L else 1.0  # the first host is the slow one
-        module, loss = emulated(module, compute_ms, condition, factor), lambda model: model()
-    bucket_mb = arguments.bucket_of(arguments.engines)
-    engine = ENGINES[arguments.engines](module, arguments.topologies, bucket_mb, L)
-    one = partial(steps, engine, loss, device=device)
-    started = time.time() - BEGAN
-    dist.barrier()
-    first = one(1)
-    dist.barrier()
-    one(WARM_UP - 1)
-    dist.barrier()
-    warm = time.time() - BEGAN
-    found = rounds(engine, one, arguments.rounds, arguments.steps)
-    ready = warm - WARM_UP * statistics.median(found["rounds"])
-    return found | {"payload_mb": payload / 1e6, "startup_s": started, "first_step_s": first, "ready_s": ready}
-
-
-def emulated(module: nn.Module, compute_ms: float, condition: Condition, factor: float) -> EmulatedCompute:
-    """Return the module with this rank's waits in place of its computing."""
-    return EmulatedCompute(module, compute_ms, condition=condition, factor=factor, seed=(0, dist.get_rank()))
-
-
-def summary(everywhere: Sequence[dict]) -> Row:
-    """Return one row from what all ranks measured."""
-    means = [statistics.mean(seconds) for seconds in zip(*(rank["rounds"] for rank in everywhere), strict=True)]
-    waited = [rank["waited"] for rank in everywhere]
-    return {
-        "step_ms": 1000 * statistics.median(means),
-        "step_ms_spread": 1000 * (max(means) - min(means)),
-        "waited_ms": None if None in waited else 1000 * statistics.mean(waited),
-        "bytes_per_host": max(rank["sent"] or 0 for rank in everywhere),
-        **{name: max((r[name] for r in everywhere if r[name] is not None), default=None) for name in ONCE},
-        "payload_mb": everywhere[0]["payload_mb"],
-    }
-
-
-def scaling(arguments: ScalingArguments, device: torch.device, L: int) -> Iterator[Row]:
-    """Yield a row for each method; print why where one does not exist for these workers."""
-    for method in (METHODS[name] for name in arguments.methods.split(",")):
-        module, compute = share_of_batch(arguments, device, L)
-        try:
-            engine = of_method(module, method, arguments.bucket_mb, L)
-        except ValueError as error:
-            say(f"{method.label}: skipped: {error}")
-            continue
-        one = partial(steps, engine, lambda model: model(), device=device)
-        one(arguments.steps)
-        dist.barrier()
-        everywhere = gather_objects(rounds(engine, one, arguments.blocks, arguments.steps))
-        means = [statistics.mean(seconds) for seconds in zip(*(rank["rounds"] for rank in everywhere), strict=True)]
-        median, spread = median_and_spread(means)
-        name, *options = method.topology.split("/")
-        yield {
-            "method": method.label,
-            "engine": "ddp" if method.all_reduces else "ours",
-            "topology": name + " between hosts" * ("between_hosts" in options),
-            "payload_mb": sum(p.nbytes for p in module.parameters()) / 1e6,
-            "compute": compute,
-            "step_ms": 1000 * median,
-            "step_ms_spread": 1000 * spread,
-            "bytes_per_host": mean_over_hosts([rank["sent"] for rank in everywhere], L),
-        }
-
-
-def share_of_batch(arguments: ScalingArguments, device: torch.device, L: int) -> tuple[nn.Module, str]:
-    """Return a worker's share of the global batch: a module whose forward() gives the loss, and its description."""
-    n, rank = dist.get_world_size(), dist.get_rank()
-    module = Layers(arguments.payload_mb, math.ceil(arguments.samples / n), device)
-    if not arguments.compute_ms:
-        return module, f"{LAYERS} linear layers, {len(module.inputs)} samples"
-    compute_ms, factor = arguments.compute_ms / n, 1.0
-    said = [f"wait of {compute_ms:g} ms"]
-    if arguments.jitter:
-        said.append(f"jitter {arguments.jitter:g}")
-    if arguments.slow_host:
-        host, times = arguments.slow_host.split("@")
-        if not 1 <= int(host) <= n // L:
-            raise UsageError(f"slow_host={arguments.slow_host}: expected a host from 1 to {n // L}")
-        said.append(f"host {host} {times} times slower")
-        factor = float(times) if rank // L + 1 == int(host) else 1.0
-    return emulated(module, compute_ms, Condition("jitter", variation=arguments.jitter), factor), ", ".join(said)
-
-
-def averaging(arguments: AveragingArguments, device: torch.device, L: int) -> Iterator[Row]:
-    """Yield a row for each topology; print why where one does not exist for these workers."""
-    for name in arguments.topologies.split(","):
-        try:
-            iterate, close = averager(name, device, L, arguments)
-        except (ValueError, TypeError) as error:
-            say(f"{name}: skipped: {error}")
-            continue
-        for _ in range(2):  # they open connections
-            iterate()
-        finish(device)
-        dist.barrier()
-        sent, begin = bytes_sent_by_host(), time.perf_counter()
-        for _ in tqdm(range(arguments.iterations), desc=name, disable=dist.get_rank() != 0, mininterval=5):
-            iterate()
-        finish(device)
-        seconds = max(gather_objects(time.perf_counter() - begin))
-        used = None if sent is None else (bytes_sent_by_host() - sent) / arguments.iterations
-        close()
-        yield {
-            "topology": name,
-            "backend": dist.get_backend(),
-            "iterations": arguments.iterations,
-            "tensors": f"{arguments.tensors} x {arguments.tensor_mb:g} MB fp32",
-            "seconds": seconds,
-            "seconds_per_iteration": seconds / arguments.iterations,
-            "bytes_per_host": mean_over_hosts(gather_objects(used), L),
-        }
-
-
-def averager(
-    name: str, device: torch.device, L: int, arguments: AveragingArguments
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return (one iteration, close). Raises ValueError where the topology does not exist. Collective."""
-    numel = round(arguments.tensor_mb * 1e6 / 4)
-    tensors = [torch.zeros(numel, device=device) for _ in range(arguments.tensors)]
-    if name == "allreduce":
-
-        def all_reduce() -> None:
-            works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-            for one, tensor in zip(works, tensors, strict=True):
-                one.wait()
-                tensor.div_(dist.get_world_size())
-
-        return all_reduce, lambda: None
-    module = nn.ParameterList(nn.Parameter(tensor) for tensor in tensors)
-    topology = name.replace(BETWEEN, "/between_hosts").replace(STAGGERED, "/staggered")
-    model = gossip(module, topology, arguments.bucket_mb or arguments.tensor_mb * 1e6 / 2**20, L)
-
-    def iterate() -> None:
-        model.mixer.launch()
-        model.mixer.merge()
-
-    return iterate, model.close
 
 
 def bytes_sent_by_host() -> int | None:
@@ -286,22 +113,159 @@ def bytes_sent_by_host() -> int | None:
     return None
 
 
-def mean_over_hosts(values: Sequence[float | None], L: int) -> float | None:
-    """Return the mean of the values of each host's first rank, None if one of them is None."""
-    firsts = values[::L]
-    return None if None in firsts else sum(firsts) / len(firsts)
-
-
-def finish(device: torch.device) -> None:
-    """Wait until the device has done all its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def mean_over_hosts(everywhere: Sequence[Row], L: int) -> float | None:
+    """Return the bytes that a host sends, the mean over the first ranks of the hosts; None where they are not known."""
+    firsts = [rank["sent"] for rank in everywhere[::L]]
+    return None if None in firsts else statistics.mean(firsts)
 
 
 def say(text: str) -> None:
     """Print a line on stderr, from rank 0."""
     if dist.get_rank() == 0:
         print(text, file=sys.stderr, flush=True)
+
+
+# -- averaging
+
+
+def averaging(arguments: AveragingArguments, device: torch.device, L: int) -> Iterator[Row]:
+    """Yield a row for each topology; print why where one does not exist for these workers."""
+    for name in arguments.topologies.split(","):
+        try:
+            engine = averager(name, device, L, arguments)
+        except (ValueError, TypeError) as error:
+            say(f"{name}: skipped: {error}")
+            continue
+        one = partial(seconds_of, engine.update, device)
+        one(2)  # they open connections
+        everywhere = gather_objects(rounds(engine, one, 1, arguments.iterations))
+        slowest = max(rank["rounds"][0] for rank in everywhere)
+        yield {
+            "topology": name,
+            "backend": dist.get_backend(),
+            "iterations": arguments.iterations,
+            "tensors": f"{arguments.tensors} x {arguments.tensor_mb:g} MB fp32",
+            "seconds": slowest * arguments.iterations,
+            "seconds_per_iteration": slowest,
+            "bytes_per_host": mean_over_hosts(everywhere, L),
+        }
+
+
+def averager(name: str, device: torch.device, L: int, arguments: AveragingArguments) -> Engine:
+    """Return an engine whose update averages. Raises ValueError where the topology does not exist. Collective."""
+    numel = round(arguments.tensor_mb * 1e6 / 4)
+    tensors = [torch.zeros(numel, device=device) for _ in range(arguments.tensors)]
+    module = nn.ParameterList(map(nn.Parameter, tensors))
+
+    def all_reduce() -> None:
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        for work, tensor in zip(works, tensors, strict=True):
+            work.wait()
+            tensor.div_(dist.get_world_size())
+
+    if name == "allreduce":
+        return Engine(module, all_reduce)
+    topology = name.replace(BETWEEN, "/between_hosts").replace(STAGGERED, "/staggered")
+    model = gossip(module, topology, arguments.bucket_mb or arguments.tensor_mb * 1e6 / 2**20, L)
+
+    def gossip_once() -> None:
+        model.mixer.launch()
+        model.mixer.merge()
+
+    return Engine(model, gossip_once, model.close)
+
+
+# -- steps
+
+
+def training_step(engine: Engine, loss: Callable[[nn.Module], Tensor]) -> Callable[[], None]:
+    """Return a step of training."""
+
+    def step() -> None:
+        loss(engine.model).backward()
+        engine.update()
+
+    return step
+
+
+def means_of(everywhere: Sequence[Row]) -> list[float]:
+    """Return the seconds of a step in each round, mean over ranks."""
+    return [statistics.mean(seconds) for seconds in zip(*(rank["rounds"] for rank in everywhere), strict=True)]
+
+
+def scaling(arguments: ScalingArguments, device: torch.device, L: int) -> Iterator[Row]:
+    """Yield a row for each method; print why where one does not exist for these workers."""
+    compute_ms = arguments.compute_ms / dist.get_world_size()
+    for method in (METHODS[name] for name in arguments.methods.split(",")):
+        layers = equal_layers(arguments.payload_mb, device)
+        module = EmulatedCompute(layers, compute_ms)
+        bucket_mb = method.bucket_mb or arguments.bucket_mb
+        try:
+            engine = engine_of(method.engine, module, method.topology, bucket_mb, L, method.accumulation_steps)
+        except ValueError as error:
+            say(f"{method.label}: skipped: {error}")
+            continue
+        one = partial(seconds_of, training_step(engine, lambda model: model()), device)
+        one(arguments.steps)
+        everywhere = gather_objects(rounds(engine, one, arguments.blocks, arguments.steps))
+        low, median, high = statistics.quantiles(means_of(everywhere), n=4)
+        name, *options = method.topology.split("/")
+        yield {
+            "method": method.label,
+            "engine": "ddp" if method.engine == "allreduce" else "ours",
+            "topology": name + " between hosts" * ("between_hosts" in options),
+            "payload_mb": sum(p.nbytes for p in module.parameters()) / 1e6,
+            "compute": f"wait of {compute_ms:g} ms",
+            "step_ms": 1000 * median,
+            "step_ms_spread": 1000 * (high - low),
+            "bytes_per_host": mean_over_hosts(everywhere, L),
+        }
+
+
+def step(arguments: StepArguments, device: torch.device, L: int) -> Iterator[Row]:
+    """Yield a row of the one engine that `arguments` name for each compute_ms."""
+    for index, compute_ms in enumerate(map(float, arguments.compute_ms.split(","))):
+        measured = step_of(arguments, compute_ms, device, L)
+        everywhere = gather_objects(measured)
+        means, waited = means_of(everywhere), [rank["waited"] for rank in everywhere]
+        yield {
+            "compute_ms": compute_ms,
+            "step_ms": 1000 * statistics.median(means),
+            "step_ms_spread": 1000 * (max(means) - min(means)),
+            "waited_ms": None if None in waited else 1000 * statistics.mean(waited),
+            "bytes_per_host": max(rank["sent"] or 0 for rank in everywhere),
+            "payload_mb": measured["payload_mb"],
+            # A process starts once, and its peak never falls.
+            **{name: None if index > 0 else max(rank[name] for rank in everywhere) for name in ONCE},
+        }
+
+
+def step_of(arguments: StepArguments, compute_ms: float, device: torch.device, L: int) -> Row:
+    """Return what this rank measures: seconds of a step in each round and of the start, bytes of its host in a step."""
+    torch.manual_seed(0)
+    module, loss = MODELS[arguments.models]()
+    payload = sum(p.nbytes for p in module.parameters())
+    if compute_ms:
+        # The engine sees the module's parameters under the emulation, as it would see them in the module.
+        condition, rank = CONDITIONS[arguments.conditions], dist.get_rank()
+        factor = condition.slow_host if rank < L else 1.0  # the first host is the slow one
+        module = EmulatedCompute(module, compute_ms, condition.variation_of(factor, (0, rank)))
+        loss = lambda model: model()  # noqa: E731
+    bucket_mb = arguments.bucket_of(arguments.engines)
+    engine = engine_of(arguments.engines, module, arguments.topologies, bucket_mb, L)
+    one = partial(seconds_of, training_step(engine, loss), device)
+    started = time.time() - BEGAN
+    dist.barrier()
+    first = one(1)
+    dist.barrier()
+    one(WARM_UP - 1)
+    dist.barrier()
+    warm = time.time() - BEGAN
+    found = rounds(engine, one, arguments.rounds, arguments.steps)
+    ready = warm - WARM_UP * statistics.median(found["rounds"])
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    once = {"peak_mb": peak, "startup_s": started, "first_step_s": first, "ready_s": ready}
+    return found | once | {"payload_mb": payload / 1e6}
 
 
 if __name__ == "__main__":

@@ -11,25 +11,26 @@ How long compiling takes is measured apart, each time from nothing: rows with a 
 
 import importlib.util
 import itertools
-import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 from tqdm import tqdm
 
-from common.cli import Arguments, Text, UsageError, command_of, main_function, nearest, parse
+from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
 from common.flat import Bucket, FlatVector, cut
 from common.optim import AccumAdamW, Hyper, decay_groups
 from common.optim.compiled import Vectors, fused_kernel, update_compiled
 from common.optim.flat_state import Incoming
 from gpt2.model import GPT2, Shape
+from scripts.benchmarks.arguments import names_of
 from scripts.benchmarks.record import Benchmark
 
 MODULE = "scripts.benchmarks.optimizer"
@@ -55,16 +56,16 @@ COLUMNS = {
 }
 FORMATS = dict.fromkeys(("ns_per_element", "spread", *(name for name in COLUMNS if name.startswith("ratio"))), ".3f")
 SHAPES = {
-    10: Shape(layers=6, heads=6, width=384, vocabulary=512, context=256),
-    26: Shape(layers=26, heads=6, width=288, vocabulary=512, context=256),
-    124: Shape(layers=12, heads=12, width=768, vocabulary=50304, context=1024),
+    "10": Shape(layers=6, heads=6, width=384, vocabulary=512, context=256),
+    "26": Shape(layers=26, heads=6, width=288, vocabulary=512, context=256),
+    "124": Shape(layers=12, heads=12, width=768, vocabulary=50304, context=1024),
 }
 
 
 class BenchArguments(Arguments):
     """Command line of scripts.benchmarks.optimizer."""
 
-    parameters: Text = Field("10,26,124", pattern=r"^\d+(,\d+)*$", description="millions, of 10, 26, 124")
+    parameters: names_of(SHAPES) = Field("10,26,124", description="millions, of 10, 26, 124")
     threads: Text = Field("1,2", pattern=r"^\d+(,\d+)*$", description="CPU threads")
     cold: Text = Field("10,40,160", pattern=r"^\d+(,\d+)*$", description="tensors that are compiled for from nothing")
     rounds: PositiveInt = Field(9, ge=3, description="windows of each")
@@ -84,61 +85,44 @@ class Contender(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     """Time the updates, write the table."""
     arguments = parse(BenchArguments, argv, MODULE, "Time optimizers.")
-    sizes = arguments.parameters.split(",")
-    for size in sizes:
-        if int(size) not in SHAPES:
-            raise UsageError(f"parameters={arguments.parameters}: {nearest(size, map(str, SHAPES))}")
     if importlib.util.find_spec("decent_dp") is None:
         raise UsageError("decent-dp is not installed: make env")
     benchmark = Benchmark("optimizer", "Updates of optimizers", COLUMNS, FORMATS)
-    rows = []
-    for threads in map(int, arguments.threads.split(",")):
-        torch.set_num_threads(threads)
-        for size in map(int, sizes):
-            rows += compare(size, threads, arguments.rounds)
+    tables = [
+        compare(size, threads, arguments.rounds)
+        for threads in map(int, arguments.threads.split(","))
+        for size in arguments.parameters.split(",")
+    ]
     torch.set_num_threads(1)
-    rows += [cold_start(engine, int(tensors)) for tensors in arguments.cold.split(",") for engine in COLD]
+    cold = [cold_start(engine, int(tensors)) for tensors in arguments.cold.split(",") for engine in COLD]
+    said = conclude(pd.concat(tables), pd.DataFrame(cold))
+    rows = pd.concat([*tables, pd.DataFrame(cold)]).to_dict("records")
     used = f"{arguments.threads} used"
-    packages = ["decent-dp"]
-    benchmark.write(rows, conclude(rows), arguments.output, command_of(MODULE, arguments), used, packages)
+    benchmark.write(rows, said, arguments.output, command_of(MODULE, arguments), used, ["decent-dp"])
     return 0
 
 
-def compare(size: int, threads: int, rounds: int) -> list[dict[str, object]]:
+def compare(size: str, threads: int, rounds: int) -> pd.DataFrame:
     """Return the table's rows for one number of parameters."""
+    torch.set_num_threads(threads)
     contenders, triad, elements, tensors = contenders_of(SHAPES[size])
-    first = {}
-    for contender in contenders:
-        first[contender] = seconds(contender.window)
-    times: dict[Contender | None, list[float]] = {contender: [] for contender in (None, *contenders)}
-    for _ in tqdm(range(rounds), desc=f"{size} M, {threads} threads", disable=None):
-        for contender, taken in times.items():
-            taken.append(seconds(triad if contender is None else contender.window) / WINDOW / elements * 1e9)
-    ns = {contender: statistics.median(taken) for contender, taken in times.items()}
-    ns_per_byte = ns[None] / TRIAD_BYTES
-    by_name = {(c.optimizer, c.engine): ns[c] for c in contenders}
-    rows = []
-    for contender in contenders:
-        low, _, high = statistics.quantiles(times[contender], n=4)
-        count = contender.bytes_per_element
-        rows.append(
-            {
-                "optimizer": contender.optimizer,
-                "engine": contender.engine,
-                "parameters": size,
-                "tensors": tensors,
-                "threads": threads,
-                "bytes_per_element": count,
-                "ns_per_element": ns[contender],
-                "spread": high - low,
-                "ratio_to_fused_adamw": ns[contender] / by_name["AdamW", "torch fused"],
-                "ratio_to_decent_dp": ns[contender] / by_name["AccumAdamW", "decent-dp"],
-                "ratio_to_flat": ns[contender] / by_name.get((contender.optimizer, FLAT), math.nan),
-                "ratio_to_copy_limit": ns[contender] / (count * ns_per_byte) if count else math.nan,
-                "first_s": first[contender],
-            }
-        )
-    return rows
+    first = [seconds(contender.window) for contender in contenders]
+    windows = [triad, *(contender.window for contender in contenders)]
+    rows = tqdm(range(rounds), desc=f"{size} M, {threads} threads", disable=None)
+    taken = np.array([[seconds(window) for window in windows] for _ in rows]) / WINDOW / elements * 1e9
+    low, median, high = np.quantile(taken, [0.25, 0.5, 0.75], axis=0, method="weibull")
+    frame = pd.DataFrame(contenders).drop(columns="window").astype({"bytes_per_element": float})
+    frame = frame.assign(
+        parameters=int(size), tensors=tensors, threads=threads, ns_per_element=median[1:], spread=(high - low)[1:]
+    )
+    ns = frame.set_index(["optimizer", "engine"]).ns_per_element
+    return frame.assign(
+        ratio_to_fused_adamw=frame.ns_per_element / ns["AdamW", "torch fused"],
+        ratio_to_decent_dp=frame.ns_per_element / ns["AccumAdamW", "decent-dp"],
+        ratio_to_flat=frame.ns_per_element / frame.optimizer.map(ns.xs(FLAT, level="engine")),
+        ratio_to_copy_limit=frame.ns_per_element / (frame.bytes_per_element * median[0] / TRIAD_BYTES),
+        first_s=first,
+    )
 
 
 def contenders_of(shape: Shape) -> tuple[list[Contender], Callable[[], None], int, int]:
@@ -252,20 +236,19 @@ def seconds(function: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def conclude(rows: Sequence[dict[str, object]]) -> list[str]:
+def conclude(measured: pd.DataFrame, cold: pd.DataFrame) -> list[str]:
     """Return what was measured and what it says."""
-    cold = {name: [row for row in rows if row["engine"] == name and "spread" not in row] for name in COLD}
     compiling = [
-        f"{name} {' / '.join(format(row['first_s'], '.1f') for row in found)} s" for name, found in cold.items()
+        f"{name} {' / '.join(found.map('{:.1f}'.format))} s"
+        for name, found in cold.groupby("engine", sort=False).first_s
     ]
-    tensors = " / ".join(str(row["tensors"]) for row in cold["ours fused"])
-    ours = [row for row in rows if str(row["engine"]).startswith("ours fused") and "spread" in row]
-    peer = max(row["ratio_to_decent_dp"] for row in ours if row["optimizer"] == "AccumAdamW")
-    limit = max(row["ratio_to_copy_limit"] for row in ours)
+    tensors = " / ".join(map(str, cold.tensors.unique()))
+    ours = measured[measured.engine.str.startswith("ours fused")]
+    peer = ours.ratio_to_decent_dp[ours.optimizer == "AccumAdamW"].max()
     return [
         f"GPT-2-shaped parameters in fp32 on the CPU, windows of {WINDOW} steps, buckets of {BUCKET_MB:g} MiB.",
-        f"Ours takes at most {peer:.2f} of the time of decent-dp's AccumAdamW and at most {limit:.2f} of the "
-        "time that its bytes take at the triad's rate.",
+        f"Ours takes at most {peer:.2f} of the time of decent-dp's AccumAdamW and at most "
+        f"{ours.ratio_to_copy_limit.max():.2f} of the time that its bytes take at the triad's rate.",
         f"A first window of 10 M parameters, compiled from nothing, in {tensors} tensors: {'; '.join(compiling)}.",
     ]
 

@@ -19,8 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,8 +49,8 @@ TRAIN = ["-m", "cnn.train", "task=scripts.benchmarks.timed", "training.steps=100
 TRAIN += ["logging.every=10", "logging.progress=false", "run_dir=run", *MODEL]
 ELASTIC = ["elastic.min_workers=1", "training.checkpoint_every=null"]
 TORCHFT = ["-m", "scripts.benchmarks.torchft_run"]
-PATIENCE_MS = 300  # of torchft's lighthouse, in a second row; its workers tell it every 100 ms that they live
-PATIENCE_S, CALM_STEPS = 300.0, 20
+TORCHFT_MS = 300  # of torchft's lighthouse, in a second row; its workers tell it every 100 ms that they live
+TIMEOUT_S, CALM_STEPS = 300.0, 20
 SETTLED_S = 1.0  # from a recovery until steps take their usual time
 Found = TypeVar("Found")
 
@@ -77,18 +76,18 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("--torchft: it is not installed; `make env` does that on Linux on x86-64")
     n = arguments.workers
     training = [*TRAIN, f"workers.count={n}", f"training.batch_size={32 * n}", f"topology={arguments.topology}"]
-    ways: dict[str, Callable[[], dict[str, float]]] = {
-        "elastic": lambda: outlive(arguments, [*training, *ELASTIC, f"elastic.restarts={arguments.kills}"]),
-        "restart": lambda: restart(arguments, training),
+    ways = {
+        "elastic": [*training, *ELASTIC, f"elastic.restarts={arguments.kills}"],
+        "restart": [*training, f"training.checkpoint_every={arguments.checkpoint_every}", "resume=true"],
     }
     if arguments.torchft:
-        for name, milliseconds in ("torchft", 0), (f"torchft, {PATIENCE_MS} ms", PATIENCE_MS):
-            peer = [*TORCHFT, str(n), str(milliseconds), *MODEL, f"training.batch_size={32 * n}"]
-            ways[name] = partial(outlive, arguments, peer)
+        for name, milliseconds in ("torchft", 0), (f"torchft, {TORCHFT_MS} ms", TORCHFT_MS):
+            ways[name] = [*TORCHFT, str(n), str(milliseconds), *MODEL, f"training.batch_size={32 * n}"]
     benchmark = Benchmark("recovery", "Recovery from the death of a worker", COLUMNS, FORMATS)
     rows = []
-    for how, measure in ways.items():
-        rows.append({"how": how, "workers": n, "kills": arguments.kills} | measure())
+    for how, program in ways.items():
+        found = measure(arguments, program, restarts=how == "restart")
+        rows.append({"how": how, "workers": n, "kills": arguments.kills} | found)
         benchmark.save(rows, arguments.output)
     conclude = [
         f"Gossip on the topology `{arguments.topology}` trains a small ResNet on digits; torchft averages gradients "
@@ -101,58 +100,40 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def outlive(arguments: BenchArguments, program: Sequence[str]) -> dict[str, float]:
-    """Return what one run that outlives its workers loses."""
+def measure(arguments: BenchArguments, program: Sequence[str], restarts: bool) -> dict[str, float]:
+    """Return what a run loses that outlives its workers, or that ends with each death and is started again at once."""
     n, draw = arguments.workers, random.Random(arguments.seed)
     survivors_s, all_s, kills = [], [], []
-    with tempfile.TemporaryDirectory() as name, started(folder := Path(name), program):
+    with tempfile.TemporaryDirectory() as name, ExitStack() as processes:
+        folder = Path(name)
+        process = processes.enter_context(started(folder, program))
         wait_for(calm, folder, n)
-        begin = time.time()
+        begin, first = time.time(), last_step(folder) if restarts else 0
         for number in range(arguments.kills):
             sleep_until(begin + (number + draw.uniform(0.2, 0.6)) * arguments.every_s)
             alive = wait_for(calm, folder, n)
-            victim, killed = kill_one(alive, draw)
+            victim, killed = draw.choice(sorted(alive)), time.time()
+            os.kill(victim, signal.SIGKILL)
             kills.append(killed)
-            survivors_s.append(wait_for(gone_on, folder, alive - {victim}, killed) - killed)
+            if restarts:
+                process.wait(TIMEOUT_S)
+                process = processes.enter_context(started(folder, program))
+            else:
+                survivors_s.append(wait_for(gone_on, folder, alive - {victim}, killed) - killed)
             all_s.append(wait_for(everybody, folder, killed, n) - killed)
         sleep_until(begin + arguments.kills * arguments.every_s)
         end, notes = time.time(), read_notes(folder / "steps")
+        steps = last_step(folder) - first if restarts else begun(notes, begin, end) / n
     step_s = calm_step_s(notes, calm_times(begin, kills, all_s, end), n)
-    return summary(survivors_s, all_s, step_s, begun(notes, begin, end) * step_s / (n * (end - begin)))
-
-
-def restart(arguments: BenchArguments, program: Sequence[str]) -> dict[str, float]:
-    """Return what a run loses that ends with each death and is started again at once."""
-    n, draw = arguments.workers, random.Random(arguments.seed)
-    program = [*program, f"training.checkpoint_every={arguments.checkpoint_every}", "resume=true"]
-    all_s: list[float] = []
-    kills: list[float] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder, begin, first, killed = Path(name), 0.0, 0, 0.0
-        for number in range(arguments.kills + 1):
-            with started(folder, program) as process:
-                if number == 0:
-                    wait_for(calm, folder, n)
-                    begin, first = time.time(), last_step(folder)
-                else:
-                    all_s.append(wait_for(everybody, folder, killed, n) - killed)
-                if number == arguments.kills:
-                    sleep_until(begin + number * arguments.every_s)
-                    break
-                sleep_until(begin + (number + draw.uniform(0.2, 0.6)) * arguments.every_s)
-                _, killed = kill_one(wait_for(calm, folder, n), draw)
-                kills.append(killed)
-                process.wait(PATIENCE_S)
-        end, steps = time.time(), last_step(folder) - first
-        step_s = calm_step_s(read_notes(folder / "steps"), calm_times(begin, kills, all_s, end), n)
-    return summary(all_s, all_s, step_s, steps * step_s / (end - begin))
-
-
-def kill_one(pids: set[int], draw: random.Random) -> tuple[int, float]:
-    """Kill one of the processes; return its number, and when."""
-    victim, killed = draw.choice(sorted(pids)), time.time()
-    os.kill(victim, signal.SIGKILL)
-    return victim, killed
+    survivors_s = survivors_s or all_s
+    return {
+        "step_ms": 1000 * step_s,
+        "survivors_s": statistics.median(survivors_s),
+        "survivors_worst_s": max(survivors_s),
+        "all_s": statistics.median(all_s),
+        "all_worst_s": max(all_s),
+        "goodput": steps * step_s / (end - begin),
+    }
 
 
 @contextmanager
@@ -228,24 +209,12 @@ def last_step(folder: Path) -> int:
     return max((json.loads(line)["step"] for line in lines), default=0)
 
 
-def summary(survivors_s: Sequence[float], all_s: Sequence[float], step_s: float, goodput: float) -> dict[str, float]:
-    """Return the numbers of a row."""
-    return {
-        "step_ms": 1000 * step_s,
-        "survivors_s": statistics.median(survivors_s),
-        "survivors_worst_s": max(survivors_s),
-        "all_s": statistics.median(all_s),
-        "all_worst_s": max(all_s),
-        "goodput": goodput,
-    }
-
-
 def wait_for(condition: Callable[..., Found | None], *arguments: Any) -> Found:
     """Return what the condition returns once that is not None. Raises TimeoutError."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + TIMEOUT_S
     while (found := condition(*arguments)) is None:
         if time.monotonic() > end:
-            raise TimeoutError(f"{condition.__name__}: not so within {PATIENCE_S:g} s")
+            raise TimeoutError(f"{condition.__name__}: not so within {TIMEOUT_S:g} s")
         time.sleep(0.02)
     return found
 

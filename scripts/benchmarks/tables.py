@@ -1,22 +1,23 @@
 """The tables of scripts.benchmarks.hosts: their columns, and what is said above them."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
 import pandas as pd
 
 from common.cli import UsageError
 from common.planner.conditions import CONDITIONS
 from scripts.benchmarks.arguments import (
     BETWEEN,
+    CASES,
     METHODS,
     MODULE,
     AveragingArguments,
     HostsArguments,
-    Row,
     ScalingArguments,
     StepArguments,
 )
-from scripts.benchmarks.engines import LAYERS
+from scripts.emulate.decent_dp import TOPOLOGIES
 
 PLACE = {
     "workers": "processes",
@@ -111,112 +112,76 @@ SGP = (
     "weights stay 1, and this engine then runs the code of Decent (Exp). The published SGP takes up to 91 % "
     "longer than Decent (Exp): on T4 and A100 by a fixed cost per step, cause unknown."
 )
-# What decent-dp calls the topology that each of ours is compared with.
-PEERS = {
-    "complete": "complete",
-    "one_peer_ring": "ring",
-    "one_peer_exponential": "one-peer-exp",
-    "hypercube": "one-peer-exp",
-    "aer": "alternating-exp-ring",
-}
+PEERS = TOPOLOGIES | {"one_peer_exponential": "one-peer-exp"}  # decent-dp's that each of ours is compared with
 CASE = ["model", "hosts", "ranks_per_host", "mbit_per_s", "compute_ms", "condition"]  # ratios are taken within it
 KEY = [*CASE, "engine", "topology"]  # one row of the table
 
 
-def conclude(arguments: HostsArguments, rows: Sequence[Row]) -> list[str]:
+def conclude(arguments: HostsArguments, frame: pd.DataFrame) -> list[str]:
     """Return what stands above the table. Raises UsageError where there is no row."""
-    if not rows:
+    if frame.empty:
         key = "topologies" if isinstance(arguments, AveragingArguments) else "methods"
         raise UsageError(f"{key}={getattr(arguments, key)}: none exists for these workers")
     if isinstance(arguments, AveragingArguments):
-        return of_averaging(rows)
-    return of_scaling(rows, arguments) if isinstance(arguments, ScalingArguments) else of_step(arguments, rows)
+        return of_averaging(frame)
+    return of_scaling(frame, arguments) if isinstance(arguments, ScalingArguments) else of_step(frame, arguments)
 
 
-def places(rows: Sequence[Row], key: str) -> Iterator[tuple[tuple, dict[str, Row]]]:
-    """Yield each (workers, hosts, ranks per host, rate) and its rows by `key`."""
-    for place in dict.fromkeys(tuple(row[name] for name in PLACE) for row in rows):
-        yield place, {row[key]: row for row in rows if tuple(row[name] for name in PLACE) == place}
-
-
-def of_averaging(rows: Sequence[Row]) -> list[str]:
+def of_averaging(frame: pd.DataFrame) -> list[str]:
     """Return what was measured, how the fastest compares with all-reduce, and what is published."""
-    said = [
-        "Measured: whole iterations, nothing overlaps with them; averaging once by gossip is not averaging over all."
-    ]
-    for (_, hosts, L, rate), here in places(rows, "topology"):
-        if "allreduce" in here and len(here) > 1:
-            name, best = min(here.items(), key=lambda item: item[1]["seconds"])
-            ratio = best["seconds"] / here["allreduce"]["seconds"]
-            at = "" if rate is None else f" at {rate:g} Mbit/s"
-            said.append(f"{hosts} hosts x {L}{at}: {name} takes {ratio:.2f} of all-reduce's time.")
-    return [" ".join(said), PUBLISHED]
+    said = "Measured: whole iterations, nothing overlaps with them; averaging once by gossip is not averaging over all."
+    for (_, hosts, L, rate), rows in frame.groupby([*PLACE], sort=False, dropna=False):
+        seconds = rows.set_index("topology").seconds
+        if "allreduce" in seconds and len(seconds) > 1:
+            at = "" if pd.isna(rate) else f" at {rate:g} Mbit/s"
+            ratio = seconds.min() / seconds["allreduce"]
+            said += f" {hosts} hosts x {L}{at}: {seconds.idxmin()} takes {ratio:.2f} of all-reduce's time."
+    return [said, PUBLISHED]
 
 
-def of_scaling(rows: Sequence[Row], arguments: ScalingArguments) -> list[str]:
+def of_scaling(frame: pd.DataFrame, arguments: ScalingArguments) -> list[str]:
     """Return what was measured, the speed-ups over all-reduce, and what is missing."""
     speed_ups = []
-    for (workers, *_), here in places(rows, "method"):
-        if "AllReduce" in here and len(here) > 1:
-            baseline = here.pop("AllReduce")["step_ms"]
-            faster = ", ".join(f"{name} {baseline / row['step_ms']:.2f}" for name, row in here.items())
-            speed_ups.append(f"{workers} workers: {faster}.")
-    present = {row["method"] for row in rows}
-    missing = [METHODS[name].label for name in arguments.methods.split(",") if METHODS[name].label not in present]
-    computing = (
-        f"Computing was emulated: forward and backward are waits of {arguments.compute_ms:g} ms / workers."
-        if arguments.compute_ms
-        else f"Computing was real: {LAYERS} linear layers, {arguments.samples} samples / workers."
-    )
+    for (workers, *_), rows in frame.groupby([*PLACE], sort=False, dropna=False):
+        step_ms = rows.set_index("method").step_ms
+        if "AllReduce" in step_ms and len(step_ms) > 1:
+            ratios = step_ms["AllReduce"] / step_ms.drop("AllReduce")
+            speed_ups.append(
+                f"{workers} workers: {', '.join(f'{name} {ratio:.2f}' for name, ratio in ratios.items())}."
+            )
+    measured = set(frame.method)
+    missing = [label for name in arguments.methods.split(",") if (label := METHODS[name].label) not in measured]
     return [
-        f"{computing} The optimizer's step (AccumAdamW, fused; s = 1, or 8 where accumulated) and messages are real. "
+        f"Computing was emulated: forward and backward are waits of {arguments.compute_ms:g} ms / workers. The "
+        "optimizer's step (AccumAdamW, fused; s = 1, or 8 where accumulated) and messages are real. "
         "The published milliseconds, of other machines and another model, are in results/paper/figure6.yaml.",
         *([f"Times as fast as all-reduce: {' '.join(speed_ups)}"] if speed_ups else []),
-        *([SGP] if METHODS["sgp_exp"].label in present else []),
+        *([SGP] if METHODS["sgp_exp"].label in measured else []),
         *([f"Skipped, as these workers have no such topology: {', '.join(missing)}."] if missing else []),
     ]
 
 
-def cases(ranks_per_host: int) -> Iterator[tuple[str, str]]:
-    """Yield the pairs (engine, topology) that are compared on such hosts."""
-    yield from [("alone", "torch"), ("alone", "fused"), ("ddp", "complete")]
-    yield from [("decent_dp", "complete"), ("decent_dp", "ring"), ("decent_dp", "one-peer-exp")]
-    yield from [
-        ("ours", "complete"),
-        ("ours", "one_peer_ring"),
-        ("ours", "hypercube"),
-        ("ours", "one_peer_exponential"),
-    ]
-    if ranks_per_host > 1:
-        yield from [("decent_dp", "alternating-exp-ring"), ("ours", "one_peer_exponential/between_hosts")]
-        yield from [("ours", "one_peer_ring/staggered"), ("ours", "hypercube/staggered")]
-    yield from [("ours", "aer"), ("ours", "aer/staggered")]
-    yield from [("ours_local", f"aer/{plan}") for plan in ("1000/1", "staggered/4/4", "staggered/10/4")]
-    yield from [("ours_torch", "complete"), ("ours_torch", "aer/staggered")]
-
-
 def table(rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
-    """Return the rows with their ratios; engines in the order of `cases`."""
-    order = [(engine, topology) for engine, topology in cases(ranks_per_host=2)]
-    frame = pd.DataFrame(sorted(rows, key=lambda row: order.index((row["engine"], row["topology"]))))
+    """Return the rows of measure=step with their ratios; engines in the order of CASES."""
+    frame = pd.DataFrame(sorted(rows, key=lambda row: CASES.index((row["engine"], row["topology"]))))
     frame["wire_ms"] = frame.bytes_per_host * 8 / frame.mbit_per_s / 1e3
+    step_ms = frame.set_index(KEY).step_ms
 
-    def compared(row: pd.Series, engine: str, topology: str | None) -> float:
-        same = (frame[CASE] == row[CASE]).all(axis=1) & (frame.engine == engine) & (frame.topology == topology)
-        return frame[same].step_ms.item() if same.any() else float("nan")
+    def step_ms_of(engine: str, topology: object) -> np.ndarray:
+        """Return for each row the time of another engine in the same case; NaN where that was not measured."""
+        other = frame[CASE].assign(engine=engine, topology=topology)
+        return step_ms.reindex(pd.MultiIndex.from_frame(other)).to_numpy()
 
-    for index, row in frame.iterrows():
-        optimizer = "fused" if row.engine in ("ours", "ours_local") or row.topology == "fused" else "torch"
-        frame.loc[index, "exposed_ms"] = row.step_ms - compared(row, "alone", optimizer)
-        frame.loc[index, "ratio_to_ddp"] = row.step_ms / compared(row, "ddp", "complete")
-        peer = PEERS.get(row.topology.split("/")[0]) if row.engine.startswith("ours") else None
-        frame.loc[index, "ratio_to_decent_dp"] = row.step_ms / compared(row, "decent_dp", peer)
+    fused = frame.engine.isin(["ours", "ours_local"]) | (frame.topology == "fused")
+    frame["exposed_ms"] = frame.step_ms - step_ms_of("alone", np.where(fused, "fused", "torch"))
+    frame["ratio_to_ddp"] = frame.step_ms / step_ms_of("ddp", "complete")
+    peers = frame.topology.str.split("/").str[0].map(PEERS).where(frame.engine.str.startswith("ours"))
+    frame["ratio_to_decent_dp"] = frame.step_ms / step_ms_of("decent_dp", peers)
     return frame.sort_values(CASE, kind="stable")
 
 
-def of_step(arguments: StepArguments, rows: Sequence[Row]) -> list[str]:
+def of_step(frame: pd.DataFrame, arguments: StepArguments) -> list[str]:
     """Return what was measured, the fastest topology of every cluster, and memory and start beside decent-dp's."""
-    frame = pd.DataFrame(rows)
     findings = [*fastest(frame), *beside_decent_dp(frame)]
     return [
         "Emulated hosts on one machine (network namespaces, rate-limited links, "

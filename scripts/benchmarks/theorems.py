@@ -6,7 +6,7 @@ The error after T steps is that of the theorems, the mean over t < T of E ||grad
 learning rate that makes it smallest for this T: every method is tuned alike, at every T.
 
 Quadratic (arXiv 2110.13363): worker i has f_i(x) = h_i (x - b_i)^2 / 2 with h_i and b_i drawn for it, and gradients
-have unit Gaussian noise. DmSGD is then linear and its second moments follow exactly, without sampling (`Period`).
+have unit Gaussian noise. DmSGD is then linear and its second moments follow exactly, without sampling (`mean_errors`).
 Logistic (arXiv 2410.11998): decentralized Adam and accumulated Adam under overlap, x_i <- sum_j w_ij x_j + d_i, on
 logistic regression with mini-batches; means over seeds.
 
@@ -203,70 +203,55 @@ def quadratic_errors(name: str, n: int, arguments: TheoremArguments) -> Errors:
     b = draw.normal(0, arguments.heterogeneity, (arguments.problems, n))
     pull = h * ((h * b).mean(axis=1, keepdims=True) - b)  # gradients of the f_i at the optimum of f
     rates = (1 - MOMENTUM) * 2.0 ** np.arange(-16, 2, 0.5)
-    curves = np.array([Period.of(matrices, h, pull, rate).mean_errors() for rate in rates])
+    curves = np.array([mean_errors(matrices, h, pull, rate) for rate in rates])
     errors = np.where(np.isfinite(curves), curves, np.inf).min(axis=0)
     return Errors(len(matrices) * 2.0 ** np.arange(len(errors)), errors)
 
 
-@dataclass(frozen=True)
-class Period:
-    """One period of DmSGD as a linear map of z = (x_1..x_n, m_1..m_n, 1), with x measured from the optimum.
+def mean_errors(matrices: Sequence[Array], h: Array, pull: Array, rate: float, doublings: int = 20) -> Array:
+    """Return the mean over t < T of E (mean_i x_i(t))^2 of DmSGD, for T = 1, 2, 4, ... periods; exact.
 
-    Each field has a leading dimension of problems.
+    DmSGD is m <- W (beta m + h x + pull + noise), then x <- W (x - rate m), with x measured from the optimum. A period,
+    over all matrices W, is a linear map of z = (x_1..x_n, m_1..m_n, 1). Arrays have a leading dimension of problems:
+    h and pull [problems, n], and over a period
 
-    rounds: in a period
     step:   [2n + 1, 2n + 1]; z <- step z + noise
     noise:  [2n + 1, 2n + 1], covariance of the noise
-    weight: [2n + 1, 2n + 1]; the sum over the period of (mean_i x_i)^2 is z' weight z + extra for z at its start
+    weight: [2n + 1, 2n + 1]; the sum of (mean_i x_i)^2 is z' weight z + extra for z at its start
     extra:  the part that the period's own noise adds, in the mean
+
+    Infinite where an error overflows.
     """
-
-    rounds: int
-    step: Array
-    noise: Array
-    weight: Array
-    extra: Array
-
-    @classmethod
-    def of(cls, matrices: Sequence[Array], h: Array, pull: Array, rate: float) -> "Period":
-        """Compose m <- W (beta m + h x + pull + noise), then x <- W (x - rate m), over the matrices W."""
-        problems, n = h.shape
-        mean = np.repeat([1 / n, 0], [n, n + 1])
-        step = np.broadcast_to(np.eye(2 * n + 1), (problems, 2 * n + 1, 2 * n + 1))
-        noise, weight, extra = np.zeros_like(step), np.zeros_like(step), np.zeros(problems)
-        for w in matrices:
-            seen = mean @ step
-            weight = weight + seen[:, :, None] * seen[:, None, :]
-            extra = extra + mean @ noise @ mean
-            one = np.zeros_like(step)
-            one[:, n:-1, :n] = w * h[:, None, :]
-            one[:, n:-1, n:-1] = MOMENTUM * w
-            one[:, n:-1, -1] = pull @ w.T
-            one[:, :n] = -rate * (w @ one[:, n:-1])
-            one[:, :n, :n] += w
-            one[:, -1, -1] = 1
-            injected = np.concatenate([-rate * w @ w, w, np.zeros((1, n))])
-            step, noise = one @ step, one @ noise @ one.mT + injected @ injected.T
-        return cls(len(matrices), step, noise, weight, extra)
-
-    def mean_errors(self, doublings: int = 20) -> Array:
-        """Return the mean over t < T of E (mean_i x_i(t))^2, for T = 1, 2, 4, ... periods; exact, infinite on overflow.
-
-        With S(k) the sum of E z z' at the starts of k periods, S(2k) = S(k) + A S(k) A' + k F, where A maps k periods
-        and F is the covariance of the noise that they add.
-        """
-        n = (self.step.shape[-1] - 1) // 2
-        start = np.concatenate([np.ones(n), np.zeros(n), [1]])
-        power, added, total = self.step, self.noise, np.broadcast_to(np.outer(start, start), self.step.shape)
-        errors = []
-        with np.errstate(over="ignore", invalid="ignore"):
-            for periods in 2 ** np.arange(doublings):
-                sums = (self.weight * total).sum(axis=(1, 2)) + periods * self.extra
-                errors.append(sums.mean() / (periods * self.rounds))
-                total = total + power @ total @ power.mT + periods * added
-                added = added + power @ added @ power.mT
-                power = power @ power
-        return np.array(errors)
+    problems, n = h.shape
+    mean = np.repeat([1 / n, 0], [n, n + 1])
+    step = np.broadcast_to(np.eye(2 * n + 1), (problems, 2 * n + 1, 2 * n + 1))
+    noise, weight, extra = np.zeros_like(step), np.zeros_like(step), np.zeros(problems)
+    for w in matrices:
+        seen = mean @ step
+        weight = weight + seen[:, :, None] * seen[:, None, :]
+        extra = extra + mean @ noise @ mean
+        one = np.zeros_like(step)
+        one[:, n:-1, :n] = w * h[:, None, :]
+        one[:, n:-1, n:-1] = MOMENTUM * w
+        one[:, n:-1, -1] = pull @ w.T
+        one[:, :n] = -rate * (w @ one[:, n:-1])
+        one[:, :n, :n] += w
+        one[:, -1, -1] = 1
+        injected = np.concatenate([-rate * w @ w, w, np.zeros((1, n))])
+        step, noise = one @ step, one @ noise @ one.mT + injected @ injected.T
+    # With S(k) the sum of E z z' at the starts of k periods, S(2k) = S(k) + A S(k) A' + k F, where A maps k periods and
+    # F is the covariance of the noise that they add.
+    start = np.concatenate([np.ones(n), np.zeros(n), [1]])
+    power, added, total = step, noise, np.broadcast_to(np.outer(start, start), step.shape)
+    errors = []
+    with np.errstate(over="ignore", invalid="ignore"):
+        for periods in 2 ** np.arange(doublings):
+            sums = (weight * total).sum(axis=(1, 2)) + periods * extra
+            errors.append(sums.mean() / (periods * len(matrices)))
+            total = total + power @ total @ power.mT + periods * added
+            added = added + power @ added @ power.mT
+            power = power @ power
+    return np.array(errors)
 
 
 # --- logistic regression ----------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from common.launch.compose import compose_config
 from common.training.optimization import build_optimizer
 from common.training.stream import Stream
 from common.training.task import load_task
-from scripts.benchmarks.timed.task import Note, Notes
+from scripts.benchmarks.timed.task import Note, write_note
 
 MODULE = "scripts.benchmarks.torchft_run"
 TIMEOUT = timedelta(seconds=30)
@@ -28,8 +28,8 @@ def main(workers: int, lighthouse_ms: int, overrides: list[str]) -> None:
     """Keep as many workers running as were asked for."""
     from torchft.coordination import LighthouseServer
 
-    patience = dict.fromkeys(("heartbeat_timeout_ms", "join_timeout_ms"), lighthouse_ms) if lighthouse_ms else {}
-    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=2, **patience)
+    timeouts = dict.fromkeys(("heartbeat_timeout_ms", "join_timeout_ms"), lighthouse_ms) if lighthouse_ms else {}
+    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=2, **timeouts)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torchft", "cnn.task", "sklearn.datasets", "sklearn.model_selection", MODULE])
     running: dict[int, multiprocessing.process.BaseProcess] = {}
@@ -61,7 +61,6 @@ def work(lighthouse: str, rank: int, workers: int, overrides: list[str]) -> None
         load_state_dict=lambda states: [p.load_state_dict(s) for p, s in zip((model, optimizer), states, strict=True)],
         rank=0, world_size=1, replica_id=f"worker_{rank}_", store_addr="localhost", store_port=store.port,
     )  # fmt: skip
-    notes = Notes()
     while True:
         begun = time.time()
         manager.start_quorum()
@@ -77,7 +76,7 @@ def work(lighthouse: str, rank: int, workers: int, overrides: list[str]) -> None
         if manager.should_commit():
             optimizer.step()
             if counts:  # what tells quorums apart has no public name
-                notes.write(Note(begun, manager.num_participants(), manager._quorum_id))
+                write_note(Note(begun, manager.num_participants(), manager._quorum_id))
 
 
 if __name__ == "__main__":

@@ -5,61 +5,14 @@ accelerator does.
 """
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from common.planner.conditions import Condition
+from common.planner.cluster import Variation
 
-EVEN = Condition("all alike")
-
-
-class EmulatedCompute(nn.Module):
-    """The parameters of `module` (the same objects), with a forward and a backward that wait.
-
-    compute_ms:     of forward and backward together, shared among the parameters by their size
-    backward_share: of it
-    condition:      how the time varies from step to step
-    factor:         how much longer a slow host takes
-    seed:           of the variation, such as (seed, rank)
-
-    `forward()` returns a scalar; its backward gives every parameter a fixed random gradient, last parameter first.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        compute_ms: float,
-        backward_share: float = 2 / 3,
-        *,
-        condition: Condition = EVEN,
-        factor: float = 1.0,
-        seed: Sequence[int] = (0, 0),
-    ) -> None:
-        super().__init__()
-        self.module = module
-        self._waiter = Waiter()
-        self._variation = condition.variation_of(factor, seed)
-        generator = torch.Generator().manual_seed(0)
-        trained = [p for p in module.parameters() if p.requires_grad]
-        total = sum(p.numel() for p in trained)
-        self._layers = []
-        for parameter in trained:
-            seconds = compute_ms / 1000 * parameter.numel() / total
-            gradient = torch.randn(parameter.shape, generator=generator).mul_(0.01).to(parameter.device)
-            times = seconds * (1 - backward_share), seconds * backward_share
-            self._layers.append((parameter, gradient, *times))
-
-    def forward(self) -> Tensor:
-        """Return a scalar with gradient, after the forward's share of the time."""
-        activation = torch.zeros((), requires_grad=True)
-        longer = self._variation.draw().item()
-        for parameter, gradient, *times in self._layers:
-            forward_s, backward_s = (longer * seconds for seconds in times)
-            activation = _Layer.apply(activation, parameter, gradient, forward_s, backward_s, self._waiter)
-        return activation
+BACKWARD_SHARE = 2 / 3  # of a step's waits
 
 
 class Waiter:
@@ -79,23 +32,48 @@ class Waiter:
             self._owed -= time.perf_counter() - begin
 
 
+class EmulatedCompute(nn.Module):
+    """The parameters of `module` (the same objects), with a forward and a backward that wait.
+
+    compute_ms:     of forward and backward together, shared among the parameters by their size
+    variation:      of this time from step to step; None: always the same
+
+    `forward()` returns a scalar; its backward gives every parameter a fixed random gradient, last parameter first.
+    """
+
+    def __init__(self, module: nn.Module, compute_ms: float, variation: Variation | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self._waiter = Waiter()
+        self._variation = variation or Variation(seed=(0, 0))
+        generator = torch.Generator().manual_seed(0)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        total = sum(p.numel() for p in trained)
+        self._layers = []
+        for parameter in trained:
+            gradient = torch.randn(parameter.shape, generator=generator).mul_(0.01).to(parameter.device)
+            self._layers.append((parameter, gradient, compute_ms / 1000 * parameter.numel() / total))
+
+    def forward(self) -> Tensor:
+        """Return a scalar with gradient, after the forward's share of the time."""
+        activation = torch.zeros((), requires_grad=True)
+        longer = self._variation.draw().item()
+        for parameter, gradient, seconds in self._layers:
+            activation = _Layer.apply(activation, parameter, gradient, longer * seconds, self._waiter)
+        return activation
+
+
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        activation: Tensor,
-        parameter: Tensor,
-        gradient: Tensor,
-        forward_s: float,
-        backward_s: float,
-        waiter: Waiter,
+        ctx: Any, activation: Tensor, parameter: Tensor, gradient: Tensor, seconds: float, waiter: Waiter
     ) -> Tensor:
-        ctx.rest = gradient, backward_s, waiter
-        waiter.wait(forward_s)
+        ctx.rest = gradient, seconds, waiter
+        waiter.wait(seconds * (1 - BACKWARD_SHARE))
         return activation.clone()
 
     @staticmethod
     def backward(ctx: Any, incoming: Tensor) -> tuple:
-        gradient, backward_s, waiter = ctx.rest
-        waiter.wait(backward_s)
-        return incoming, gradient, None, None, None, None
+        gradient, seconds, waiter = ctx.rest
+        waiter.wait(seconds * BACKWARD_SHARE)
+        return incoming, gradient, None, None, None

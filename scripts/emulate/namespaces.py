@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.cli import UsageError
@@ -23,13 +23,12 @@ NETWORK = "10.77.0"
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Host:
     """An emulated host; its interface eth0 has the address 10.77.0.<number>."""
 
     number: int
     namespace: str
-    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def address(self) -> str:

@@ -16,29 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from common.launch.cli import main
-from common.planner.conditions import CONDITIONS, Condition
+from common.planner.cluster import Variation
+from common.planner.conditions import CONDITIONS
 from common.training import worker
 from common.training.task import load_task
 from scripts.emulate import decent_dp
-from scripts.emulate.compute import Waiter
-
-BACKWARD_SHARE = 2 / 3  # of a step's waits
+from scripts.emulate.compute import BACKWARD_SHARE, Waiter
 
 
 class Waits:
-    """Waits in the layers of a module while it trains: `compute_ms` for forward and backward of a batch.
-
-    condition: how uneven they are, `factor` times as long on a slow host
-    seed:      of the variation, such as (seed, rank)
+    """Waits in the layers of a module while it trains: `compute_ms` for forward and backward of a batch, as they vary.
 
     The first batch shows which layers run, and how often; it waits for too long or too short a time.
     """
 
-    def __init__(
-        self, module: nn.Module, compute_ms: float, condition: Condition, factor: float, seed: tuple[int, ...]
-    ) -> None:
+    def __init__(self, module: nn.Module, compute_ms: float, variation: Variation) -> None:
         self._waiter = Waiter()
-        self._variation = condition.variation_of(factor, seed)
+        self._variation = variation
         self._longer = 1.0
         self._compute_s = compute_ms / 1000
         self._total = sum(p.numel() for p in module.parameters())  # of the layers that a batch runs through
@@ -89,7 +83,7 @@ def slow_down(name: str) -> None:
 
     def build_slowed(self: Any) -> nn.Module:
         module = build(self)
-        Waits(module, settings["compute_ms"], condition, factor, (0, int(os.environ["RANK"])))
+        Waits(module, settings["compute_ms"], condition.variation_of(factor, (0, int(os.environ["RANK"]))))
         return module
 
     task.build_model = build_slowed

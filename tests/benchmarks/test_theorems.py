@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scripts.benchmarks import theorems
-from scripts.benchmarks.theorems import MOMENTUM, Errors, Period, main, matrices_of, transient
+from scripts.benchmarks.theorems import MOMENTUM, Errors, main, matrices_of, mean_errors, transient
 
 
 @pytest.mark.parametrize(("name", "n"), [("ring", 5), ("one_peer_exponential", 6), ("aer", 4)])
@@ -29,7 +29,7 @@ def test_errors_are_those_of_the_recursion_of_means_and_covariances(name: str, n
             descent = np.block([[w, -rate * w], [np.zeros((n, n)), np.eye(n)]])
             mean, covariance = descent @ mean, descent @ covariance @ descent.T
     expected = [errors[:, : len(matrices) * periods].mean() for periods in (1, 2, 4, 8)]
-    got = Period.of(matrices, h, pull, rate).mean_errors(doublings=4)
+    got = mean_errors(matrices, h, pull, rate, doublings=4)
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 

@@ -9,8 +9,8 @@ before the other does not. Kernels run at once, on the CPU; messages bring nothi
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +35,6 @@ class Entry:
 
     what:      "kernel", "host sync", "batch" (of messages), or a collective's name
     after:     the entries that are done before it begins
-    stream:    name of the stream on which it was queued
     group:     communicator; None for kernels
     transfers: of a batch
     bytes:     of a collective
@@ -44,7 +43,6 @@ class Entry:
 
     what: str
     after: frozenset[int]
-    stream: str
     group: Group | None = None
     transfers: tuple[Transfer, ...] = ()
     bytes: int = 0
@@ -60,32 +58,19 @@ class Group:
 
 
 class Stream:
-    """A CUDA stream: its last entry, and what its next one has to come after."""
+    """A CUDA stream; what is queued on it next comes after the entries `frontier`."""
 
-    def __init__(self, trace: Trace, name: str) -> None:
-        self.name = name
+    def __init__(self, trace: Trace, frontier: frozenset[int] = frozenset()) -> None:
         self._trace = trace
-        self._frontier: frozenset[int] = frozenset()
-
-    def snapshot(self) -> frozenset[int]:
-        """Return the entries that what is queued next comes after."""
-        return self._frontier
-
-    def queued(self, entry: int) -> None:
-        """Note the stream's new last entry."""
-        self._frontier = frozenset((entry,))
-
-    def join(self, entries: frozenset[int]) -> None:
-        """Have what is queued next come after these too."""
-        self._frontier |= entries
+        self.frontier = frontier
 
     def wait_stream(self, other: Stream) -> None:
         """As `torch.cuda.Stream.wait_stream`."""
-        self.join(other.snapshot())
+        self.frontier |= other.frontier
 
     def wait_event(self, event: Event) -> None:
         """As `torch.cuda.Stream.wait_event`."""
-        self.join(event.snapshot)
+        self.frontier |= event.snapshot
 
     def synchronize(self) -> None:
         """As `torch.cuda.Stream.synchronize`: blocks the host."""
@@ -101,7 +86,7 @@ class Event:
 
     def record(self, stream: Stream | None = None) -> None:
         """As `torch.cuda.Event.record`."""
-        self.snapshot = (stream or self._trace.current).snapshot()
+        self.snapshot = (stream or self._trace.current).frontier
 
     def query(self) -> bool:
         """Return True: the device is fast."""
@@ -125,9 +110,9 @@ class Work:
     def wait(self, timeout: object = None) -> bool:
         """As NCCL's: a timeout would block the host until the message has arrived."""
         if timeout is not None:
-            self._trace.current.join(frozenset((self._entry,)))
+            self._trace.current.frontier |= {self._entry}
             self._trace.host_sync("Work.wait with a timeout")
-        self._trace.current.join(frozenset((self._entry,)))
+        self._trace.current.frontier |= {self._entry}
         return True
 
     def is_completed(self) -> bool:
@@ -151,16 +136,12 @@ class Trace:
     def __post_init__(self) -> None:
         self._synced: frozenset[int] = frozenset()
         self._last: dict[Group, int] = {}  # of each communicator
-        self.current = Stream(self, "current")
-        self._streams = 0
+        self.current = Stream(self)
         self.world = self.new_group(range(self.world_size))
 
     def stream(self, device: object = None) -> Stream:
         """Return a new stream."""
-        self._streams += 1
-        new = Stream(self, f"side {self._streams}")
-        new.join(self._synced)
-        return new
+        return Stream(self, self._synced)
 
     @contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
@@ -174,9 +155,9 @@ class Trace:
     def queue(self, what: str, **others: Any) -> int:
         """Queue a kernel on the current stream; return the number of its entry."""
         number = len(self.entries)
-        after = self.current.snapshot() | self._synced
-        self.entries.append(Entry(what, after, self.current.name, label=self.label, **others))
-        self.current.queued(number)
+        after = self.current.frontier | self._synced
+        self.entries.append(Entry(what, after, label=self.label, **others))
+        self.current.frontier = frozenset((number,))
         return number
 
     def host_sync(self, what: str) -> None:
@@ -190,8 +171,8 @@ class Trace:
         group = group or self.world
         number = len(self.entries)
         before = {self._last[group]} if group in self._last else set()
-        after = self.current.snapshot() | self._synced | before
-        self.entries.append(Entry(what, after, self.current.name, group, label=self.label, **others))
+        after = self.current.frontier | self._synced | before
+        self.entries.append(Entry(what, after, group, label=self.label, **others))
         self._last[group] = number
         return Work(self, number)
 
@@ -203,12 +184,33 @@ class Trace:
 
 
 @contextmanager
-def queued_everywhere() -> Iterator[None]:
-    """Take every device for one that runs behind the host."""
+def replacing(functions: Mapping[str, object]) -> Iterator[None]:
+    """Replace these functions, and take every device for one that runs behind the host."""
     with ExitStack() as stack:
+        for name, function in functions.items():
+            stack.enter_context(patch(name, function))
         for name, module in list(sys.modules.items()):
             if name.startswith("common.") and hasattr(module, "is_queued"):
                 stack.enter_context(patch.object(module, "is_queued", lambda device: True))
+        yield
+
+
+class Idle:
+    """A stream or an event without a device."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        return lambda *_, **__: True if name == "query" else 0.0
+
+
+@contextmanager
+def idle_streams() -> Iterator[None]:
+    """Take the engine's path for GPUs: streams do nothing, messages are waited for where a stream would wait."""
+    functions = {"torch.cuda.Stream": Idle, "torch.cuda.Event": Idle, "torch.cuda.current_stream": Idle}
+    functions |= {"torch.cuda.stream": lambda _: nullcontext(), "torch.Tensor.record_stream": lambda *_: None}
+    with replacing(functions):
         yield
 
 
@@ -231,12 +233,7 @@ def emulated() -> Iterator[SimpleNamespace]:
 
     def batch(ops: Sequence[SimpleNamespace]) -> list[Work]:
         transfers = tuple(Transfer(op.kind, op.peer, op.tensor.nbytes) for op in ops)
-        work = here.trace.post(
-            "batch",
-            ops[0].group,
-            transfers=transfers,
-        )
-        return [work]
+        return [here.trace.post("batch", ops[0].group, transfers=transfers)]
 
     def message(op: Callable, tensor: Tensor, peer: int, group: Group | None = None, tag: int = 0) -> SimpleNamespace:
         kind = "send" if op is dist.isend else "recv"
@@ -272,8 +269,5 @@ def emulated() -> Iterator[SimpleNamespace]:
         "torch.distributed.batch_isend_irecv": batch,
         "torch.distributed.P2POp": message,
     }
-    with ExitStack() as stack:
-        for name, value in replaced.items():
-            stack.enter_context(patch(name, value))
-        stack.enter_context(queued_everywhere())
+    with replacing(replaced):
         yield here

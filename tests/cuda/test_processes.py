@@ -1,18 +1,15 @@
 """The branch for GPUs in real processes: streams are stand-ins, gloo carries messages, numbers are the simulator's."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 
 from common.parallel import Outer
 from common.topology import build
-from tests.cuda.device import queued_everywhere
+from tests.cuda.device import idle_streams
 from tests.distributed.comparison import assert_equal_to_simulator
 from tests.distributed.scenarios import Scenario, in_process
 from tests.distributed.sharded import in_sharded_process
@@ -21,34 +18,15 @@ LOCAL = {"local_steps": 3, "merge_after": 2, "outer": Outer(lr=0.4, momentum=0.9
 AER = Scenario(optimizer="fused_accumadamw", topology="aer", workers_per_host=2, steps=8)
 
 
-@contextmanager
-def streams_without_a_device() -> Iterator[None]:
-    """Let the engine believe that the CPU runs behind the host: a message is waited for where a stream would wait."""
-    stream = SimpleNamespace(wait_stream=lambda other: None, wait_event=lambda event: None)
-    event = SimpleNamespace(record=lambda stream: None, query=lambda: True, elapsed_time=lambda other: 0.0)
-    replaced = {
-        "torch.cuda.Stream": lambda device: stream,
-        "torch.cuda.current_stream": lambda device: stream,
-        "torch.cuda.stream": lambda stream: nullcontext(),
-        "torch.cuda.Event": lambda enable_timing=False: event,
-        "torch.Tensor.record_stream": lambda tensor, stream: None,
-    }
-    with ExitStack() as stack:
-        for name, value in replaced.items():
-            stack.enter_context(patch(name, value))
-        stack.enter_context(queued_everywhere())
-        yield
-
-
 def on_streams(rank: int, n: int, scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:
     """Return the results of the scenarios on this rank, by the branch for GPUs."""
-    with streams_without_a_device():
+    with idle_streams():
         return in_process(rank, n, scenarios)
 
 
 def sharded_on_streams(rank: int, n: int, scenarios: Sequence[Scenario]) -> list[dict[str, Any]]:
     """Return the results of the scenarios with shards on this rank, by the branch for GPUs."""
-    with streams_without_a_device():
+    with idle_streams():
         return in_sharded_process(rank, n, scenarios)
 
 

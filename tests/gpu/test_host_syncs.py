@@ -13,7 +13,8 @@ from unittest import mock
 import pytest
 import torch
 
-from common.launch import processes as launcher
+from common.launch import rank as of_rank
+from common.launch.processes import launch
 from common.training.recorder import Recorder
 from tests.gpu.device import Device, on_both, on_gpu, on_slow_cpu_too
 from tests.gpu.groups import delayed_group
@@ -68,7 +69,7 @@ def test_steps_with_gossip(device: Device, figure: Callable[[str], None]) -> Non
 
 def watch_run(device: Device, task: str, folder: Path) -> None:
     """Watch the training loop of a task."""
-    step, train = Recorder.step, launcher.train
+    step, train = Recorder.step, of_rank.train
     errors: list[BaseException] = []
     with contextlib.ExitStack() as watch:
 
@@ -88,8 +89,8 @@ def watch_run(device: Device, task: str, folder: Path) -> None:
                 raise
 
         arguments = [*short_run(task, device, folder, WARMUP + STEPS + 1), "logging.every=1000"]
-        with mock.patch.object(Recorder, "step", watched), mock.patch.object(launcher, "train", remembering):
-            code = launcher.launch(task, arguments)
+        with mock.patch.object(Recorder, "step", watched), mock.patch.object(of_rank, "train", remembering):
+            code = launch(task, arguments)
     for error in errors:
         raise error
     assert code == 0

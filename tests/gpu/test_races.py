@@ -8,15 +8,12 @@ tensor; it sees no compiled kernels, so these run operation by operation.
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.cuda.device import queued_everywhere
+from tests.cuda.device import idle_streams
 from tests.gpu.device import Device, on_gpu, on_slow_cpu_too
 from tests.gpu.groups import delayed_group
 from tests.gpu.training import SmallTraining
@@ -36,26 +33,14 @@ GOSSIP: tuple[dict[str, object], ...] = (
 )
 
 
-class Idle:
-    """A stream or an event without a device."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_, **__: 0.0
-
-
 @pytest.fixture
 def queued(device: Device, request: pytest.FixtureRequest) -> Iterator[None]:
-    """On a CPU, take the engine's path for GPUs: streams do nothing, messages come when somebody waits for them."""
-    with ExitStack() as stack:
-        if not device.on_gpu:
-            request.getfixturevalue("eager_kernel")
-            replaced = {"Stream": Idle, "Event": Idle, "current_stream": Idle, "stream": lambda _: nullcontext()}
-            for name, value in replaced.items():
-                stack.enter_context(patch(f"torch.cuda.{name}", value))
-            stack.enter_context(queued_everywhere())
+    """On a CPU, take the engine's path for GPUs."""
+    if device.on_gpu:
+        yield
+        return
+    request.getfixturevalue("eager_kernel")
+    with idle_streams():
         yield
 
 

@@ -1,10 +1,10 @@
 """Reported times are true, and updates and steps are about as fast as the GPU and a plain loop allow."""
 
+import contextlib
 import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,8 +23,6 @@ from common.training.device import autocast
 from common.training.recorder import Recorder
 from gpt2.config import Gpt2Config
 from gpt2.model import GPT2, Shape, parameter_count
-from scripts.benchmarks.interleaved_steps import run_interleaved
-from scripts.benchmarks.rounds import rounds_in_turn
 from tests.gpu.device import Device, on_gpu, on_slow_cpu_too
 from tests.gpu.training import GPT2_SMALL, Clock, short_run
 
@@ -39,16 +37,24 @@ COMPILED = ["training.precision=bf16", "training.compile=true"]
 LEAST_OF_COPY, LEAST_OF_PLAIN = 0.5, 0.9  # shares of the rate of a copy, of the tokens a second of a plain loop
 
 
-def step_times(device: Device, folder: Path) -> tuple[float, float]:
-    """Return `time_step_ms` of a GPT-2 run, in terms of the measured time, and this in ms: medians over the rows."""
-    clock, step = Clock(device), Recorder.step
+@contextlib.contextmanager
+def marking_steps(clock: Clock) -> Iterator[None]:
+    """Mark the end of every step of training."""
+    step = Recorder.step
 
     def marking(recorder: Recorder, *args: Any, **options: Any) -> None:
         clock.mark()
         step(recorder, *args, **options)
 
-    arguments = [*short_run("gpt2", device, folder, EVERY * WINDOWS), f"logging.every={EVERY}"]
     with mock.patch.object(Recorder, "step", marking):
+        yield
+
+
+def step_times(device: Device, folder: Path) -> tuple[float, float]:
+    """Return `time_step_ms` of a GPT-2 run, in terms of the measured time, and this in ms: medians over the rows."""
+    clock = Clock(device)
+    arguments = [*short_run("gpt2", device, folder, EVERY * WINDOWS), f"logging.every={EVERY}"]
+    with marking_steps(clock):
         assert launch("gpt2", arguments + COMPILED[:1] * device.on_gpu) == 0
     rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     reported = [row["time_step_ms"] for row in rows if row["split"] == "train"][UNTIMED_WINDOWS:]
@@ -80,20 +86,18 @@ def windows_of_updates(shape: Shape, device: Device) -> dict[str, Callable[[], o
 
 def rates(shape: Shape, device: Device) -> Mapping[str, float]:
     """Return GB/s of each, the median over rounds in which they take turns."""
-
-    def timed(update: Callable[[], object], of_element: float, number: int) -> float:
-        clock = Clock(device)
-        device.settle()
-        clock.mark()
-        for _ in range(WINDOW):
-            update()
-        clock.mark()
-        return of_element * WINDOW * parameter_count(shape) / clock.seconds()[0] / 1e9
-
-    contenders = {n: partial(timed, update, BYTES[n]) for n, update in windows_of_updates(shape, device).items()}
-    for contender in contenders.values():
-        contender(0)  # compiles and allocates
-    return {name: statistics.median(found) for name, found in rounds_in_turn(contenders, ROUNDS).items()}
+    updates = windows_of_updates(shape, device)
+    found: dict[str, list[float]] = {name: [] for name in updates}
+    for _ in range(1 + ROUNDS):  # the first compiles and allocates
+        for name, update in updates.items():
+            clock = Clock(device)
+            device.settle()
+            clock.mark()
+            for _ in range(WINDOW):
+                update()
+            clock.mark()
+            found[name].append(BYTES[name] * WINDOW * parameter_count(shape) / clock.seconds()[0] / 1e9)
+    return {name: statistics.median(values[1:]) for name, values in found.items()}
 
 
 @on_gpu
@@ -103,8 +107,8 @@ def test_updates_are_bound_by_memory(device: Device, figure: Callable[[str], Non
     assert found["AccumAdamW"] >= LEAST_OF_COPY * found["copy"]
 
 
-def train_plainly(config: Gpt2Config, device: Device, boundary: Callable[[], None]) -> None:
-    """Train the configured GPT-2 as in nanoGPT, with a call of `boundary` before each step."""
+def train_plainly(config: Gpt2Config, device: Device, clock: Clock) -> None:
+    """Train the configured GPT-2 as in nanoGPT, with a mark at the end of each step."""
     torch.set_num_threads(1)
     model = GPT2(config.model.shape).to(device.name)
     kinds = {0.1: [p for p in model.parameters() if p.dim() >= 2], 0.0: [p for p in model.parameters() if p.dim() < 2]}
@@ -115,7 +119,6 @@ def train_plainly(config: Gpt2Config, device: Device, boundary: Callable[[], Non
     batches = batches_of(config, device)
     batch = next(batches)
     for _ in range(config.training.steps):
-        boundary()
         with autocast(config.training.precision, torch.device(device.name)):
             loss = model(batch[:, :-1], batch[:, 1:])
         batch = next(batches)  # while the GPU runs forward
@@ -123,6 +126,7 @@ def train_plainly(config: Gpt2Config, device: Device, boundary: Callable[[], Non
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        clock.mark()
 
 
 def batches_of(config: Gpt2Config, device: Device) -> Iterator[Tensor]:
@@ -137,11 +141,14 @@ def batches_of(config: Gpt2Config, device: Device) -> Iterator[Tensor]:
 
 @on_slow_cpu_too
 def test_training_is_as_fast_as_a_plain_loop(device: Device, figure: Callable[[str], None], tmp_path: Path) -> None:
-    turn, turns = 10, 7 if device.on_gpu else 3  # steps in a row, how often; the first turn is not timed
-    options = [*short_run("gpt2", device, tmp_path, turn * turns), *OPTIONS, *COMPILED * device.on_gpu]
+    steps = EVERY * (WINDOWS if device.on_gpu else 3)
+    options = [*short_run("gpt2", device, tmp_path, steps), *OPTIONS, *COMPILED * device.on_gpu]
     config = compose_config("gpt2", options)
-    plainly = partial(train_plainly, config, device)
-    ours, plain, ratio = run_interleaved("gpt2", options, plainly, turn=turn, settle=device.settle).compare()
+    clocks = Clock(device), Clock(device)
+    train_plainly(config, device, clocks[0])
+    with marking_steps(clocks[1]):
+        assert launch("gpt2", options) == 0
+    plain, ours = (statistics.median(clock.seconds()[EVERY:]) for clock in clocks)
     tokens = config.training.batch_size * config.model.context
     figure(f"{tokens / ours:,.0f} tokens/s, plain loop {tokens / plain:,.0f}")
-    assert 1 / ratio >= (LEAST_OF_PLAIN if device.on_gpu else 0.02)
+    assert plain / ours >= (LEAST_OF_PLAIN if device.on_gpu else 0.02)

@@ -10,7 +10,7 @@ from torch import nn
 
 from common.cli import UsageError
 from common.launch.compose import compose_config
-from common.planner.conditions import CONDITIONS
+from common.planner.cluster import Variation
 from common.training.task import load_task
 from scripts.emulate import program as emulate
 from scripts.emulate.compute import Waiter
@@ -41,7 +41,7 @@ def test_a_step_waits_as_long_as_asked(task: str, more: list[str], wanted: list[
     model = class_(config).build_model()
     batch = next(class_(config).train_data(0, 1, 4 if task != "transformer" else 128, torch.device("cpu")).epoch(0))
     plain, trained = copy.deepcopy(model), class_(config)
-    Waits(model, 100.0, CONDITIONS["even"], 1.5, (0, 0))
+    Waits(model, 100.0, Variation(factor=1.5, seed=(0, 0)))
     for module in (plain, model, model):
         wanted.clear()
         module.zero_grad()
@@ -61,7 +61,7 @@ def test_gradients_are_ready_after_their_waits(wanted: list[float]) -> None:
     ready: list[int] = []
     for layer in model:
         layer.weight.register_hook(lambda _: ready.append(len(wanted)))
-    Waits(model, 60.0, CONDITIONS["even"], 1.0, (0,))
+    Waits(model, 60.0, Variation(seed=(0, 0)))
     model(torch.ones(1, 2)).sum().backward()
     np.testing.assert_allclose(wanted, [0.01, 0.01, 0.02, 0.02])
     assert ready == [3, 4]  # both layers' forward waits, then one more before each gradient

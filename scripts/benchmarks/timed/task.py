@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from cnn.data import Images
 from cnn.task import ImageClassification
-from common.config.config import Config
 from common.parallel.collectives import world_size
 
 
@@ -24,15 +23,10 @@ class Note(NamedTuple):
     membership: int
 
 
-class Notes:
-    """Lines "<time> <world size> <membership>" in the file <process number> of the folder STEPS_FOLDER."""
-
-    def __init__(self) -> None:
-        self._file = (Path(os.environ["STEPS_FOLDER"]) / str(os.getpid())).open("a", buffering=1)
-
-    def write(self, note: Note) -> None:
-        """Add a line."""
-        self._file.write(f"{note.time:.6f} {note.world_size} {note.membership}\n")
+def write_note(note: Note) -> None:
+    """Add a line "<time> <world size> <membership>" to the file <process number> of the folder STEPS_FOLDER."""
+    with (Path(os.environ["STEPS_FOLDER"]) / str(os.getpid())).open("a") as file:
+        file.write(f"{note.time:.6f} {note.world_size} {note.membership}\n")
 
 
 def read_notes(folder: Path) -> dict[int, list[Note]]:
@@ -47,20 +41,17 @@ def read_notes(folder: Path) -> dict[int, list[Note]]:
 class Timed(ImageClassification):
     """Image classification with notes."""
 
-    def __init__(self, config: Config) -> None:
-        super().__init__(config)
-        self._notes, self._opened = None, 0
+    opened = 0  # how often
 
     def train_data(self, *arguments: Any) -> Any:
         """Count how often data are opened."""
-        self._opened += 1
+        self.opened += 1
         return super().train_data(*arguments)
 
     def loss(self, model: nn.Module, batch: Images) -> Tensor:
         """Note the time, return the loss; called once in a step."""
         if model.training:
-            self._notes = self._notes or Notes()
-            self._notes.write(Note(time.time(), world_size(), self._opened))
+            write_note(Note(time.time(), world_size(), self.opened))
         return super().loss(model, batch)
 
 

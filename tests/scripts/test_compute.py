@@ -1,0 +1,84 @@
+"""Computing replaced by waits: as long as asked, with gradients one after another, and as uneven as predicted."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.planner.cluster import Cluster, Variation
+from common.planner.conditions import CONDITIONS, Condition
+from scripts.emulate import compute
+from scripts.emulate.compute import EmulatedCompute, Waiter
+
+
+class Clock:
+    """Time that passes only in sleeps, which take a tenth too long."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def perf_counter(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += 1.1 * seconds
+
+
+def test_gradients_come_one_after_another_last_layer_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(compute, "time", clock)
+    layers = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(9)))
+    layers[8].weight.requires_grad_(False)
+    model = EmulatedCompute(layers, compute_ms=120.0)
+    assert list(model.parameters()) == list(layers.parameters())
+    order = []
+    for index, weight in enumerate([*layers.parameters()][:8]):
+        weight.register_post_accumulate_grad_hook(lambda _, i=index: order.append((i, clock.perf_counter())))
+    loss = model()
+    assert clock.perf_counter() == pytest.approx(0.040, abs=0.001)
+    loss.backward()
+    assert clock.perf_counter() == pytest.approx(0.120, abs=0.001)
+    assert [index for index, _ in order] == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert [when for _, when in order] == pytest.approx([0.040 + 0.010 * i for i in range(1, 9)], abs=0.002)
+    assert layers[8].weight.grad is None
+    first = layers[0].weight.grad.clone()
+    layers.zero_grad()
+    model().backward()
+    assert torch.equal(layers[0].weight.grad, first)
+
+
+def waits(monkeypatch: pytest.MonkeyPatch, steps: int, variation: Variation) -> np.ndarray:
+    """Seconds that each step of 100 ms wants to wait."""
+    wanted, found = [], []
+    monkeypatch.setattr(Waiter, "wait", lambda self, seconds: wanted.append(seconds))
+    model = EmulatedCompute(nn.Linear(2, 2), 100.0, variation)
+    for _ in range(steps):
+        wanted.clear()
+        model().backward()
+        found.append(sum(wanted))
+    return np.array(found)
+
+
+def test_steps_vary_and_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    condition = Condition("varying", variation=0.5)
+    varying = [condition.variation_of(2.0, seed) for seed in ((0, 1), (0, 1), (0, 2))]
+    one, same, other = (waits(monkeypatch, 2000, variation) for variation in varying)
+    assert np.array_equal(one, same)
+    assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
+    assert one.mean() == pytest.approx(0.2, rel=0.05)
+    assert one.std() / one.mean() == pytest.approx(0.5, rel=0.05)
+    condition = Condition("stalling", stall_share=0.1, stall_factor=10.0)
+    stalling = waits(monkeypatch, 2000, condition.variation_of(1.0, (0, 3)))
+    assert set(np.round(stalling, 9)) == {0.1, 1.0}
+    assert (stalling > 0.5).mean() == pytest.approx(0.1, abs=0.02)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
+@pytest.mark.parametrize("rank", [0, 3])
+def test_what_is_emulated_is_what_is_predicted(
+    condition: Condition, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicted = condition.on(Cluster(hosts=2, workers_per_host=2, compute_ms=100.0)).draw_compute_ms(200, seed=7)
+    factor = condition.slow_host if rank < 2 else 1.0
+    got = waits(monkeypatch, 200, condition.variation_of(factor, (7, rank)))
+    assert got == pytest.approx(predicted[:, rank] / 1000)
