@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.experiments.definitions import ROOT
+from tests.slurm.fakes import SBATCH
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 # A job of two nodes with two CPU ranks each; the local Slurm only claims to have GPUs; each means one rank, too.
@@ -179,3 +180,15 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         (folder / name).chmod(0o755)
 
     return write
+
+
+@pytest.fixture
+def calls(tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which a Slurm that has nothing to do notes the arguments of each sbatch."""
+    program("squeue", "")
+    for name in ("sacct", "scontrol"):
+        program(name, "", fails=True)
+    program("sbatch", SBATCH, raw=True)
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("REFUSE", "")
+    return tmp_path / "calls"
