@@ -18,6 +18,7 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 # A job of two nodes with two CPU ranks each; the local Slurm only claims to have GPUs; each means one rank, too.
 FOUR_RANKS = ("--nodes=2", "--ntasks-per-node=2")
 FOUR_GPUS = ("--nodes=2", "--gpus-per-node=2")
+TWO_RANKS = ("--nodes=2", "--ntasks-per-node=1")
 NODES = ("node1", "node2", "node3", "node4")
 LIMIT_S = 900.0  # of every wait, on a busy machine
 

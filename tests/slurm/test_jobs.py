@@ -51,11 +51,12 @@ def uninterrupted(local_slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) 
 
 def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
     """At once; the Transformer where there is fairseq, which writes its data."""
-    tasks = {"gpt2": (small_gpt2, FOUR_RANKS), "transformer": (small_transformer, FOUR_GPUS)}
+    two_gpus = ("--nodes=2", "--gpus-per-node=1")  # one means one rank
+    tasks = {"gpt2": (small_gpt2, FOUR_RANKS, 2), "transformer": (small_transformer, two_gpus, 1)}
     if find_spec("fairseq") is None or find_spec("num2words") is None:
         del tasks["transformer"]
     jobs = {}
-    for task, (overrides, options) in tasks.items():
+    for task, (overrides, options, _) in tasks.items():
         (tmp_path / task).mkdir()
         chosen = [*overrides(tmp_path / task), "seed=5", "training.device=cpu", f"run_dir={tmp_path}/{task}/run"]
         jobs[task] = slurm.sbatch(*options, "slurm/train.sbatch", task, *chosen)
@@ -63,7 +64,10 @@ def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
         run = tmp_path / task / "run"
         assert slurm.wait(job) == "COMPLETED", slurm.log(job)
         config = OmegaConf.load(run / "config.yaml")
-        assert (config.task, config.seed, config.workers.count, config.workers.per_host) == (task, 5, 4, 2)
+        per_host = tasks[task][2]
+        assert (config.task, config.seed, config.workers.count, config.workers.per_host) == (
+            task, 5, 2 * per_host, per_host
+        )  # fmt: skip
         assert status(run) == "finished"
         log = (run / "slurm" / f"{job}.log").read_text()  # beside the run
         assert "step 6/6" in log
