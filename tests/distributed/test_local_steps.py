@@ -17,6 +17,11 @@ TOPOLOGIES = {
 }
 
 
+def chosen(n: int) -> list[Case]:
+    """Return every topology with every method; of many workers with each third."""
+    return cases(n, TOPOLOGIES[n])[:: 3 if n > 3 else 1]
+
+
 def assert_replayed(n: int, case: Case, workers: list[list[np.ndarray]], where: str) -> float:
     """Check parameters, anchors and momenta, where they are kept; return the largest error."""
     expected = in_numpy(n, case)
@@ -30,13 +35,12 @@ def assert_replayed(n: int, case: Case, workers: list[list[np.ndarray]], where: 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
 def test_the_simulator_computes_the_rule(n: int) -> None:
-    for case in cases(n, TOPOLOGIES[n]):
+    for case in chosen(n):
         assert_replayed(n, case, in_simulation(n, case), "simulator")
 
 
 @pytest.mark.parametrize("n", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5))])
 def test_processes_compute_the_rule(n: int) -> None:
-    chosen = cases(n, TOPOLOGIES[n])[:: 3 if n > 3 else 1]  # of many, each topology with other methods
-    results = run_processes(on_rank, n, chosen)
-    for index, case in enumerate(chosen):
+    results = run_processes(on_rank, n, chosen(n))
+    for index, case in enumerate(chosen(n)):
         assert_replayed(n, case, [result[index] for result in results], "processes")

@@ -42,7 +42,7 @@ FEW = [
     replace(BASE, optimizer="momentum", model=models.Tied, local=LOCAL),
     replace(BASE, optimizer="accumadamw", model=Uneven, steps=4),
 ]
-LARGE = [replace(BASE, model=Uneven, optimizer=name, steps=6) for name in ("adamw", "accumadamw", "fused_accumadamw")]
+LARGE = [replace(BASE, model=Uneven, optimizer="fused_accumadamw", steps=4)]
 # Of every transport.
 WIDE = [replace(BASE, topology=t, optimizer="fused_accumadamw") for t in ("aer", "ring", "complete")]
 
