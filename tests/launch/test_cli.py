@@ -56,8 +56,7 @@ def test_multirun_refuses_everything_if_one_run_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("codes", "expected", "started"),
-    [([0, 1, 0], 1, 3), ([0, 2, 1], 2, 3), ([0, INTERRUPTED, 0], INTERRUPTED, 2)],
+    ("codes", "expected", "started"), [([0, 1, 0], 1, 3), ([0, 2, 1], 2, 3), ([0, INTERRUPTED, 0], INTERRUPTED, 2)]
 )
 def test_multirun_ends_with_the_largest_exit_code_and_at_an_interruption(
     codes: list[int], expected: int, started: int, monkeypatch: pytest.MonkeyPatch
