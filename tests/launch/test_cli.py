@@ -111,6 +111,26 @@ def test_the_configuration_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "lr: 0.5" in capsys.readouterr().out
 
 
+def test_the_help_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--help") == 0
+    shown = capsys.readouterr().out
+    starts = ("python -m cnn.train ex", "python -m cnn.train wo", "torchrun")
+    assert sum(line.strip().startswith(starts) for line in shown.splitlines()) == 4
+    for part in ("optimizer: accumadam", "topology: aer", "training.batch_size", "resume=true", "75 interrupted"):
+        assert part in shown
+
+
+@pytest.mark.parametrize("wrong", ["optimizer.lr=-1", "optimizer.lrr=1"])
+def test_the_traceback_of_a_refused_configuration_on_request(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert run(monkeypatch, wrong) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert "error: optimizer.lr" in error
+
+
 def test_ones_own_folder_of_configurations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
