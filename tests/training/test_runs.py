@@ -29,8 +29,6 @@ from tests.training.runs import rows, summary
 
 SHORT = ["training.steps=12", "schedule.warmup=2", "evaluation.every=6", "logging.every=4"]
 QUIET = ["logging.progress=false", "training.threads=1", "model.width=4"]
-
-
 EVALUATIONS = ["evaluation.local_models=true", "evaluation.recalibrate_batches=3", "evaluation.keep_average=true"]
 # Local steps reach processes and simulation by the same options: one method with all of them stands for the others.
 METHODS = {
