@@ -86,7 +86,7 @@ def interrupt(command: list[str], number: int, folder: Path) -> tuple[int | None
 def test_a_signal_to_the_launcher_saves_and_stops(tmp_path: Path) -> None:
     """Every time that the run goes on."""
     steps = 0
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGHUP):
         code, output = interrupt(PLAIN, number, tmp_path / "run")
         assert code == 75, output
         assert steps < summary(tmp_path / "run")["steps"] < 600
