@@ -23,15 +23,8 @@ ENDS = {  # of a rank, and what the log says of it
 
 def test_a_rank_that_dies_or_hangs_fails_the_job_and_the_log_says_why(slurm: Slurm, tmp_path: Path) -> None:
     """Two jobs at once, which mostly wait."""
-    long = [
-        *TWO_RANKS,
-        "slurm/train.sbatch",
-        "cnn",
-        *SMALL,
-        "training.steps=100000",
-        "parallel.timeout_s=10",
-        "workers.count=2",
-    ]
+    long = [*TWO_RANKS, "slurm/train.sbatch", "cnn", *SMALL, "workers.count=2"]
+    long += ["training.steps=100000", "parallel.timeout_s=10"]
     jobs = {number: slurm.sbatch(*long, f"run_dir={tmp_path}/{int(number)}") for number in ENDS}
     for number, job in jobs.items():
         slurm.until(lambda run=tmp_path / f"{int(number)}": reached(run, 5), job)
