@@ -23,10 +23,7 @@ from tests.cnn.trees import write_tree
 CPU = torch.device("cpu")
 TRAIN, VALIDATION = {"ant": 14, "bee": 12, "cat": 16}, {"ant": 7, "bee": 3, "cat": 9}  # 42 and 19 images
 NO_FFCV = "FFCV is not installed (see `make env`)"
-LOADERS = [
-    pytest.param("ffcv", marks=pytest.mark.skipif(find_spec("ffcv") is None, reason=NO_FFCV)),
-    "torchvision",
-]
+LOADERS = [pytest.param("ffcv", marks=pytest.mark.skipif(find_spec("ffcv") is None, reason=NO_FFCV)), "torchvision"]
 needs_ffcv = pytest.mark.skipif(find_spec("ffcv") is None, reason=NO_FFCV)
 
 

@@ -43,10 +43,7 @@ def test_betas_follow_from_half_lives_and_the_batch_of_an_update(task: str, over
     config = compose_config(task, [*overrides[:1], *BASE, *overrides[1:], *HALF_LIVES])
     betas = (0.5 ** (batch / 50), 0.5 ** (batch / 800))
     assert config.optimizer.betas == betas
-    assert half_lives(config) == {
-        "half_life_first": pytest.approx(50),
-        "half_life_second": pytest.approx(800),
-    }
+    assert half_lives(config) == {"half_life_first": pytest.approx(50), "half_life_second": pytest.approx(800)}
 
 
 def test_one_half_life_leaves_the_other_beta() -> None:

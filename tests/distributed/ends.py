@@ -23,7 +23,6 @@ TIMEOUT_S = 30.0
 LATE_S = 0.6
 TOPOLOGIES = {  # workers and workers per host
     "aer": (4, 2),
-    "one_peer_exponential": (4, 2),
     "complete": (3, 1),
     "ring": (2, 1),
     "one_peer_ring": (1, 1),

@@ -18,14 +18,8 @@ def topologies(n: int) -> tuple[str, ...]:
     return ALWAYS + POWERS_OF_TWO * (n.bit_count() == 1)
 
 
-@pytest.mark.parametrize("n", [1, 2, 4, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 5, 8))])
+@pytest.mark.parametrize("n", [1, 2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_every_topology_and_every_optimizer(n: int) -> None:
     """Each topology with one of them, in turn."""
     pairs = zip(topologies(n), cycle(OPTIMIZERS[:: 1 if n % 2 else -1]), strict=False)
     assert_equal_to_simulator(n, [Scenario(topology=t, optimizer=name, steps=STEPS) for t, name in pairs])
-
-
-@pytest.mark.slow
-def test_every_topology_with_every_optimizer() -> None:
-    scenarios = [Scenario(topology=t, optimizer=name, steps=STEPS) for t in topologies(4) for name in OPTIMIZERS]
-    assert_equal_to_simulator(4, scenarios)

@@ -27,7 +27,6 @@ HOSTS = replace(BASE, topology="aer", workers_per_host=2)  # two workers of two 
     [
         (2, SCENARIOS),
         (4, SCENARIOS),
-        pytest.param(6, SCENARIOS[:3], marks=pytest.mark.slow),
         pytest.param(8, [*SCENARIOS[:3], HOSTS, replace(HOSTS, local=LOCAL)], marks=pytest.mark.slow),
     ],
 )

@@ -119,17 +119,12 @@ def test_a_worker_that_loses_a_rank_is_lost_as_a_whole(tmp_path: Path) -> None:
     assert_equals_replay(folder, *arguments)
 
 
-LOCAL = ["parallel.local_steps=6", "parallel.merge_after=3", "parallel.outer.lr=0.3", "parallel.outer.momentum=0.9"]
-
-
-LOCAL_TOGETHER = [*LOCAL, "parallel.fragments=2", "optimizer=sgd", "topology=complete"]
-LOCAL_TOGETHER += ["parallel.order=atc", "parallel.merge_after=0"]
 GOSSIP = {
-    "local steps": LOCAL,
-    "local steps, complete": LOCAL_TOGETHER,
-    "adapt then combine": ["parallel.order=atc", "optimizer=adamw"],
+    "local steps": [
+        *("parallel.local_steps=6", "parallel.merge_after=3", "parallel.fragments=2"),
+        *("parallel.outer.lr=0.3", "parallel.outer.momentum=0.9"),
+    ],
     "mixed momentum": ["parallel.order=atc", "optimizer=dmsgd", "optimizer.lr=0.05"],
-    "quasi-global momentum": ["parallel.order=atc", "optimizer=qg_dmsgd", "optimizer.lr=0.05"],
     "push-sum": ["parallel=sgp", "topology=file", "+topology.directed=true", "+topology.weights=push_sum"],
 }
 

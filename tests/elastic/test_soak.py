@@ -22,7 +22,7 @@ from tests.training.runs import wait_for
 
 WORKERS, KILLS, STOPS, SEED = (
     int(os.environ.get(f"SOAK_{name}", default))
-    for name, default in {"WORKERS": 4, "KILLS": 4, "STOPS": 1, "SEED": 0}.items()
+    for name, default in {"WORKERS": 4, "KILLS": 2, "STOPS": 1, "SEED": 0}.items()
 )
 WATCHED = 1  # the worker that stays
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200 + 60 * (KILLS + STOPS))]

@@ -1,6 +1,5 @@
 """Whole runs: processes against the simulator, resuming, what is saved, what the keys do."""
 
-import json
 import math
 import shutil
 from pathlib import Path
@@ -16,6 +15,7 @@ from gpt2.encode import unigram_entropy
 from gpt2.model import GPT2
 from gpt2.task import TASK
 from tests.gpt2.corpora import TINY, pattern, write_tokens
+from tests.training import runs
 
 METHODS = {
     "allreduce": ["parallel=allreduce", "optimizer=adamw"],
@@ -55,8 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(data: Path, run: Path, *overrides: str) -> list[dict[str, Any]]:
     """Return the rows of metrics.jsonl of a run, without wall-clock figures."""
     assert launch("gpt2", [*RUN, f"data.folder={data}", f"run_dir={run}", *overrides]) == 0
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
+    return runs.rows(run)
 
 
 @pytest.mark.slow

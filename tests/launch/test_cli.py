@@ -56,8 +56,7 @@ def test_multirun_refuses_everything_if_one_run_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("codes", "expected", "started"),
-    [([0, 1, 0], 1, 3), ([0, 2, 1], 2, 3), ([0, INTERRUPTED, 0], INTERRUPTED, 2)],
+    ("codes", "expected", "started"), [([0, 1, 0], 1, 3), ([0, 2, 1], 2, 3), ([0, INTERRUPTED, 0], INTERRUPTED, 2)]
 )
 def test_multirun_ends_with_the_largest_exit_code_and_at_an_interruption(
     codes: list[int], expected: int, started: int, monkeypatch: pytest.MonkeyPatch
@@ -110,6 +109,26 @@ def test_the_configuration_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(sys, "argv", ["cnn.train", "experiment=quickstart", "optimizer.lr=0.5", "--cfg", "job"])
     cli.main("cnn")
     assert "lr: 0.5" in capsys.readouterr().out
+
+
+def test_the_help_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--help") == 0
+    shown = capsys.readouterr().out
+    starts = ("python -m cnn.train ex", "python -m cnn.train wo", "torchrun")
+    assert sum(line.strip().startswith(starts) for line in shown.splitlines()) == 4
+    for part in ("optimizer: accumadam", "topology: aer", "training.batch_size", "resume=true", "75 interrupted"):
+        assert part in shown
+
+
+@pytest.mark.parametrize("wrong", ["optimizer.lr=-1", "optimizer.lrr=1"])
+def test_the_traceback_of_a_refused_configuration_on_request(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    assert run(monkeypatch, wrong) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" in error
+    assert "error: optimizer.lr" in error
 
 
 def test_ones_own_folder_of_configurations(

@@ -45,10 +45,7 @@ def train(optimizer, params, n_steps, first=1):
 def test_one_accumulation_step_is_adam(cls, dtype, tolerance, weight_decay, foreach):
     options = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": weight_decay}
     ours, theirs = parameters(dtype), parameters(dtype)
-    optimizers = [
-        cls(ours, accumulation_steps=1, foreach=foreach, **options),
-        TORCH_OF[cls](theirs, **options),
-    ]
+    optimizers = [cls(ours, accumulation_steps=1, foreach=foreach, **options), TORCH_OF[cls](theirs, **options)]
     schedules = [LambdaLR(optimizer, lambda t: 1 / (1 + t)) for optimizer in optimizers]
     for t in range(12):
         for optimizer, params, schedule in zip(optimizers, [ours, theirs], schedules, strict=True):

@@ -71,11 +71,7 @@ def separate(module: Language) -> list[Optimizer]:
     ]
     return [
         torch.optim.Muon(
-            [linear.weight for linear in linears],
-            0.02,
-            weight_decay=0.1,
-            momentum=0.9,
-            adjust_lr_fn="match_rms_adamw",
+            [linear.weight for linear in linears], 0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
         ),
         torch.optim.AdamW(groups, 0.005, betas=(0.9, 0.95), weight_decay=0.1),
     ]

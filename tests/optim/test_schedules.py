@@ -9,12 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.optim import (
-    constant_with_warmup,
-    cosine_with_warmup,
-    inverse_square_root,
-    multistep_with_warmup,
-)
+from common.optim import constant_with_warmup, cosine_with_warmup, inverse_square_root, multistep_with_warmup
 
 
 def make_optimizer(*lrs):
@@ -170,10 +165,7 @@ def test_state_dict_and_pickle_round_trip(schedule):
         (lambda o: cosine_with_warmup(o, 5, 1, 1.5), r"warmup_start=1.5: expected a number in \[0, 1\]"),
         (lambda o: cosine_with_warmup(o, 5, final_fraction=2), r"final_fraction=2: expected a number in"),
         (lambda o: cosine_with_warmup(o, 5, final_lr=-1), "final_lr=-1: expected a finite number >= 0"),
-        (
-            lambda o: cosine_with_warmup(o, 5, final_lr=3),
-            "final_lr=3: expected at most the lr of parameter group 0",
-        ),
+        (lambda o: cosine_with_warmup(o, 5, final_lr=3), "final_lr=3: expected at most the lr of parameter group 0"),
         (
             lambda o: cosine_with_warmup(o, 5, final_lr=0.1, final_fraction=0.1),
             "final_fraction=0.1: expected None when final_lr is given",
@@ -186,10 +178,7 @@ def test_state_dict_and_pickle_round_trip(schedule):
         ),
         (lambda o: multistep_with_warmup(o, [[5]]), r"milestones\[0\]=\[5\]: expected an integer"),
         (lambda o: multistep_with_warmup(o, [5, 5]), r"milestones=\(5, 5\): expected strictly increasing"),
-        (
-            lambda o: multistep_with_warmup(o, [2, 5], warmup_steps=3),
-            r"milestones\[0\]=2: expected an integer >= 3",
-        ),
+        (lambda o: multistep_with_warmup(o, [2, 5], warmup_steps=3), r"milestones\[0\]=2: expected an integer >= 3"),
         (lambda o: multistep_with_warmup(o, [2.5]), r"milestones\[0\]=2.5: expected an integer"),
         (lambda o: multistep_with_warmup(o, [2], gamma=-1), r"gamma=-1: expected a number in \[0, 1\]"),
         (lambda o: constant_with_warmup(o, True), "warmup_steps=True: expected an integer >= 0"),

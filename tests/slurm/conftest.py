@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from common.experiments.definitions import ROOT
+from tests.slurm.fakes import SBATCH
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 # A job of two nodes with two CPU ranks each; the local Slurm only claims to have GPUs; each means one rank, too.
 FOUR_RANKS = ("--nodes=2", "--ntasks-per-node=2")
 FOUR_GPUS = ("--nodes=2", "--gpus-per-node=2")
+TWO_RANKS = ("--nodes=2", "--ntasks-per-node=1")
 NODES = ("node1", "node2", "node3", "node4")
 LIMIT_S = 900.0  # of every wait, on a busy machine
 
@@ -179,3 +181,15 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., No
         (folder / name).chmod(0o755)
 
     return write
+
+
+@pytest.fixture
+def calls(tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file in which a Slurm that has nothing to do notes the arguments of each sbatch."""
+    program("squeue", "")
+    for name in ("sacct", "scontrol"):
+        program(name, "", fails=True)
+    program("sbatch", SBATCH, raw=True)
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("REFUSE", "")
+    return tmp_path / "calls"

@@ -17,6 +17,15 @@ VARIABLES = {
     "SLURM_TASKS_PER_NODE": "2(x4)",
     "SLURM_JOB_CPUS_PER_NODE": "64(x3),32",
 }
+SBATCH = """#!/bin/sh
+printf '%s\\n' "$*" >>"$CALLS"
+env >"$CALLS.environment"
+case "$*" in
+*--test-only*) exit 0 ;;
+*report.sbatch*) [ -z "$REFUSE" ] || { echo "sbatch: error: $REFUSE" >&2; exit 1; }; echo 12 ;;
+*) echo "11;cluster" ;;
+esac
+"""
 START = Start(job="7", step=0, time="2026-01-01T00:00:00+00:00", nodes="node[1-4]")
 
 

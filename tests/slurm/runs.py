@@ -2,18 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
+
+from tests.training.runs import rows
 
 SMALL = ["experiment=quickstart", "model.width=2", "training.checkpoint_every=20", "logging.every=5"]
 # A run that takes long enough to be interrupted in the middle.
 RUN = [*SMALL, "training.steps=300", "topology=aer", "seed=3"]
 MIDDLE = 30
-
-
-def metrics(run: Path) -> list[dict[str, Any]]:
-    """Rows without what depends on the clock on the wall."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in rows]
 
 
 def status(run: Path) -> str | None:
@@ -23,4 +18,4 @@ def status(run: Path) -> str | None:
 
 def reached(run: Path, step: int) -> bool:
     file = run / "metrics.jsonl"
-    return file.exists() and any(row["step"] >= step for row in metrics(run))
+    return file.exists() and any(row["step"] >= step for row in rows(run))

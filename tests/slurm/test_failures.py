@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from slurm import starts
-from tests.slurm.conftest import FOUR_RANKS, Slurm, command_of, processes_with
+from tests.slurm.conftest import TWO_RANKS, Slurm, command_of, processes_with
 from tests.slurm.runs import SMALL, reached
 
 pytestmark = pytest.mark.slow  # on a real Slurm
@@ -17,17 +17,18 @@ pytestmark = pytest.mark.slow  # on a real Slurm
 
 ENDS = {  # of a rank, and what the log says of it
     signal.SIGKILL: r"Signal 9 \(SIGKILL\)|exitcode: -9",
-    signal.SIGSTOP: r"rank \d failed:(.|\n)*all 4 ranks must take part(.|\n)*after step \d+|rank \d: gossip step \d+",
+    signal.SIGSTOP: r"rank \d failed:(.|\n)*all 2 ranks must take part(.|\n)*after step \d+|rank \d: gossip step \d+",
 }
 
 
 def test_a_rank_that_dies_or_hangs_fails_the_job_and_the_log_says_why(slurm: Slurm, tmp_path: Path) -> None:
     """Two jobs at once, which mostly wait."""
-    long = [*FOUR_RANKS, "slurm/train.sbatch", "cnn", *SMALL, "training.steps=100000", "parallel.timeout_s=10"]
+    long = [*TWO_RANKS, "slurm/train.sbatch", "cnn", *SMALL, "workers.count=2"]
+    long += ["training.steps=100000", "parallel.timeout_s=10"]
     jobs = {number: slurm.sbatch(*long, f"run_dir={tmp_path}/{int(number)}") for number in ENDS}
     for number, job in jobs.items():
         slurm.until(lambda run=tmp_path / f"{int(number)}": reached(run, 5), job)
-        ranks = [pid for pid in processes_with("RANK=3") if f"run_dir={tmp_path}/{int(number)}" in command_of(pid)]
+        ranks = [pid for pid in processes_with("RANK=1") if f"run_dir={tmp_path}/{int(number)}" in command_of(pid)]
         (last,) = ranks
         os.kill(last, number)
     for number, job in jobs.items():

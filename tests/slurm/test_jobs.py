@@ -15,7 +15,8 @@ from common.experiments.definitions import ROOT
 from slurm import starts
 from slurm.options import CLUSTERS
 from tests.slurm.conftest import FOUR_GPUS, FOUR_RANKS, Slurm
-from tests.slurm.runs import MIDDLE, RUN, metrics, reached, status
+from tests.slurm.runs import MIDDLE, RUN, reached, status
+from tests.training.runs import rows
 
 pytestmark = pytest.mark.slow  # on a real Slurm
 
@@ -46,16 +47,17 @@ def uninterrupted(local_slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) 
     """Metrics of RUN in local processes, without Slurm."""
     run = tmp_path_factory.mktemp("uninterrupted")
     local_slurm.call(sys.executable, "-m", "cnn.train", *RUN, "workers.count=4", "workers.per_host=2", f"run_dir={run}")
-    return metrics(run)
+    return rows(run)
 
 
 def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
     """At once; the Transformer where there is fairseq, which writes its data."""
-    tasks = {"gpt2": (small_gpt2, FOUR_RANKS), "transformer": (small_transformer, FOUR_GPUS)}
+    two_gpus = ("--nodes=2", "--gpus-per-node=1")  # one means one rank
+    tasks = {"gpt2": (small_gpt2, FOUR_RANKS, 2), "transformer": (small_transformer, two_gpus, 1)}
     if find_spec("fairseq") is None or find_spec("num2words") is None:
         del tasks["transformer"]
     jobs = {}
-    for task, (overrides, options) in tasks.items():
+    for task, (overrides, options, _) in tasks.items():
         (tmp_path / task).mkdir()
         chosen = [*overrides(tmp_path / task), "seed=5", "training.device=cpu", f"run_dir={tmp_path}/{task}/run"]
         jobs[task] = slurm.sbatch(*options, "slurm/train.sbatch", task, *chosen)
@@ -63,7 +65,10 @@ def test_every_task_runs_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
         run = tmp_path / task / "run"
         assert slurm.wait(job) == "COMPLETED", slurm.log(job)
         config = OmegaConf.load(run / "config.yaml")
-        assert (config.task, config.seed, config.workers.count, config.workers.per_host) == (task, 5, 4, 2)
+        per_host = tasks[task][2]
+        assert (config.task, config.seed, config.workers.count, config.workers.per_host) == (
+            task, 5, 2 * per_host, per_host
+        )  # fmt: skip
         assert status(run) == "finished"
         log = (run / "slurm" / f"{job}.log").read_text()  # beside the run
         assert "step 6/6" in log
@@ -102,9 +107,9 @@ def test_a_benchmark_measures_the_nodes_of_its_job(slurm: Slurm, tmp_path: Path)
     jobs = [slurm.sbatch(*options, f"slurm/{n}.sbatch", *BENCHMARKS[n], f"output={tmp_path}") for n in BENCHMARKS]
     for job, table, first in zip(jobs, ("communication", "scaling"), ("allreduce", "complete"), strict=True):
         assert slurm.wait(job) == "COMPLETED", slurm.log(job)
-        rows = list(csv.DictReader((tmp_path / f"{table}.csv").open()))
-        assert [row["topology"] for row in rows] == [first, "aer"]
-        assert {(row["workers"], row["hosts"], row["ranks_per_host"]) for row in rows} == {("4", "2", "2")}
+        found = list(csv.DictReader((tmp_path / f"{table}.csv").open()))
+        assert [row["topology"] for row in found] == [first, "aer"]
+        assert {(row["workers"], row["hosts"], row["ranks_per_host"]) for row in found} == {("4", "2", "2")}
 
 
 def time_limit(slurm: Slurm, job: str, start: int) -> None:
@@ -152,7 +157,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_metrics_of_an_uninterrupted_on
     crash(slurm, job, start=4)
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)
     assert slurm.state(cancelled) == "CANCELLED"
-    assert metrics(run) == uninterrupted  # where the ranks live changes nothing, either
+    assert rows(run) == uninterrupted  # where the ranks live changes nothing, either
     assert len(json.loads((run / "environment.json").read_text())["resumed"]) == 4
     all_starts = starts.read(run)
     assert [start.job for start in all_starts] == [cancelled, *[job] * 4]

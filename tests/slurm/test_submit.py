@@ -13,7 +13,7 @@ from scripts.lib.submitting import missing_data
 from scripts.reproduce import main
 from slurm.queue import ended, folder, not_begun, submitted
 from slurm.submit import sized
-from tests.slurm.fakes import VARIABLES, started
+from tests.slurm.fakes import SBATCH, VARIABLES, started
 
 
 def test_what_slurm_has_is_not_submitted_again(tmp_path: Path, program, caplog: pytest.LogCaptureFixture) -> None:
@@ -73,31 +73,12 @@ def test_elements_that_were_cancelled_while_they_waited(tmp_path: Path, program,
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Table:
-    """The quickstart's with one seed; runs go to an empty folder."""
+    """The quickstart's with one seed, whose runs have 4 ranks and are not composed; runs go to an empty folder."""
     table = load_table("quickstart").model_copy(update={"seeds": (1,)})
+    monkeypatch.setattr("slurm.submit.ranks_of", lambda cell: 4)
     monkeypatch.setattr("scripts.reproduce.load_table", lambda name: table)
     monkeypatch.chdir(tmp_path)
     return table
-
-
-SBATCH = """#!/bin/sh
-printf '%s\\n' "$*" >>"$CALLS"
-env >"$CALLS.environment"
-case "$*" in
-*--test-only*) exit 0 ;;
-*report.sbatch*) [ -z "$REFUSE" ] || { echo "sbatch: error: $REFUSE" >&2; exit 1; }; echo 12 ;;
-*) echo "11;cluster" ;;
-esac
-"""
-
-
-@pytest.fixture
-def calls(tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file in which a Slurm that has nothing to do notes the arguments of each sbatch."""
-    program("squeue", "")
-    program("sbatch", SBATCH, raw=True)
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    return tmp_path / "calls"
 
 
 @pytest.mark.parametrize("refuse", ["", "Requested partition needs GPUs"])
@@ -130,14 +111,12 @@ def test_a_table_is_an_array_and_a_report(
 
 @pytest.mark.parametrize("known", [True, False])
 def test_more_runs_than_an_array_takes_are_split_or_refused(
-    table: Table, tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch, capsys, known: bool
+    table: Table, calls: Path, program, capsys, known: bool
 ) -> None:
     """Where Slurm does not say how many it takes, it says so of --test-only, before anything is submitted."""
     limit = 'case "$*" in *--array=0-[4-9]*) echo "sbatch: error: Invalid job array specification" >&2; exit 1 ;; esac'
-    program("squeue", "")
     program("scontrol", "MaxArraySize            = 4", fails=not known)
     program("sbatch", SBATCH.replace("\n", f"\n{limit}\n", 1), raw=True)
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
     assert main(["table=quickstart", "launcher=slurm"]) == (0 if known else 2)
     out, err = capsys.readouterr()
     if not known:
@@ -145,7 +124,7 @@ def test_more_runs_than_an_array_takes_are_split_or_refused(
         assert f"{len(table.rows)} runs may be more" in err
         assert "rows=... or seeds=..." in err
         return
-    arrays = [line.split() for line in (tmp_path / "calls").read_text().splitlines() if "--cells" in line]
+    arrays = [line.split() for line in calls.read_text().splitlines() if "--cells" in line]
     cells = [json.loads(line) for array in arrays for line in Path(array[-1]).read_text().splitlines()]
     assert cells == [[cell.task, *cell.overrides] for cell in table.cells(Path("runs"))]
     assert arrays[0][1] == "--array=0-3"

@@ -14,7 +14,6 @@ from common.experiments.tables import load_table
 from common.experiments.trials import Trials, first_grid, grown
 from scripts.sweep import main
 from tests.experiments.synthetic import write_run
-from tests.slurm.test_submit import SBATCH
 
 TABLE = ["table=table3_fair", "launcher=slurm"]
 
@@ -24,17 +23,9 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def calls(tmp_path: Path, program, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file in which a Slurm that has nothing to do notes the arguments of each sbatch; no trial is composed."""
+@pytest.fixture(autouse=True)
+def no_trial_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurm.submit.ranks_of", lambda cell: 1)
-    program("squeue", "")
-    program("sacct", "", fails=True)
-    program("scontrol", "", fails=True)
-    program("sbatch", SBATCH, raw=True)
-    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
-    monkeypatch.setenv("REFUSE", "")
-    return tmp_path / "calls"
 
 
 def trials(grid: range | None = None) -> list:

@@ -10,8 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from common.experiments.definitions import ROOT
-from common.experiments.tables import load_table, table_names
-from slurm.submit import sized
+from slurm.options import CLUSTERS, SbatchOptions
 from tests.slurm.conftest import Slurm
 
 pytestmark = pytest.mark.slow  # on a real Slurm
@@ -34,7 +33,7 @@ title: "Tuned jobs"
 task: cnn
 runs: jobs
 seeds: [1]
-overrides: [experiment=quickstart, training.steps=40, model.width=2, workers.count=2]
+overrides: [experiment=quickstart, training.steps=40, model.width=2, workers=simulated, workers.count=2]
 columns: [method, validation_loss_mean]
 sweep: {quantity: validation_loss, best: lowest, seeds: [7], rates: 3, extensions: 1}
 rows:
@@ -54,8 +53,7 @@ def with_table(folder: Path, table: str) -> Path:
 def test_a_sweep_goes_on_by_itself_until_the_values_are_chosen(slurm: Slurm, tmp_path: Path) -> None:
     """sbatch slurm/sweep.sbatch table=...: an array of trials, the job after it that grows the grid, and the choice."""
     copy = with_table(tmp_path, SWEEP)
-    options = [f"runs={tmp_path}/runs", "sbatch=--ntasks-per-node=2"]
-    job = slurm.sbatch("slurm/sweep.sbatch", "table=jobs", *options, folder=copy)
+    job = slurm.sbatch("slurm/sweep.sbatch", "table=jobs", f"runs={tmp_path}/runs", folder=copy)
     chosen = copy / "results" / "sweeps" / "jobs.yaml"
     slurm.until(chosen.exists, job)
     methods = OmegaConf.load(chosen).methods  # with steps as small as these the highest rate is the best
@@ -129,16 +127,16 @@ def test_what_the_cluster_cannot_give_is_refused_at_submission(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_slurm_takes_the_jobs_of_tables_that_fit_and_refuses_the_others(slurm: Slurm) -> None:
+def test_slurm_takes_jobs_that_fit_and_refuses_the_others(slurm: Slurm) -> None:
     """The local Slurm claims to have 4 nodes of 8 GPUs."""
     for file in sorted((ROOT / "slurm").glob("*.sbatch")):
         slurm.call("sbatch", "--test-only", str(file))
-    for table in (load_table(name) for name in table_names()):
-        first_seed = [cell for cell in table.cells(Path("runs")) if cell.seed == table.seeds[0]]
-        for options in sized(table, first_seed, None, None) if table.cluster else []:
+    for cluster in sorted(file.name for file in CLUSTERS.iterdir()):
+        for ranks in (8, 64):
+            options = SbatchOptions.load(cluster).for_ranks(ranks)
             nodes = int(re.search(r"--nodes=(\d+)", " ".join(options))[1])
             done = slurm.call("sbatch", "--test-only", *options, "slurm/train.sbatch", check=False)
-            assert (done.returncode == 0) == (nodes <= 4), (table.name, options, done.stderr)
+            assert (done.returncode == 0) == (nodes <= 4), (cluster, options, done.stderr)
 
 
 def test_a_second_slurm_and_a_folder_with_other_things_are_refused(slurm: Slurm, tmp_path: Path) -> None:

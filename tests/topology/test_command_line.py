@@ -24,12 +24,7 @@ def test_table_of_one_peer_exponential(capsys):
     assert "rounds to consensus  4 (exact average)" in text
     assert "symmetric            no" in text
     rows = rows_of(text)
-    assert [row[:2] for row in rows] == [
-        ["0", "i <- i+1"],
-        ["1", "i <- i+2"],
-        ["2", "i <- i+4"],
-        ["3", "8 pairs"],
-    ]
+    assert [row[:2] for row in rows] == [["0", "i <- i+1"], ["1", "i <- i+2"], ["2", "i <- i+4"], ["3", "8 pairs"]]
     assert [row[2] for row in rows] == ["send_recv"] * 4
     assert [row[-4] for row in rows] == ["1.00"] * 4
     assert [row[-3] for row in rows] == ["1.00", "2.00", "4.00", "4.00"]
@@ -48,10 +43,7 @@ def test_table_of_aer(capsys):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (
-            ["random_matching", "world_size=5", "option.seed=3"],
-            "period               none (random)",
-        ),
+        (["random_matching", "world_size=5", "option.seed=3"], "period               none (random)"),
         (["random_matching", "world_size=5", "option.idle_rounds=1"], "idle         -"),
         (["ring", "world_size=1"], "1 worker on 1 host"),
         (["ring", "world_size=6"], "57 (to 1e-10)"),

@@ -198,13 +198,7 @@ def mixed(replica: Replica) -> Tensor:
 
 
 def change(
-    task: Task,
-    config: Config,
-    former: dict[int, Replica],
-    holders: set[int],
-    members: Workers,
-    clock: int,
-    lost: bool,
+    task: Task, config: Config, former: dict[int, Replica], holders: set[int], members: Workers, clock: int, lost: bool
 ) -> dict[int, Replica]:
     """Return the replicas of the next members; holders: those of the former ones that are alive."""
     some = former[min(holders)].streams[0]

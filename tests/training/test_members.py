@@ -102,9 +102,7 @@ def test_who_joins_begins_as_a_copy_of_a_neighbour(run: Path) -> None:
     assert [row["step"] for row in rows(run) if row["split"] == "train"] == [LEAVE, 10, JOIN, 16]
 
 
-@pytest.mark.parametrize(
-    "step", [LEAVE, pytest.param(LEAVE + 2, marks=pytest.mark.slow), pytest.param(JOIN, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("step", [LEAVE, JOIN])
 def test_resumed_around_a_change(run: Path, step: int, tmp_path: Path) -> None:
     again = tmp_path / "again"
     shutil.copytree(run, again)

@@ -89,8 +89,7 @@ def test_a_batch_that_is_not_padded_gets_the_same_without_a_mask(model: Transfor
 
 
 @pytest.mark.parametrize(
-    ("size", "vocabulary", "millions"),
-    [((512, 2048, 8, 6, 6), 37_000, 63.1), ((1024, 4096, 16, 6, 6), 37_000, 214.3)],
+    ("size", "vocabulary", "millions"), [((512, 2048, 8, 6, 6), 37_000, 63.1), ((1024, 4096, 16, 6, 6), 37_000, 214.3)]
 )
 def test_base_and_big_have_the_published_sizes(size: tuple[int, ...], vocabulary: int, millions: float) -> None:
     with torch.device("meta"):

@@ -1,24 +1,18 @@
 """Whole runs: real processes against the simulator, going on in the middle of an epoch, loss independent of n."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.launch.processes import launch
+from tests.training.runs import rows
 from transformer.task import Translation
 
 METHODS = {
     "allreduce": ["parallel=allreduce", "optimizer=adam"],
     "accumadam": ["topology=one_peer_exponential", "optimizer=accumadam", "evaluation.keep_average=true"],
 }
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl without wall-clock figures."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
 
 
 @pytest.mark.parametrize("method", [pytest.param("allreduce", marks=pytest.mark.slow), "accumadam"])
