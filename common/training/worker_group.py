@@ -37,9 +37,9 @@ class WorkerGroup:
         config = config_of(run.config, members)
         self.run, self.members = run, members
         self.config = config if anew else config.model_copy(update={"init_from": None})
-        steps = run.timetable
+        steps, numbers = run.timetable, None if members == tuple(range(run.config.n)) else members
         self.workers = build_workers(
-            run.task, self.config, run.device, run.rank, steps.steps, steps.epoch, dealing, members
+            run.task, self.config, run.device, run.rank, steps.steps, steps.epoch, dealing, numbers
         )
         self.backward = backward_of(run.task, self.workers, self.config, run.device)
         self._evaluator = Evaluator(run.task, self.workers, self.config, run.device, run.rank)
