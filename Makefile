@@ -17,10 +17,8 @@ quickstart: env  ## train on digits by all-reduce and gossip; writes runs/report
 test: env  ## run the fast tests: every behaviour once, real processes included
 	$(PYTHON_ENV) -m pytest -n 4 --max-worker-restart=0 -m "not slow and not gpu"
 
-# Of the files that have some (in tests/gpu all those that run without a GPU): each process of pytest imports all of them.
 test-slow: env  ## run the other tests: repetitions, many processes, Slurm, benchmarks' programs
-	$(PYTHON_ENV) -m pytest -n 4 --max-worker-restart=0 -m "slow and not gpu" tests/gpu \
-	  $$(grep -rl --include='test_*.py' --exclude-dir=gpu mark.slow tests)
+	$(PYTHON_ENV) -m pytest -n 4 --max-worker-restart=0 -m "slow and not gpu"
 
 CHECKS := suite optimizers host_syncs races runs speed ranks memory overlap failures
 RECORD := runs/report

@@ -61,18 +61,13 @@ def submit_missing(
     A dry run also goes without Slurm: then it says that the queue could not be asked, and why.
     """
     from slurm.options import DEFAULT_CLUSTER, SbatchOptions
-    from slurm.queue import TIMEOUT_S, ended, folder, not_begun, submitted
+    from slurm.queue import ended, folder, not_begun
     from slurm.submit import after, sized, submit
 
     default = SbatchOptions.load(arguments.cluster or table.cluster or DEFAULT_CLUSTER, arguments.sbatch)
-    runs, asked = Path(arguments.runs), True
-    try:
-        queue = submitted(table, runs, DRY_RUN_TIMEOUT_S if arguments.dry_run else TIMEOUT_S)
-    except UsageError as error:
-        if not arguments.dry_run:
-            raise
-        queue, asked = {}, False
-        print(f"# the queue could not be asked: {error}")
+    runs = Path(arguments.runs)
+    queue = _queue_of(table, runs, arguments.dry_run)
+    asked, queue = queue is not None, queue or {}
     todo = [
         cell
         for cell, state in zip(cells, states, strict=True)
@@ -105,6 +100,19 @@ def submit_missing(
         print(f"logs: {folder(table, runs)}/ARRAY_ELEMENT.log, numbered as squeue shows them, and RUN_DIR/slurm/")
         return code
     return 0
+
+
+def _queue_of(table: Table, runs: Path, dry_run: bool) -> dict[Path, str] | None:
+    """Return what Slurm has of the table's runs; None if a dry run, which goes on, could not ask it."""
+    from slurm.queue import TIMEOUT_S, submitted
+
+    try:
+        return submitted(table, runs, DRY_RUN_TIMEOUT_S if dry_run else TIMEOUT_S)
+    except UsageError as error:
+        if not dry_run:
+            raise
+        print(f"# the queue could not be asked: {error}")
+        return None
 
 
 def _submit_follow_up(command: Sequence[str], purpose: str) -> int:
