@@ -2,6 +2,7 @@
 
 import re
 import string
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -129,6 +130,43 @@ def test_effects_in_findings_are_those_that_their_program_prints(
 def _rows(markdown: str) -> list[str]:
     """The lines of the first table, without its head."""
     return [line for line in markdown.splitlines() if line.startswith("|")][2:]
+
+
+def test_times_of_steps_in_speed_are_those_of_their_records() -> None:
+    """Each cell of the tables by engine and topology, by what its column says; "" where nothing was measured."""
+    parallel, uneven = (
+        pd.read_csv(ROOT / f"results/benchmarks/{name}.csv") for name in ("parallel", "uneven_prediction")
+    )
+    cells = 0
+    for row in _cells((ROOT / "results/speed.md").read_text()):
+        same = f"engine == '{row['engine']}' and topology == '{row['topology']}'"
+        for column, shown in row.items():
+            if layout := re.fullmatch(r"(\d+)x(\d+), (\d+) (ms|Mbit/s)", column):
+                hosts, ranks, number, unit = layout.groups()
+                ms, rate = (number, 200) if unit == "ms" else (400, number)
+                where = f"{same} and hosts == {hosts} and ranks_per_host == {ranks} and model == 'gpt_5m'"
+                found = parallel.query(f"{where} and compute_ms == {ms} and mbit_per_s == {rate}")
+                expected = [f"{value:.0f}" for value in found["step_ms"]]
+            elif column in ("even", "jitter_10", "jitter_30", "slow_host", "stalls"):
+                found = uneven.query(f"{same} and condition == '{column}'")
+                expected = [f"{r.measured_ms:.0f} ({r.predicted_ms:.0f})" for r in found.itertuples()]
+            else:
+                continue
+            cells += 1
+            assert [shown] == expected or (shown == "" and not expected), (
+                f"{row['engine']}, {row['topology']}, {column}"
+            )
+    assert cells > 150
+
+
+def _cells(markdown: str) -> Iterator[dict[str, str]]:
+    """Yield {column: cell} of each row of the tables that have an engine and a topology."""
+    columns: list[str] = []
+    for line in markdown.splitlines():
+        values = [value.strip() for value in line.strip("|").split("|")] if line.startswith("|") else []
+        columns = values if "engine" in values and "topology" in values else columns if values else []
+        if columns and values != columns and not set(line) <= set("|-: "):
+            yield dict(zip(columns, values, strict=True))
 
 
 def test_a_page_that_is_no_text_is_refused_and_kept(tmp_path: Path, capsys) -> None:
