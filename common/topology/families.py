@@ -1,6 +1,6 @@
-"""Topologies by name: a function for each that returns its schedule, and `build`, which checks what it is given.
+"""Topologies by name: one function each, which returns the schedule, and `build`, which checks the arguments.
 
-A function is called for n >= 2 workers, with all options by keyword; FAMILIES lists them with their defaults.
+Functions take n >= 2 workers and their options as keywords; FAMILIES lists the options with their defaults.
 """
 
 import math

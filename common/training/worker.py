@@ -23,11 +23,11 @@ from common.training.task import Task
 
 
 class RankBuffers:
-    """Each rank's own buffers of a shared module.
+    """The buffers of each rank of a simulated worker.
 
-    Real ranks of one worker have equal parameters, but each collects the BatchNorm statistics of its own batches. A
-    simulated worker runs them one after the other on one module: this swaps the buffers. Between uses the module holds
-    the mean over the ranks, so that a mean over workers is a mean over all ranks.
+    All ranks of a worker share their parameters, but each has BatchNorm statistics of its own batches. A simulated
+    worker has one module for all of them, so the buffers are swapped when a rank takes its turn. Between turns the
+    module holds the mean over the ranks, so that a mean over workers is a mean over all ranks.
     """
 
     def __init__(self, module: nn.Module, ranks: int) -> None:

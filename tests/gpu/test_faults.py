@@ -22,6 +22,7 @@ from common.parallel.gossip.point_to_point import SendRecv
 from common.record.run_folder import RunFolder
 from common.training import gradients
 from tests.distributed.scenarios import Scenario, in_process
+from tests.distributed.sharded import in_sharded_process
 from tests.gpu import test_host_syncs, test_memory, test_optimizers, test_races, test_ranks, test_speed, training
 from tests.gpu.device import Device
 from tests.gpu.test_races import queued  # noqa: F401
@@ -88,6 +89,12 @@ FAULTS = {
     "update": (
         accum_adam, "accum_adam_update", larger_steps, versions("foreach", AccumAdamW, torch.float32, 3), "foreach",
     ),
+    "update, bfloat16": (
+        accum_adam, "accum_adam_update", larger_steps, versions("foreach", AccumAdamW, torch.bfloat16, 3), "foreach",
+    ),
+    "fused update": (
+        flat_state, "update_compiled", next_correction, versions("fused", AccumAdam, torch.float32, 1), "fused, Acc",
+    ),
     "fused update, flat": (
         flat_state, "update_compiled", next_correction,
         versions("fused in flat vectors", AccumAdam, torch.float32, 1), "flat vectors, AccumAdam",
@@ -101,6 +108,7 @@ FAULTS = {
     "message read early": (*SKIPPED_WAIT, races(test_races.GOSSIP[0], False), MOVED),
     "parameters written while sent, slow": (Mixer, "launch", writing, races(test_races.GOSSIP[0], False), MOVED),
     "message read early, GPU": (*SKIPPED_WAIT, races({"topology": "ring"}, True), MOVED),
+    "sum read early, GPU, slow": (*SKIPPED_WAIT, races({"topology": "complete"}, True), MOVED),
     "collective read early, GPU": (HierarchicalByCollectives, "_wait_for", impatient, races(AER, True), MOVED),
     "step time, slow": (RunFolder, "append", halved, step_times, "1 ± 0.2"),
     "leak": (training, "SEED", 3, leaking, "memory in models"),
@@ -126,12 +134,16 @@ def test_a_fault_is_found(
         check(tmp_path)
 
 
-def wrong_mixing(rank: int, n: int, scenarios: Any) -> Any:
+def wrong_mixing(rank: int, n: int, scenarios: Any, run: Callable[..., Any] = in_process) -> Any:
     """Rank 1's weights sum to more than 1."""
     merge = SendRecv.merge
     if rank == 1:
         SendRecv.merge = lambda exchange: (merge(exchange), exchange.chunk.mul_(1.05))
-    return in_process(rank, n, scenarios)
+    return run(rank, n, scenarios)
+
+
+def wrong_mixing_of_shards(rank: int, n: int, scenarios: Any) -> Any:
+    return wrong_mixing(rank, n, scenarios, in_sharded_process)
 
 
 @pytest.mark.slow
@@ -141,6 +153,13 @@ def test_wrong_mixing_is_found(dtypes: tuple[torch.dtype, torch.dtype | None]) -
     scenario = Scenario(topology="one_peer_exponential", dtype=dtype, options={"message_dtype": message_dtype})
     with pytest.raises(AssertionError, match="Not equal to tolerance"):
         test_ranks.compare(CPU, 2, [scenario], test_ranks.TOLERANCES[dtypes], wrong_mixing)
+
+
+@pytest.mark.slow
+def test_wrong_mixing_of_shards_is_found() -> None:
+    scenario = Scenario(topology="one_peer_exponential", ranks_per_worker=2, options={"timeout_s": 60})
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        test_ranks.compare(CPU, 4, [scenario], 5e-4, wrong_mixing_of_shards, "gloo")
 
 
 def leaking_buffers(rank: int, n: int, device: Device) -> float:

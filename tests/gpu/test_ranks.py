@@ -85,12 +85,13 @@ def compare(
     scenarios: Iterable[Scenario],
     tolerance: float,
     run: Callable[..., Any],
+    backend: str = "staged",
 ) -> int:
     """Check the scenarios that exist for n ranks and return their number."""
     steps = {"steps": 50 if device.on_gpu else 12, "device": device.name, "compiled": device.on_gpu}
     chosen = [replace(scenario, **steps) for scenario in scenarios if exists(scenario, n)][:: 1 if device.on_gpu else 3]
     timeout = 60.0 + 10 * len(chosen)
-    assert_equal_to_simulator(n, chosen, 0, tolerance, device.backend if device.on_gpu else "staged", run, timeout)
+    assert_equal_to_simulator(n, chosen, 0, tolerance, device.backend if device.on_gpu else backend, run, timeout)
     return len(chosen)
 
 

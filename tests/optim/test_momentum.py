@@ -25,6 +25,19 @@ def set_grads(params, t):
         param.grad = torch.randn(param.shape, generator=generator, dtype=param.dtype)
 
 
+def steps_of_both(optimizers, ours, theirs, steps):
+    """Step both optimizers on equal gradients, at a falling rate, and yield after each step."""
+    for t in range(steps):
+        set_grads(ours, t)
+        set_grads(theirs, t)
+        if t in (0, 3):  # no gradient: no decay, no momentum, no move
+            ours[1].grad = theirs[1].grad = None
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + t)
+            optimizer.step()
+        yield t
+
+
 @pytest.mark.parametrize("chunk_bytes", [1 << 19, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
@@ -34,14 +47,7 @@ def test_alone_equals_torch_sgd_bit_for_bit(weight_decay, momentum, dtype, chunk
     ours, theirs = pairs(dtype)
     options = {"lr": 0.1, "momentum": momentum, "weight_decay": weight_decay}
     optimizers = [DmSGD(ours, **options), torch.optim.SGD(theirs, **options)]
-    for t in range(5):
-        set_grads(ours, t)
-        set_grads(theirs, t)
-        if t in (0, 3):  # no gradient: no decay, no momentum, no move
-            ours[1].grad = theirs[1].grad = None
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = 0.1 / (1 + t)
-            optimizer.step()
+    for _ in steps_of_both(optimizers, ours, theirs, 5):
         for a, b in zip(ours, theirs, strict=True):
             assert torch.equal(a, b)
 
@@ -139,14 +145,7 @@ def test_alone_and_without_memory_it_is_sgd_with_momentum(momentum):
         QGDmSGD(ours, lr=0.1, momentum=momentum, tracking=0.0, weight_decay=0.05),
         torch.optim.SGD(theirs, lr=0.1, momentum=momentum, weight_decay=0.05),
     ]
-    for t in range(8):
-        set_grads(ours, t)
-        set_grads(theirs, t)
-        if t in (0, 3):  # no gradient: no decay, no momentum, no move
-            ours[1].grad = theirs[1].grad = None
-        for optimizer in optimizers:
-            optimizer.param_groups[0]["lr"] = 0.1 / (1 + t)
-            optimizer.step()
+    for _ in steps_of_both(optimizers, ours, theirs, 8):
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
 

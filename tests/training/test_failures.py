@@ -12,7 +12,7 @@ import pytest
 
 from common.launch.processes import launch
 from common.launch.rank import leave_process_group
-from tests.training.runs import RUN, Ranks, rows, summary, wait_for
+from tests.training.runs import RUN, Ranks, assert_same_run, rows, summary, wait_for
 
 PLAIN = [sys.executable, "-m", "cnn.train"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cnn.train"]
@@ -84,13 +84,18 @@ def interrupt(command: list[str], number: int, folder: Path) -> tuple[int | None
 
 @pytest.mark.slow
 def test_a_signal_to_the_launcher_saves_and_stops(tmp_path: Path) -> None:
-    """Every time that the run goes on."""
+    """Every time that the run goes on; in the end it is the run that was never interrupted."""
     steps = 0
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         code, output = interrupt(PLAIN, number, tmp_path / "run")
         assert code == 75, output
         assert steps < summary(tmp_path / "run")["steps"] < 600
         steps = summary(tmp_path / "run")["steps"]
+    last = begin(PLAIN, tmp_path / "run", *LONG)
+    output = end(last)
+    assert last.returncode == 0, output
+    assert launch("cnn", [*RUN, "workers.count=2", *LONG, f"run_dir={tmp_path}/whole"]) == 0
+    assert_same_run(tmp_path / "run", tmp_path / "whole")
     interrupt(TORCHRUN, signal.SIGTERM, tmp_path / "torchrun")  # which has other exit codes
     assert 0 < summary(tmp_path / "torchrun")["steps"] < 600
 
