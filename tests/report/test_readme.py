@@ -124,7 +124,7 @@ def test_effects_in_findings_are_those_that_their_program_prints(
     findings = yaml.safe_load((ROOT / "results/definitions/tables/gpt2_gap.yaml").read_text())["findings"]
     exec(re.search(r"```python\n(.*?)```", findings, re.DOTALL)[1], {})
     printed = [line.removesuffix("|") for line in capsys.readouterr().out.splitlines()]
-    assert [line.startswith(effect) for line, effect in zip(_rows(findings), printed, strict=True)] == [True] * 13
+    assert [line.startswith(effect) for line, effect in zip(_rows(findings), printed, strict=True)] == [True] * 15
 
 
 def _rows(markdown: str) -> list[str]:
