@@ -32,8 +32,7 @@ from common.cli import DEFAULT_RUNS, Text, UsageError, command_of, main_function
 from common.experiments.collect import collect
 from common.experiments.runs import RunError
 from common.experiments.tables import Table, load_table
-from common.experiments.trials import Trials, first_grid, grown
-from common.report.choices import methods_of, read_trials
+from common.experiments.trials import Trials, first_grid, grown, methods_of, read_trials
 from common.report.power import DEFINITIONS, power_frame
 from common.report.sweep_files import LEFT, sweep_frame, write_sweep
 from common.report.tables import format_texts, missing_summary

@@ -1,6 +1,6 @@
 """Make a table from finished runs or from a benchmark's record, with the published numbers beside ours.
 
-python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=runs/report] [formats=[csv,md,tex]]
+python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=runs/report]
 python -m scripts.tables table=table3_fair --keep
 python -m scripts.tables readme=results/README.md
 python -m scripts.tables runs=[runs/cnn/a,runs/cnn/b]
@@ -15,7 +15,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
 
 import pandas as pd
 from pydantic import Field
@@ -23,7 +22,6 @@ from pydantic import Field
 from common.atomic import write_atomically
 from common.cli import (
     DEFAULT_RUNS,
-    ONE_OR_SEVERAL,
     Arguments,
     Folders,
     Text,
@@ -45,7 +43,7 @@ from common.report.benchmark_tables import (
     write_benchmark,
 )
 from common.report.claims import fill_blocks
-from common.report.tables import FORMATS, build_table, format_texts, left_of, missing_summary, shown, write_table
+from common.report.tables import build_table, format_texts, left_of, missing_summary, shown, write_table
 
 MODULE = "scripts.tables"
 OUTPUT, KEPT = "runs/report", Path("results/tables")
@@ -60,9 +58,6 @@ class TablesArguments(Arguments):
     benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
     output: Text = Field(OUTPUT, description="where NAME.csv, ... are written")
     keep: bool = Field(False, description="whether to update results/tables, from results/runs and results/benchmarks")
-    formats: Annotated[tuple[Literal["csv", "md", "tex"], ...], ONE_OR_SEVERAL, Field(min_length=1)] = Field(
-        FORMATS, description="csv, md, tex, or several: [csv,tex]"
-    )
 
 
 @main_function
@@ -88,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     command = command_of(MODULE, asked)
     if name in benchmark_names():
         benchmark, records = load_benchmark(name), Path(arguments.benchmarks)
-        files = write_benchmark(name, records, output, command, arguments.formats, arguments.keep)
+        files = write_benchmark(name, records, output, command, arguments.keep)
         print(format_texts(shown_benchmark(benchmark, build_benchmark(benchmark, records)), "simple", LEFT))
         missing = missing_records(benchmark, records)
     else:
@@ -100,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
         roots = [KEPT.with_name("runs")] if arguments.keep else map(Path, arguments.runs)
         make_in = Path("runs") if arguments.keep else None
         collection = collect(table, *roots, allow_empty=alone, make_in=make_in)
-        files = write_table(collection, output, command, arguments.formats, arguments.keep)
+        files = write_table(collection, output, command, arguments.keep)
         print(_fitted(shown(build_table(collection), collection.table), left_of(table)))
         missing = missing_summary(collection)
     for line in missing:

@@ -1,4 +1,4 @@
-"""Numbers derived from runs: predicted step times, time and bytes until a target, bytes that leave hosts."""
+"""Numbers derived from runs: predicted step times, and steps until a target."""
 
 import json
 import math
@@ -11,10 +11,8 @@ from common.experiments.runs import FinishedRun, RunError
 from common.options import GossipOptions
 from common.planner.cluster import Cluster
 from common.planner.steps import simulate_allreduce, simulate_gossip
-from common.topology import Transport, build, bytes_sent, transport_of
-from common.topology.cost import bytes_leaving_hosts
+from common.topology import build
 
-WIDTH = {"bfloat16": 0.5, "float16": 0.5, "int8": 0.25}  # of messages, in terms of fp32
 # Like Table 2 and Figure 6 on A40s: 65 M fp32 parameters, 25 Gbit/s Ethernet. Compute and jitter are assumptions.
 PAYLOAD_MB, COMPUTE_MS, JITTER, INTER_GBPS = 260.0, 60.0, 0.05, 25.0
 ASSUMED_SHORT = f"{PAYLOAD_MB:g} MB, {INTER_GBPS:g} Gbit/s, {COMPUTE_MS:g} ms of compute"
@@ -83,45 +81,3 @@ def steps_to_target(run: FinishedRun) -> float:
     rows = run.curve("validation", run.target.metric).dropna()
     reached = rows["step"][[run.target.reached_by(value) for value in rows[run.target.metric]]]
     return math.inf if reached.empty else float(reached.iloc[0])
-
-
-def seconds_to_target(run: FinishedRun) -> float:
-    """Return the time until then."""
-    step = steps_to_target(run)
-    return step if math.isinf(step) else float(seconds_until(run, pd.Series([step]))[0])
-
-
-def host_megabytes_to_target(run: FinishedRun) -> float:
-    """Return what one host sent to others until then, in 1e6 bytes."""
-    step = steps_to_target(run)
-    if math.isinf(step):
-        return step
-    sent = run.curve("train", "bytes_sent").dropna()
-    handed = float(np.interp(step, [0, *sent["step"]], [0, *sent["bytes_sent"]])) / run.total("workers") / 1e6
-    return handed * leaving_share(run)
-
-
-def leaving_share(run: FinishedRun) -> float:
-    """Return the bytes that leave a host in terms of those that a worker hands to the network, in the mean.
-
-    An all-reduce is a ring in the order of workers: every worker sends the same, and one of each host to another host.
-    Raises RunError for a run whose configuration does not say on which hosts its workers were.
-    """
-    try:
-        workers, parallel, options = (run.config[key] for key in ("workers", "parallel", "topology"))
-        n, per_host, width = workers["count"], workers["per_host"], WIDTH.get(parallel.get("message_dtype"), 1.0)
-        hosts = n // per_host
-        if parallel["method"] == "allreduce":
-            return float(hosts > 1)
-        rounds = build(options["name"], n, per_host, **{k: v for k, v in options.items() if k != "name"}).sample
-    except (KeyError, TypeError, ValueError, OSError, AttributeError) as error:
-        raise RunError(f"{run.folder}: config.yaml: what leaves a host is not known ({error!r})") from None
-    # decent-dp always all-reduces in groups.
-    peer = (run.environment.get("emulated") or {}).get("engine") == "decent_dp"
-    leaving = handed = 0.0
-    for round_ in rounds:
-        kind = Transport.SUBGROUP if peer else transport_of(round_, per_host)
-        payload = 1.0 if kind is Transport.HIERARCHICAL else width  # inside hosts messages are whole
-        leaving += sum(bytes_leaving_hosts(round_, per_host, width, kind).values()) / hosts
-        handed += sum(bytes_sent(round_, i, payload, kind, per_host, width / per_host) for i in range(n)) / n
-    return leaving / handed if handed else 0.0

@@ -5,13 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.experiments.derived import (
-    ASSUMED,
-    host_megabytes_to_target,
-    predicted_step_ms,
-    seconds_to_target,
-    steps_to_target,
-)
+from common.experiments.derived import ASSUMED, predicted_step_ms, steps_to_target
 from common.experiments.runs import FinishedRun, RunError
 from common.topology import build
 
@@ -241,36 +235,10 @@ _ALL = (
         lambda run: run.total("time_step_ms"),
     ),
     Quantity(
-        "mean_step_ms",
-        "wall-clock time of a step in ms, mean over the last 1,000 steps of a run, without evaluations",
-        ".2f",
-        lambda run: run.total("time_step_ms_mean"),
-    ),
-    Quantity(
-        "cpu_wait_share",
-        "seconds that the threads of a process waited for a core, per second of training steps; mean over processes",
-        ".2f",
-        lambda run: run.total("time_cpu_wait_share"),
-    ),
-    Quantity(
-        "time_to_target_s",
-        "wall-clock time in s until the first evaluation that reached the table's target, without evaluations; inf if "
-        "none did",
-        ".1f",
-        seconds_to_target,
-    ),
-    Quantity(
         "steps_to_target",
         "steps until the first evaluation that reached the table's target; inf if none did",
         ".0f",
         steps_to_target,
-    ),
-    Quantity(
-        "host_megabytes_to_target",
-        "what one host sends to others until its run reaches the table's target, in 1e6 bytes without headers, from "
-        "what its workers hand to the network and whom they send it to; inf if it does not",
-        ",.0f",
-        host_megabytes_to_target,
     ),
     Quantity(
         "hours",

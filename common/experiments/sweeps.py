@@ -1,14 +1,11 @@
 """How methods are tuned, and what was chosen: a table's `sweep`, and results/sweeps/<table>.yaml.
 
 Every method gets equally many trials: a grid of learning rates around the centre that its row states, with all
-combinations of the values on further axes, or with as many as a budget allows. scripts.sweep makes them;
-common.report.choices judges them.
+combinations of the values on further axes. scripts.sweep makes them; common.experiments.trials judges them.
 """
 
 import json
-import random
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -20,7 +17,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     NonNegativeInt,
-    PositiveInt,
     model_validator,
 )
 
@@ -38,8 +34,6 @@ from common.experiments.quantities import QUANTITIES, Quantity
 
 SWEEPS = ROOT / "results" / "sweeps"
 RATE = "optimizer.lr"
-
-FEWEST_SEEDS = 3  # for a parabola
 
 
 def _written(value: Any) -> str:
@@ -74,12 +68,6 @@ class Sweep(Definition):
         serialization_alias="choices",  # as kept files have it
         description="further keys and their values, the usual one first; rows may have others",
     )
-    trials: PositiveInt | None = Field(
-        None, description="the most trials of a method on the first grid; so few combinations of values are drawn"
-    )
-    fit: Literal[3, 5] | None = Field(
-        None, description="how many rates around the best a parabola goes through, whose optimum is chosen, not a point"
-    )
 
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
@@ -91,13 +79,6 @@ class Sweep(Definition):
             raise ValueError(f"best={self.best}: expected {better}, which is better of {self.quantity}")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds: expected each once")
-        if self.fit and len(self.seeds) < FEWEST_SEEDS:
-            raise ValueError(f"fit={self.fit}: expected at least {FEWEST_SEEDS} seeds, got {len(self.seeds)}")
-        if self.fit and self.rates < self.fit:
-            raise ValueError(f"fit={self.fit}: expected at least as many rates, got {self.rates}")
-        fewest = self.rates * len(self.seeds)
-        if self.trials and self.trials < fewest:
-            raise ValueError(f"trials={self.trials}: expected at least rates x seeds = {fewest}")
         return self
 
     @property
@@ -106,15 +87,8 @@ class Sweep(Definition):
         return QUANTITIES[self.quantity]
 
     def combinations(self, axes: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
-        """Return overrides for all combinations of the values on these axes; one without any if there are none.
-
-        If that is more than the budget of trials, the first is kept and the others are drawn, at the same places of the
-        list for all methods.
-        """
-        found = list(product(*([f"{key}={value}" for value in values] for key, values in axes.items())))
-        kept = min(len(found), (self.trials or sys.maxsize) // (self.rates * len(self.seeds)))
-        drawn = random.Random(0).sample(range(1, len(found)), kept - 1)
-        return [found[i] for i in (0, *sorted(drawn))]
+        """Return overrides for all combinations of the values on these axes; one without any if there are none."""
+        return list(product(*([f"{key}={value}" for value in values] for key, values in axes.items())))
 
 
 def folder_of(overrides: Sequence[str]) -> str:
@@ -124,7 +98,7 @@ def folder_of(overrides: Sequence[str]) -> str:
 
 
 class Candidate(Definition):
-    """Overrides, and the mean of the quantity over the tuning seeds: of their trials, or by the parabola."""
+    """Overrides, and the mean of the quantity over the tuning seeds."""
 
     overrides: tuple[Override, ...]
     mean: float
@@ -136,8 +110,6 @@ class Tuned(Definition):
     settings:  the overrides that all its trials shared
     axes:      further axes of its row, in place of the sweep's
     trials:    how many runs it was chosen from, those that diverged included
-    interval:  the 95 % interval of the best rate, if a parabola has it
-    scatter:   standard deviation of a trial about the parabola
     edge:      the end of the grid at which the best learning rate lies, if it does
     ends:      other keys whose best value is the first or the last number of several
     """
@@ -149,8 +121,6 @@ class Tuned(Definition):
     runner_up: Candidate | None = None
     trials: int
     diverged: int
-    interval: tuple[float, float] | None = None
-    scatter: float | None = None
     edge: Literal["lowest", "highest"] | None = None
     ends: tuple[str, ...] | None = None
 

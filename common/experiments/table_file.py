@@ -1,11 +1,11 @@
 """Files of tables: results/definitions/tables/<name>.yaml."""
 
+import os
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
-    NonNegativeFloat,
     PlainValidator,
     PositiveFloat,
     PositiveInt,
@@ -23,22 +23,20 @@ from common.experiments.definitions import (
     meaning,
     names_in,
     parse_override,
-    read_definition,
 )
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import Target
 from common.experiments.sweeps import RATE, Axes, Sweep
-from common.planner.conditions import CONDITIONS
 
 PAPER = ROOT / "results" / "paper"
 TABLES = ROOT / "results" / "definitions" / "tables"
-MOST_SHOWN = 8  # columns of a page
+CLUSTERS = ROOT / "slurm" / "clusters"
+MOST_SHOWN = 7  # columns of a page
 DEFAULT_COLUMNS = (
     *("method", "topology", "workers", "seeds", "local_over_noise_mean", "global_over_noise_mean", "accuracy_mean"),
     *("accuracy_2sigma", "train_loss_mean", "consensus_distance_mean", "bytes_per_step", "time_step_ms"),
 )
 
-Engine = Literal["decent_dp"]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case letters, digits and _")]
 
 
@@ -51,7 +49,6 @@ class Row(Definition):
     labels: dict[Name, str] = Field({}, description="labels in the columns that the table defines")
     cluster: str | None = Field(None, description="a file of slurm/clusters instead of the table's")
     overrides: tuple[Override, ...] = ()
-    engine: Engine | None = Field(None, description="what trains on emulated hosts in place of our gossip")
     centre: PositiveFloat | None = Field(None, description="the middle of the learning rates that are tried")
     axes: Axes = Field({}, description="further keys to tune and their values, in place of the sweep's or besides them")
     tuned_with: Name | None = Field(None, description="the row whose tuned values this one takes, instead of a centre")
@@ -78,18 +75,6 @@ class Row(Definition):
         return meaning(self.overrides).get("workers.count")
 
 
-class Emulated(Definition):
-    """Hosts that `scripts.emulate` emulates; its arguments."""
-
-    hosts: PositiveInt
-    ranks_per_host: PositiveInt
-    mbit_per_s: PositiveFloat
-    delay_ms: NonNegativeFloat = 0.0
-    compute_ms: NonNegativeFloat = Field(0.0, description="waits in each step, besides its real computing")
-    condition: Literal[tuple(CONDITIONS)] = "even"
-    engine: Engine | None = None
-
-
 def _parse_column(written: Any, info: ValidationInfo) -> Column:
     """Return the column of a name, with the keys that are validated before `columns`."""
     if isinstance(written, Column):
@@ -104,12 +89,10 @@ def _parse_column(written: Any, info: ValidationInfo) -> Column:
 class TableFile(Definition):
     """The content of results/definitions/tables/<name>.yaml."""
 
-    base: Name | None = Field(None, description="a table that has what is not stated here; rows replace it by name")
     title: str = Field(description="a line of text")
     note: str = Field("", description="what is compared, and how")
     findings: str = Field("", description="Markdown: what the kept runs show, for the page in results/tables")
     task: Literal["cnn", "transformer", "gpt2"]
-    runs: Name = Field("", description="the sub-folder of the runs folder (default: the table's name)")
     seeds: tuple[StrictSeed, ...] = Field(min_length=1, description="a list of integers")
     cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
     over: str | None = Field(
@@ -122,7 +105,6 @@ class TableFile(Definition):
     variants: dict[Name, tuple[Override, ...]] = Field(
         {}, description="overrides by name: each row is made with every one, in columns <variant>_<column>"
     )
-    emulated: dict[Name, Emulated] = Field({}, description="emulated hosts on which the runs of each variant are made")
     target: Target | None = Field(None, description="what a validation metric is to reach, for <...>_to_target")
     published: tuple[str, ...] = Field((), description="files of results/paper whose rows have the same names")
     hardware: dict[Name, str] = Field(
@@ -142,32 +124,21 @@ class TableFile(Definition):
     tuned_by: Name | None = Field(None, description="the table whose sweep chose the values of rows with tuned_with")
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_base(cls, content: Any) -> Any:
-        """Add what only the base states; a row takes what it does not state from the base's row of that name."""
-        if not isinstance(content, dict) or content.get("base") is None:
-            return content
-        base = read_definition(TABLES, content["base"], key="base")
-        own = {row.get("name"): row for row in content.get("rows", [])}
-        rows = [row | own.pop(row["name"], {}) for row in base["rows"]]
-        return base | content | {"base": None, "rows": [*rows, *own.values()]}
-
     @model_validator(mode="after")
     def _check(self) -> "TableFile":
         names = [row.name.removesuffix(f"_{row.workers}") for row in self.rows]
-        _expect_known("metric", self.metric, QUANTITIES)
-        for name in self.published:
-            _expect_known("published", name, names_in(PAPER))
-        for name in self.shown:
-            _expect_known("shown", name, [column.name for column in self.columns])
-        if self.baseline is not None:
-            _expect_known("baseline", self.baseline, names)
+        stated = [row.overrides for row in self.rows] + [*self.variants.values()]
+        stated += [("workers.count=1",)] * bool(self.workers)
+        _expect_known("metric", [self.metric], QUANTITIES)
+        _expect_known("published", self.published, names_in(PAPER))
+        _expect_known("shown", self.shown, [column.name for column in self.columns])
+        _expect_known("baseline", [self.baseline], names)
+        _expect_known("proxy_of", [self.proxy_of], names_in(TABLES))
+        _expect_known("over", [self.over], {key for overrides in stated for key in meaning(overrides)})
+        _expect_known("cluster", [self.cluster, *(row.cluster for row in self.rows)], sorted(os.listdir(CLUSTERS)))
         for column in self.numbers:
             if column.variant in self.hardware and column.of_runs:
                 raise ValueError(f"columns: {column.name}: expected published numbers only, of {column.variant}")
-        if self.emulated and self.emulated.keys() != self.variants.keys():
-            raise ValueError(f"emulated: expected one entry for each variant, {', '.join(self.variants) or '(none)'}")
         self._check_rows()
         self._check_equivalent(names)
         self._check_sweep()
@@ -179,8 +150,6 @@ class TableFile(Definition):
         for row in self.rows:
             if row.labels.keys() != self.labels.keys():
                 raise ValueError(f"row {row.name!r}: expected labels {', '.join(self.labels) or '(none)'}")
-            if row.engine and not self.emulated:
-                raise ValueError(f"row {row.name!r}: engine={row.engine}: expected in a table with emulated hosts only")
             for variant in self.variants.values() or [()]:
                 keys = [parse_override(text)[0] for text in (*self.overrides, *variant, *row.overrides)]
                 tuned = self.tuned_keys(row) if self.sweep and row.takes_tuned else ()
@@ -189,10 +158,8 @@ class TableFile(Definition):
         _expect_unique("method, topology, workers and labels of the rows", labels)
 
     def _check_equivalent(self, names: Sequence[str]) -> None:
+        _expect_known("equivalent", [*self.equivalent, *self.equivalent.values()], names)
         for row, other in self.equivalent.items():
-            for name in (row, other):
-                if name not in names:
-                    raise ValueError(f"equivalent: {name!r}: {nearest(name, names)}")
             if row == other:
                 raise ValueError(f"equivalent: {row!r}: expected another row to compare it with")
         tested = {column.quantity.name for column in self.numbers if column.statistic == "equivalent"}
@@ -216,7 +183,7 @@ class TableFile(Definition):
                 raise ValueError(f"row {row.name!r}: axes: expected in rows with a centre only")
             if row.tuned_with and self.sweep:
                 known = [other.name for other in self.tuned_rows]
-                _expect_known(f"row {row.name!r}: tuned_with", row.tuned_with, known)
+                _expect_known(f"row {row.name!r}: tuned_with", [row.tuned_with], known)
         if self.sweep is None:
             return
         for row in self.rows:
@@ -233,9 +200,8 @@ class TableFile(Definition):
                 f"{', '.join(f'{count} for {name}' for name, count in counts.items())}"
             )
         reported = {self.metric, *(column.quantity.name for column in self.numbers)}
-        decisive = [*self.margins] if self.sweep.fit and self.margins else sorted(reported)
-        if self.sweep.quantity not in decisive:
-            expected = ", ".join(decisive)
+        if self.sweep.quantity not in reported:
+            expected = ", ".join(sorted(reported))
             raise ValueError(f"sweep.quantity={self.sweep.quantity}: expected what the table reports, {expected}")
 
     @property
@@ -258,9 +224,10 @@ class TableFile(Definition):
         return [column for column in self.columns if column.quantity]
 
 
-def _expect_known(key: str, name: str, known: Collection[str]) -> None:
-    if name not in known:
-        raise ValueError(f"{key}={name!r}: {nearest(name, known)}")
+def _expect_known(key: str, names: Sequence[str | None], known: Collection[str]) -> None:
+    for name in names:
+        if name is not None and name not in known:
+            raise ValueError(f"{key}={name!r}: {nearest(name, known)}")
 
 
 def _expect_unique(what: str, values: Sequence[Any]) -> None:

@@ -12,28 +12,27 @@ from common.config.bookkeeping import is_bookkeeping
 from common.experiments.definitions import explained, load_definition, meaning, names_in
 from common.experiments.quantities import QUANTITIES, Quantity
 from common.experiments.sweeps import SWEEPS, TunedFile, read_tuned, sweep_command
-from common.experiments.table_file import TABLES, Emulated, Row, TableFile
-
-LONGEST_S = 86_400  # of a run on emulated hosts
+from common.experiments.table_file import TABLES, Row, TableFile
 
 
 class Table(TableFile):
     """A table: the name and content of its file, with a row for each number of workers.
 
     settled: the states of a run that need no more training
+    runs:    the sub-folder of the runs folder
     tuned:   what the table's sweep chose; None if it has none, or if that has not been made
     """
 
     settled: ClassVar[tuple[str, ...]] = ("finished",)
     name: str
+    runs: str
     tuned: TunedFile | None = None
 
     @classmethod
     def of(cls, name: str, file: TableFile, tuned: TunedFile | None = None) -> "Table":
         """Return the table of a file, with what its sweep chose."""
         rows = [row.with_workers(count) for row in file.rows for count in file.workers] or file.rows
-        changes = {"workers": (), "rows": tuple(rows), "runs": file.runs or name}
-        return cls(name=name, tuned=tuned, **dict(file) | changes)
+        return cls(name=name, runs=name, tuned=tuned, **dict(file) | {"workers": (), "rows": tuple(rows)})
 
     def cells(self, runs: Path) -> Iterator["Cell"]:
         """Yield every run of the table, row by row and seed by seed, in <runs>/<table>/<row>[/<variant>]/seed_<k>."""
@@ -46,10 +45,7 @@ class Table(TableFile):
         """Return the run of a row and seed; the seed may be a text such as K in commands that stand for all seeds."""
         settings = (*self.settings(row, variant), *self.tuned_overrides(row, variant), f"seed={seed}")
         folder = runs / self.runs / row.name / (variant or "")
-        hosts = self.emulated.get(variant)
-        if row.engine is not None:
-            hosts = hosts.model_copy(update={"engine": row.engine})
-        return Cell(self.task, row, seed, settings, folder / f"seed_{seed}", variant, hosts)
+        return Cell(self.task, row, seed, settings, folder / f"seed_{seed}", variant)
 
     def settings(self, row: Row, variant: str | None) -> tuple[str, ...]:
         """Return the overrides that the table states for all runs of a row, without tuned values."""
@@ -128,7 +124,6 @@ class Cell:
     settings: tuple[str, ...]
     run_dir: Path
     variant: str | None = None
-    emulated: Emulated | None = None
 
     @property
     def label(self) -> str:
@@ -146,12 +141,8 @@ class Cell:
         return shlex.join(["python", *self.arguments()])
 
     def arguments(self, *more: str) -> list[str]:
-        """Return Python's arguments that make this run, with more overrides; on emulated hosts if it has some."""
-        train = ["-m", f"{self.task}.train", *self.overrides, *more]
-        if self.emulated is None:
-            return train
-        hosts = [f"{key}={value}" for key, value in self.emulated.model_dump(exclude_defaults=True).items()]
-        return ["-m", "scripts.emulate", *hosts, f"limit_s={LONGEST_S}", f"run={shlex.join(train)}"]
+        """Return Python's arguments that make this run, with more overrides."""
+        return ["-m", f"{self.task}.train", *self.overrides, *more]
 
     @cached_property
     def _expected(self) -> dict[str, Any]:

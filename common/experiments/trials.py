@@ -1,16 +1,28 @@
-"""The trials of a table's sweep: a grid of learning rates, and the runs it takes; common.report.choices judges them.
+"""The trials of a table's sweep: a grid of learning rates, the runs it takes, and the values that they speak for.
 
 A grid is a range of integers k: the learning rates centre x 2^k, each with all combinations of the further axes.
 """
 
-from collections.abc import Collection, Iterable
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
 from itertools import product
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
-from common.experiments.sweeps import RATE, Sweep, folder_of
+import pandas as pd
+
+from common.cli import UsageError
+from common.experiments.collect import read_cell
+from common.experiments.definitions import meaning, parse_override
+from common.experiments.quantities import QUANTITIES
+from common.experiments.runs import RunError, read_json, read_status
+from common.experiments.sweeps import RATE, Candidate, Sweep, Tuned, folder_of
 from common.experiments.table_file import Row
-from common.experiments.tables import Table
+from common.experiments.tables import Cell, Table
 
 
 def first_grid(sweep: Sweep) -> range:
@@ -78,3 +90,117 @@ class Trials(Table):
             "rows": tuple(point.trial for row in table.tuned_rows for point in points_of(table, row, exponents)),
         }
         return cls.model_construct(**dict(table) | changes)  # rows' names have a slash, which files may not have
+
+
+# What they speak for.
+
+
+def read_trials(table: Table, grid: range, runs: Path) -> pd.DataFrame:
+    """Read all trials of a grid, every one of which has ended; raises RunError for one that is broken.
+
+    Return a line for each, in the order of the grid, with the columns row, variant, point, seed, value (NaN if the run
+    diverged), steps (how far it came), seconds and environment.
+    """
+    trials = Trials.of_table(table, grid)
+    return pd.DataFrame(
+        {"row": row, "variant": variant, "point": point, "seed": seed}
+        | _read(trials, trials.cell(point.trial, seed, runs, variant))
+        for row in table.tuned_rows
+        for variant in table.variants or [None]
+        for point in points_of(table, row, grid)
+        for seed in trials.seeds
+    )
+
+
+def _read(trials: Trials, cell: Cell) -> dict[str, Any]:
+    if read_status(cell.run_dir) == "diverged":
+        environment = read_json(cell.run_dir / "environment.json")
+        step = re.search(r"at step (\d+)", read_json(cell.run_dir / "summary.json")["error"])
+        value, steps = math.nan, int(step[1]) if step else 0
+    else:
+        run = read_cell(trials, cell)
+        environment, value, steps = run.environment, QUANTITIES[trials.metric].of(run), int(run.total("steps"))
+        if value is None:
+            raise RunError(f"{cell.run_dir}: has no {trials.metric}")
+    began, ended = (datetime.fromisoformat(environment[key]) for key in ("start", "end"))
+    value = value if math.isfinite(value) else math.nan
+    return {"value": value, "steps": steps, "seconds": (ended - began).total_seconds(), "environment": environment}
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row to tune, in a variant of the table if it has any.
+
+    values: {point: the quantity for each tuning seed, NaN if the run diverged}, in the order of the grid
+    """
+
+    table: Table
+    row: Row
+    variant: str | None
+    grid: range
+    values: Mapping[Point, Sequence[float]]
+
+    @property
+    def name(self) -> str:
+        """The name under which its values are kept."""
+        return self.table.method(self.row, self.variant)
+
+    @cached_property
+    def means(self) -> dict[Point, float]:
+        """The means over seeds of the points whose trials all converged."""
+        return {
+            point: math.fsum(of) / len(of) for point, of in self.values.items() if not any(math.isnan(v) for v in of)
+        }
+
+    @cached_property
+    def ranking(self) -> list[Point]:
+        """The points whose trials all converged, the best first; of equal ones the nearest to the centre."""
+        return sorted(self.means, key=self.means.__getitem__, reverse=self.table.sweep.best == "highest")
+
+    def line(self, choices: Sequence[str]) -> list[Point]:
+        """Return the points that converged with these values besides the rate, rates ascending."""
+        return sorted((point for point in self.means if point.choices == choices), key=lambda point: point.exponent)
+
+    @property
+    def edge(self) -> str | None:
+        """The end of the grid at which the best learning rate lies; the lowest one if all diverged."""
+        exponent = self.ranking[0].exponent if self.ranking else self.grid[0]
+        return {self.grid[0]: "lowest", self.grid[-1]: "highest"}.get(exponent)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The axes of three or more numbers of which the lowest or highest is best; below 0 there is none."""
+        found, chosen = [], meaning(self.ranking[0].choices)
+        for key, values in self.table.axes(self.row).items():
+            numbers = [parse_override(f"{key}={value}")[1] for value in values]
+            if len(numbers) > 2 and all(isinstance(number, int | float) for number in numbers) and chosen[key] != 0:
+                ends = {min(numbers): "lowest", max(numbers): "highest"}
+                found += [f"{ends[chosen[key]]} {key}"] if chosen[key] in ends else []
+        return tuple(found)
+
+    @cached_property
+    def tuned(self) -> Tuned:
+        """What is kept of it; raises UsageError if all trials diverged."""
+        if not self.ranking:
+            raise UsageError(f"{self.name}: every trial diverged; expected a lower centre than {self.row.centre:g}")
+        best, *others = [Candidate(overrides=p.overrides, mean=self.means[p]) for p in self.ranking[:2]]
+        values = [value for of in self.values.values() for value in of]
+        return Tuned(
+            settings=self.table.settings(self.row, self.variant),
+            centre=self.row.centre,
+            axes=self.row.axes or None,
+            best=best,
+            runner_up=others[0] if others else None,
+            trials=len(values),
+            diverged=sum(map(math.isnan, values)),
+            edge=self.edge,
+            ends=self.ends or None,
+        )
+
+
+def methods_of(table: Table, grid: range, trials: pd.DataFrame) -> list[Method]:
+    """Return the methods of a table with the values of their trials, as `read_trials` returns them."""
+    methods: dict[tuple[Row, str | None], dict[Point, list[float]]] = {}
+    for row, variant, point, value in trials[["row", "variant", "point", "value"]].itertuples(index=False, name=None):
+        methods.setdefault((row, variant), {}).setdefault(point, []).append(value)
+    return [Method(table, row, variant, grid, values) for (row, variant), values in methods.items()]

@@ -1,6 +1,5 @@
 """The environment of a run: versions, hardware, commit, command."""
 
-import json
 import os
 import platform
 import shlex
@@ -36,7 +35,6 @@ def describe_environment(task: str, overrides: list[str]) -> dict[str, Any]:
         },
         "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
         "platform": platform.platform(),
-        **({"emulated": json.loads(emulated)} if (emulated := os.environ.get("EMULATED_HOSTS")) else {}),
     }
 
 

@@ -1,6 +1,5 @@
 """Tables of benchmarks: results/definitions/benchmarks/<name>.yaml names records and published numbers."""
 
-from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +9,7 @@ from pydantic import Field
 from common.cli import UsageError, one_line
 from common.experiments.definitions import ROOT, Definition, load_definition, names_in
 from common.report.published import load_published, published_lines
-from common.report.tables import FORMATS, csv_text, latex, markdown, page, write_files
+from common.report.tables import csv_text, markdown, page, write_texts
 
 BENCHMARKS = ROOT / "results" / "definitions" / "benchmarks"
 LEFT = ("source", "cluster", "method", "topology")  # the columns that are aligned to the left
@@ -104,18 +103,10 @@ def shown_benchmark(table: BenchmarkTable, frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(texts)
 
 
-def write_benchmark(
-    name: str, records: Path, folder: Path, command: str, formats: Collection[str] = FORMATS, kept: bool = False
-) -> list[Path]:
-    """Write <folder>/<name> in these formats and return the paths; see `write_table`."""
-    table = load_benchmark(name)
-    frame = build_benchmark(table, records)
-    makers = {
-        "csv": lambda: csv_text(frame),
-        "md": lambda: benchmark_page(name, records, command, kept),
-        "tex": lambda: latex(shown_benchmark(table, frame), LEFT, table.title, f"Made by {command}"),
-    }
-    return write_files(folder / name, makers, formats)
+def write_benchmark(name: str, records: Path, folder: Path, command: str, kept: bool = False) -> list[Path]:
+    """Write <folder>/<name>.csv and .md and return the paths; see `write_table`."""
+    text = csv_text(build_benchmark(load_benchmark(name), records))
+    return write_texts(folder / name, {"csv": text, "md": benchmark_page(name, records, command, kept)})
 
 
 def benchmark_page(name: str, records: Path, command: str, kept: bool) -> str:

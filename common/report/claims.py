@@ -69,7 +69,7 @@ class Evidence(Definition):
         for other, columns in self.join.items():
             frame = frame.merge(_read(other), on=columns, suffixes=("", f"_of_{Path(other).name}"))
         if self.where:
-            frame = frame.query(self.where, engine="python")
+            frame = frame.query(self.where, engine="python").reset_index(drop=True)
         if self.baseline:
             by = self.baseline.by
             numbers = [name for name in frame.select_dtypes("number") if name not in by]

@@ -75,25 +75,6 @@ def draw_table(collection: Collection) -> Figure:
     return figure
 
 
-def draw_variants(collection: Collection, metric: str, titles: dict[str, str]) -> Figure:
-    """Draw a metric against time, a panel for each of these variants {name: title}, with the table's target."""
-    table, target = collection.table, collection.table.target
-    level = target.value if target and target.metric == recorded_as(metric)[1] else None
-    variants = [collection.of_variant(name) for name in titles]
-    panels = [
-        Panel(curves(of, metric), "time_s", time_label(of.all_runs), label_of(metric), title, level)
-        for of, title in zip(variants, titles.values(), strict=True)
-    ]
-    figure = draw_panels([panels], table, (3.4 * len(panels), 4.6), sharey=True)
-    for ax in figure.axes:
-        ax.set_xlim(left=0)
-    seeds = {len(runs) for of in variants for runs in of.runs.values() if runs}
-    several = f"mean of {seeds_of(seeds)} seeds; band: lowest to highest"
-    shown = {0: "no finished runs", 1: "one seed"}.get(max(seeds, default=0), several)
-    figure.suptitle(f"{table.title} ({shown})")
-    return figure
-
-
 def draw_below_published(collection: Collection, name: str, metrics: dict[str, str]) -> Figure:
     """Draw published curves, and below them those of the collection, if it has runs: {published metric: ours}."""
     table, paper, runs = collection.table, load_published(name), collection.all_runs

@@ -6,17 +6,15 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import pandas as pd
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from common.cli import UsageError, nearest
 from common.experiments.collect import Collection
 from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
-from common.planner.conditions import CONDITIONS
 from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
-from common.report.curves import draw_below_published, draw_table, draw_variants
-from common.report.lines import draw_bars, draw_over_setting, draw_record
+from common.report.curves import draw_below_published, draw_table
+from common.report.lines import draw_bars, draw_over_setting
 from common.report.style import FORMATS, save
 from common.report.tables import missing_summary
 
@@ -53,7 +51,7 @@ class Bars(Definition):
         panel, heights = frame["source"] + ": " + frame["cluster"], frame[self.value].astype(float)
         workers = frame["workers"].astype(int).astype(str) + " workers"
         frame = frame.assign(panel=panel, group=workers, bar=frame["method"], height=heights)
-        return Drawing(partial(draw_bars, frame, self.title, self.axis, columns=3), missing_records(table, benchmarks))
+        return Drawing(partial(draw_bars, frame, self.title, self.axis), missing_records(table, benchmarks))
 
 
 class Curves(Definition):
@@ -61,7 +59,6 @@ class Curves(Definition):
 
     rows:      some of its rows, as all would be drawn (default: all)
     variant:   of which variant
-    panels:    {variant: title}: `metric` against time, a panel for each of these variants
     published: a file of results/paper whose curves are drawn above ours
     metrics:   {metric of the published curves: the metric of ours that is drawn below it}
     """
@@ -71,15 +68,13 @@ class Curves(Definition):
     table: str
     rows: tuple[str, ...] = ()
     variant: str | None = None
-    panels: dict[str, str] = Field({})
-    metric: str | None = None
     published: str | None = None
     metrics: dict[str, str] = Field({})
 
     @model_validator(mode="after")
     def _check(self) -> "Curves":
-        if bool(self.panels) != bool(self.metric) or bool(self.published) != bool(self.metrics):
-            raise ValueError("expected panels with a metric, and published with metrics")
+        if bool(self.published) != bool(self.metrics):
+            raise ValueError("expected published with metrics, and only with them")
         return self
 
     def drawing(self, collection_of: CollectionOf, _: Path) -> Drawing:
@@ -91,65 +86,13 @@ class Curves(Definition):
         collection = collection.of_rows(rows, self.title)
         if self.published:
             draw = partial(draw_below_published, collection, self.published, self.metrics)
-        elif self.panels:
-            draw = partial(draw_variants, collection, self.metric, self.panels)
         else:
             draw = partial(draw_table, collection)
         return Drawing(draw, missing_summary(collection))
 
 
-class Recorded(Definition):
-    """A figure of a benchmark's record: a CSV file of results/benchmarks, and the command that writes it."""
-
-    title: str
-    records: str
-    command: str
-
-    def read(self, benchmarks: Path) -> pd.DataFrame:
-        """Return the record; raises UsageError if it has not been made."""
-        path = benchmarks / self.records
-        if not path.exists():
-            raise UsageError(f"{path} is missing; make it with: {self.command}")
-        return pd.read_csv(path)
-
-
-class Lines(Recorded):
-    """Columns of a record against another one, both logarithmic.
-
-    line:    a template of a line's label, filled with a row's columns
-    values:  {column: its axis}, a panel for each
-    """
-
-    kind: Literal["lines"]
-    x: str
-    line: str
-    values: dict[str, str] = Field(min_length=1)
-
-    def drawing(self, _: CollectionOf, benchmarks: Path) -> Drawing:
-        """Return the drawing; raises UsageError without the record."""
-        return Drawing(partial(draw_record, self.read(benchmarks), self.title, self.x, self.line, self.values))
-
-
-class Predictions(Recorded):
-    """Measured and predicted step times under several conditions, in their usual order."""
-
-    kind: Literal["predictions"]
-
-    def drawing(self, _: CollectionOf, benchmarks: Path) -> Drawing:
-        """Return the drawing; raises UsageError without the record."""
-        frame = self.read(benchmarks)
-        case = "{model} on {hosts} hosts x {ranks_per_host}, {mbit_per_s:g} Mbit/s, {compute_ms:g} ms of computing"
-        method = (frame["engine"] + "\n" + frame["topology"].str.replace("/", "/\n", n=1)).str.replace("_", " ")
-        labels = {name: f"measured, {condition.label}" for name, condition in CONDITIONS.items()}
-        panel, bar = [case.format(**row) for row in frame.to_dict("records")], frame["condition"].map(labels)
-        bar = bar.astype(pd.CategoricalDtype(labels.values(), ordered=True))
-        frame = frame.rename(columns={"measured_ms": "height", "predicted_ms": "predicted"})
-        frame = frame.assign(panel=panel, group=method, bar=bar).sort_values("bar", kind="stable")
-        return Drawing(partial(draw_bars, frame, self.title, "ms per step", columns=1, mark="predicted"))
-
-
-FigureFile = Bars | Curves | Lines | Predictions
-KINDS = {"bars": Bars, "curves": Curves, "lines": Lines, "predictions": Predictions}
+FigureFile = Bars | Curves
+KINDS = {"bars": Bars, "curves": Curves}
 
 
 def load_figure(name: str, folder: Path = FIGURES) -> FigureFile:

@@ -1,6 +1,6 @@
-"""Numbers against a setting: final metrics of a table, columns of a record, trials of a sweep, and bars of any."""
+"""Final metrics of a table against a setting, and bars of a benchmark's table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 
 import numpy as np
@@ -17,7 +17,6 @@ from common.experiments.table_file import Row
 from common.report.style import COLOURS, label_of, looks, seeds_of
 
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
-WIDTH = 0.86  # of a group of bars
 DODGE = 0.06  # between lines, in powers of two of the setting
 LABELS = {
     "workers.count": "workers",
@@ -67,46 +66,22 @@ def _line_of(row: Row) -> str:
     return f"{row.method}, {row.topology.replace('_', ' ')}"
 
 
-def draw_record(frame: pd.DataFrame, title: str, x: str, line: str, values: Mapping[str, str]) -> Figure:
-    """Draw columns of a record {column: axis} against another one, a panel each; `line` is a template of labels."""
-    labels = [line.format(**row).replace("_", " ") for row in frame.to_dict("records")]
-    figure = Figure(figsize=(4.4 * len(values), 4.4), layout="constrained")
-    axes = figure.subplots(1, len(values), squeeze=False)[0]
-    for ax, (column, label) in zip(axes, values.items(), strict=True):
-        _draw(ax, frame.assign(line=labels), x, column, list(dict.fromkeys(labels)), errorbar=None)
-        ax.set(xscale="log", yscale="log", xlabel=x, ylabel=label)
-        ticks = sorted(set(frame[x]))
-        ax.set_xticks(ticks, [f"{value:,}" for value in ticks])
-        ax.xaxis.set_minor_locator(NullLocator())
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.suptitle(title)
-    return figure
-
-
-def draw_bars(frame: pd.DataFrame, title: str, ylabel: str, columns: int, mark: str = "") -> Figure:
-    """Draw a frame with the columns panel, group, bar and height, and with `mark`, a height to mark on each bar.
-
-    Bars have their heights as numbers above them, or marks. `columns` panels are beside each other.
-    """
+def draw_bars(frame: pd.DataFrame, title: str, ylabel: str) -> Figure:
+    """Draw a frame with the columns panel, group, bar and height; numbers above the bars are their heights."""
     panels, bars = list(frame.groupby("panel", sort=False)), list(dict.fromkeys(frame["bar"]))
-    rows, width = -(-len(panels) // columns), WIDTH / len(bars)
+    rows = -(-len(panels) // 3)
     figure = Figure(figsize=(10.2, 0.8 + 2.9 * rows), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    colours, hatches = (COLOURS[1:], ("",)) if mark else (COLOURS, HATCHES)  # marks are black
+    axes = figure.subplots(rows, 3, squeeze=False).ravel()
     for ax, (panel, data) in zip(axes, panels, strict=False):
-        groups = list(dict.fromkeys(data["group"]))
-        for number, (name, colour, hatch) in enumerate(zip(bars, cycle(colours), cycle(hatches), strict=False)):
-            of = data[data["bar"] == name]
-            places = [groups.index(group) + (number - (len(bars) - 1) / 2) * width for group in of["group"]]
-            look = {"color": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.4}
-            drawn = ax.bar(places, of["height"], width, label=name, **look)
-            if mark:
-                ax.plot(places, of[mark], "_", color="black", markersize=9, markeredgewidth=1.5, label=mark)
-            else:
-                ax.bar_label(drawn, fmt="%.1f", fontsize=5.5, padding=1)
-        ax.set_xticks(range(len(groups)), groups, fontsize=6.5 if mark else None)
+        look = {"hue_order": bars, "palette": COLOURS[: len(bars)], "saturation": 1, "linewidth": 0.4}
+        sns.barplot(data, x="group", y="height", hue="bar", **look, edgecolor="white", ax=ax)
+        for drawn, hatch in zip(ax.containers, cycle(HATCHES)):
+            for bar in drawn:
+                bar.set_hatch(hatch)
+            ax.bar_label(drawn, fmt="%.1f", fontsize=5.5, padding=1)
+        ax.get_legend().remove()
         ax.grid(visible=False, axis="x")
-        ax.set(title=panel, ylabel=ylabel)
+        ax.set(title=panel, xlabel="", ylabel=ylabel)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
     handles = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}

@@ -11,13 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from omegaconf import OmegaConf
 
-from common.atomic import write_atomically
 from common.experiments.sweeps import RATE, Tuned, TunedFile
 from common.experiments.tables import Table
-from common.report.choices import Method
+from common.experiments.trials import Method
 from common.report.origin import describe_commit, describe_hardware
 from common.report.style import COLOURS, STYLES, label_of, line_names, save
-from common.report.tables import csv_text, format_texts
+from common.report.tables import csv_text, format_texts, write_texts
 
 LEFT = ("method", "topology", "variant", "best", "runner_up", "edge", "taken_by")
 
@@ -31,15 +30,9 @@ def write_sweep(
     """
     tuned = TunedFile(sweep=table.sweep, methods={method.name: method.tuned for method in methods})
     records = trial_records(table, trials)
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "csv": csv_text(records),
-        "md": _page(table, methods, records, command),
-        "yaml": tuned_text(tuned, command),
-    }
-    files = [folder / f"{table.name}.{suffix}" for suffix in texts]
-    for file, text in zip(files, texts.values(), strict=True):
-        write_atomically(file, text.encode())
+    page = _page(table, methods, records, command)
+    texts = {"csv": csv_text(records), "md": page, "yaml": tuned_text(tuned, command)}
+    files = write_texts(folder / table.name, texts)
     return [*files, *save(lambda: draw_sweep(table, methods), folder, table.name)]
 
 
@@ -90,9 +83,6 @@ def sweep_frame(table: Table, tuned: Mapping[str, Tuned]) -> pd.DataFrame:
         second = of.runner_up
         line["runner_up"] = " ".join(second.overrides) if second else ""
         line[f"{quantity.name}_of_runner_up"] = format(second.mean, quantity.style) if second else ""
-        if table.sweep.fit:
-            line["interval"] = "{:.3g} to {:.3g}".format(*of.interval) if of.interval else "none"
-            line["scatter"] = format(of.scatter, quantity.style) if of.interval else ""
         edges = ", ".join(filter(None, [of.edge, *(of.ends or ())]))
         lines.append(line | {"edge": edges, "taken_by": ", ".join(takers)})
     return pd.DataFrame(lines)
@@ -100,27 +90,15 @@ def sweep_frame(table: Table, tuned: Mapping[str, Tuned]) -> pd.DataFrame:
 
 def column_definitions(table: Table) -> dict[str, str]:
     """Return what the columns of a sweep's table mean."""
-    quantity, fit = table.sweep.of, table.sweep.fit
-    best = f"the overrides with the {table.sweep.best} mean; of equal ones the nearest to the centre"
-    parabola = {
-        "best": f"the rate at which a parabola in log lr is best, through {fit} rates around the best one, "
-        "without those at which a trial diverged, and the values on other axes whose parabola is best; a point where "
-        "no parabola has an optimum between these rates",
-        quantity.name: f"{quantity.definition}; of the parabola, for the mean over the tuning seeds",
-        "runner_up": "the next values on other axes, with the best rate for them",
-        "interval": "95 % interval of the best rate by Fieller's theorem, within the rates that were tried; the choice "
-        "of values on other axes is not counted; none: a point was chosen",
-        "scatter": "standard deviation of a trial about the parabola, without what a seed does to all its trials",
-    }
+    quantity = table.sweep.of
     return {
         "trials": "number of runs, the same for every method",
         "diverged": "how many of them diverged; their values count as the worst",
-        "best": best,
+        "best": f"the overrides with the {table.sweep.best} mean; of equal ones the nearest to the centre",
         quantity.name: f"{quantity.definition}; mean over the tuning seeds",
         "runner_up": "the overrides with the next mean",
         "edge": "the end of the grid at which the best rate lies, or of three or more numbers on another axis: beyond "
         "it may be a better one",
-        **(parabola if fit else {}),
         "taken_by": "rows of the table that take the best overrides",
     }
 
@@ -167,7 +145,7 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
     """Draw what was tuned against the learning rate, a panel for each variant and number of workers.
 
     A line is the mean over tuning seeds with the values that were chosen besides the rate, crosses below are rates that
-    diverged with them; a parabola ends where its fit does, and a bar below shows the interval of its optimum.
+    diverged with them.
     """
     panels: dict[str, list[Method]] = {}
     for method in methods:
@@ -182,7 +160,7 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
         names = [f"{name}, {r.topology.replace('_', ' ')}" for name, r in zip(line_names(rows), rows, strict=True)]
         for number, (method, name) in enumerate(zip(shown, names, strict=True)):
             look = {"color": COLOURS[number % len(COLOURS)], "marker": [*STYLES][number % len(STYLES)], "label": name}
-            _draw_rates(ax, method, look, height=0.01 + 0.015 * number)
+            _draw_rates(ax, method, look)
         label = label_of(table.sweep.quantity)
         ax.set(xlabel="learning rate", ylabel=f"{panel}: {label}" if panel else label)
         ax.set_xscale("log")
@@ -197,21 +175,15 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
     return figure
 
 
-def _draw_rates(ax: Axes, method: Method, look: dict[str, object], height: float) -> None:
-    """Draw means at each rate, from the lowest to the highest seed, and the parabola, its interval at this height."""
+def _draw_rates(ax: Axes, method: Method, look: dict[str, object]) -> None:
+    """Draw means at each rate, from the lowest to the highest seed, and where trials diverged."""
     if not method.ranking:
         return
     best = method.ranking[0]
-    line, optimum = method.line(best.point.choices), best.optimum
+    line = method.line(best.choices)
     means = [method.means[point] for point in line]
     low, high = ([end(method.values[point]) for point in line] for end in (min, max))
-    bars = [np.subtract(means, low), np.subtract(high, means)]
-    rates, style = [point.rate for point in line], ":" if optimum else "-"
-    ax.errorbar(rates, means, yerr=bars, elinewidth=0.8, capsize=2, **look, linestyle=style)
-    tried = {point.rate for point in method.values if point.choices == best.point.choices}
-    below, colour, diverged = ax.get_xaxis_transform(), look["color"], sorted(tried - {*rates})
-    ax.plot(diverged, [0.02] * len(diverged), "x", color=colour, transform=below)
-    if optimum:
-        inside = np.geomspace(*optimum.span, 50)
-        ax.plot(inside, np.polyval(optimum.parabola, np.log(inside)), color=colour)
-        ax.plot([optimum.low, optimum.high], [height] * 2, color=colour, linewidth=2, transform=below)
+    bars, rates = [np.subtract(means, low), np.subtract(high, means)], [point.rate for point in line]
+    ax.errorbar(rates, means, yerr=bars, elinewidth=0.8, capsize=2, **look)
+    diverged = sorted({point.rate for point in method.values if point.choices == best.choices} - {*rates})
+    ax.plot(diverged, [0.02] * len(diverged), "x", color=look["color"], transform=ax.get_xaxis_transform())

@@ -1,8 +1,8 @@
 """A table of runs with the published numbers beside them, definitions, origin and missing runs."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Some
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +18,6 @@ from common.report.origin import describe_origin
 from common.report.published import published_lines
 from common.report.statistics import columns_of, definition, exact, show
 
-FORMATS = ("csv", "md")  # of what else can be made, tex
 TABLES = ROOT / "results" / "tables"
 SPREADS = {"mean": "2sigma", "published": "published_2sigma"}  # shown behind these, after a plus-minus sign
 
@@ -48,10 +47,8 @@ def _labels(collection: Collection, row: Row) -> dict[str, object]:
     }
 
 
-def write_table(
-    collection: Collection, folder: Path, command: str, formats: Some[str] = FORMATS, kept: bool = False
-) -> list[Path]:
-    """Write <folder>/<table> in these formats and return the paths; CSV has all columns, the others those shown.
+def write_table(collection: Collection, folder: Path, command: str, kept: bool = False) -> list[Path]:
+    """Write <folder>/<table>.csv and .md and return the paths; the first has all columns, the other those shown.
 
     command: what makes it again
     kept:    whether these are the kept runs in results/tables: their page has the findings and links
@@ -60,12 +57,8 @@ def write_table(
     parts = [
         pd.DataFrame([exact(column, value) for value in frame[column.name]], dtype=object) for column in table.columns
     ]
-    makers = {
-        "csv": lambda: csv_text(pd.concat(parts, axis="columns")),
-        "md": lambda: table_page(collection, frame, command, kept),
-        "tex": lambda: latex(shown(frame, table), left_of(table), table.title, f"Made by {command}"),
-    }
-    return write_files(folder / table.name, makers, formats)
+    text = csv_text(pd.concat(parts, axis="columns"))
+    return write_texts(folder / table.name, {"csv": text, "md": table_page(collection, frame, command, kept)})
 
 
 def table_page(collection: Collection, frame: pd.DataFrame, command: str, kept: bool) -> str:
@@ -232,18 +225,10 @@ def csv_text(frame: pd.DataFrame) -> str:
     return texts.to_csv(index=False, lineterminator="\n")
 
 
-def latex(shown: pd.DataFrame, left: Some[str], title: str, origin: str) -> str:
-    """Return texts as a LaTeX table, a float with its title."""
-    body = format_texts(shown, "latex_booktabs", left).replace("±", r"$\pm$")
-    caption = title.replace("%", r"\%").replace("&", r"\&").replace("_", r"\_")
-    lines = [f"% {origin}; needs \\usepackage{{booktabs}}", r"\begin{table}", r"\centering", rf"\caption{{{caption}}}"]
-    return "\n".join([*lines, body, r"\end{table}", ""])
-
-
-def write_files(path: Path, makers: Mapping[str, Callable[[], str]], formats: Some[str]) -> list[Path]:
-    """Write <path>.<format> for each format and return the paths."""
+def write_texts(path: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write <path>.<ending> for each ending and return the paths."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    files = {form: path.with_name(f"{path.name}.{form}") for form in formats}
-    for form, file in files.items():
-        write_atomically(file, makers[form]().encode())
-    return list(files.values())
+    files = {path.with_name(f"{path.name}.{ending}"): text for ending, text in texts.items()}
+    for file, text in files.items():
+        write_atomically(file, text.encode())
+    return [*files]

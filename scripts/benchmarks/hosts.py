@@ -46,7 +46,7 @@ from scripts.benchmarks.arguments import (
 )
 from scripts.benchmarks.record import Benchmark
 from scripts.benchmarks.tables import COLUMNS, FORMATS, KEY, TITLES, conclude, table
-from scripts.emulate.program import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
+from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
 
 
 @main_function
@@ -97,7 +97,7 @@ def on_emulated_hosts(arguments: HostsArguments) -> list[Row] | None:
         delay_ms=arguments.delay_ms,
         limit_s=arguments.limit_s,
     )
-    check_machine(cluster)
+    check_machine()
     with tempfile.TemporaryDirectory() as folder, emulated_hosts(cluster) as emulated:
         file = Path(folder) / "rows.json"
         given = command_of("scripts.benchmarks.measures", arguments.model_copy(update={"rows": str(file)}))

@@ -38,8 +38,7 @@ from scripts.benchmarks.arguments import (
     StepArguments,
     read,
 )
-from scripts.benchmarks.engines import MODELS, TIMEOUT_S, Engine, engine_of, equal_layers, gossip
-from scripts.emulate.compute import EmulatedCompute
+from scripts.benchmarks.engines import MODELS, TIMEOUT_S, EmulatedCompute, Engine, engine_of, equal_layers, gossip
 
 WARM_UP = 6  # steps of measure=step before the timed ones
 ONCE = ("peak_mb", "startup_s", "first_step_s", "ready_s")  # of each process

@@ -17,7 +17,6 @@ from scripts.benchmarks.arguments import (
     ScalingArguments,
     StepArguments,
 )
-from scripts.emulate.decent_dp import TOPOLOGIES
 
 PLACE = {
     "workers": "processes",
@@ -112,7 +111,13 @@ SGP = (
     "weights stay 1, and this engine then runs the code of Decent (Exp). The published SGP takes up to 91 % "
     "longer than Decent (Exp): on T4 and A100 by a fixed cost per step, cause unknown."
 )
-PEERS = TOPOLOGIES | {"one_peer_exponential": "one-peer-exp"}  # decent-dp's that each of ours is compared with
+PEERS = {  # decent-dp's topology that each of ours is compared with
+    "complete": "complete",
+    "one_peer_ring": "ring",
+    "hypercube": "one-peer-exp",
+    "one_peer_exponential": "one-peer-exp",
+    "aer": "alternating-exp-ring",
+}
 CASE = ["model", "hosts", "ranks_per_host", "mbit_per_s", "compute_ms", "condition"]  # ratios are taken within it
 KEY = [*CASE, "engine", "topology"]  # one row of the table
 

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -79,8 +78,6 @@ def make(table: Table, cells: Sequence[Cell], states: Sequence[str], jobs: int) 
         cell: f"[{number:{len(str(len(cells)))}}/{len(cells)}] {cell.label:{width}} "
         for number, cell in enumerate(cells, start=1)
     }
-    if jobs > 1 and any(cell.emulated for cell in cells):
-        raise UsageError(f"jobs={jobs}: expected 1: runs on emulated hosts are timed")
     open_cells = [cell for cell, state in zip(cells, states, strict=True) if state not in table.settled]
     for cell in cells:
         if cell not in open_cells:
@@ -144,8 +141,6 @@ def _train_beside_others(table: Table, threads: int, running: set[subprocess.Pop
 
 def _train(table: Table, cell: Cell) -> str | None:
     """Make one run and return why it failed, None if it finished; KeyboardInterrupt if it was interrupted."""
-    if cell.emulated is not None:
-        return _judge(table, cell, _train_on_emulated_hosts(cell))
     # Imported here: it brings torch, which neither --dry-run nor a finished table needs.
     from common.launch.processes import launch
 
@@ -157,39 +152,6 @@ def _train(table: Table, cell: Cell) -> str | None:
         traceback.print_exc()
         return f"{type(error).__name__}: {error}"
     return _judge(table, cell, code)
-
-
-def _train_on_emulated_hosts(cell: Cell) -> int:
-    """Make one run and return its exit code; at a signal wait until its workers have saved and its hosts are gone."""
-    if cell.emulated.engine == "decent_dp" and _resume(cell):
-        _remove(cell)
-    command = [sys.executable, *cell.arguments("logging.progress=false", *_resume(cell))]
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    process = subprocess.Popen(command, start_new_session=True)  # of signals it gets ours only
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait()
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, former)
-
-
-def _remove(cell: Cell) -> None:
-    """Remove an unfinished run. Raises UsageError if a process is training it."""
-    # Imported here: they bring torch.
-    from common.config.config import ConfigError
-    from common.record.run_lock import RunLock
-
-    lock = RunLock(cell.run_dir, "removal")
-    try:
-        lock.take()
-    except ConfigError as error:
-        raise UsageError(str(error)) from None
-    print(f"{cell.label}: decent-dp keeps no state to continue from, so the run begins anew", file=sys.stderr)
-    shutil.rmtree(cell.run_dir)
-    lock.release()
 
 
 def _judge(table: Table, cell: Cell, code: int | str | None) -> str | None:

@@ -16,7 +16,7 @@ from common.report.published import load_published
 from scripts.benchmarks import engines, tables
 from scripts.benchmarks import hosts as bench
 from scripts.benchmarks.arguments import AveragingArguments, ScalingArguments, StepArguments
-from scripts.emulate.program import EmulateArguments, emulated_hosts, run_on
+from scripts.emulate import EmulateArguments, emulated_hosts, run_on
 from tests.scripts.namespaces import needs_namespaces
 
 AVERAGING = ["measure=averaging", "iterations=2", "tensor_mb=0.5", "tensors=2"]

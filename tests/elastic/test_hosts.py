@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.experiments.definitions import ROOT
-from scripts.emulate.namespaces import Host, ip
-from scripts.emulate.program import EmulateArguments, emulated_hosts
+from scripts.emulate import EmulateArguments, Host, emulated_hosts, ip
 from tests.elastic.test_processes import ENDLESS, PACED, RUN, assert_equals_replay, joined, trained
 from tests.ports import free_port
 from tests.scripts.namespaces import needs_namespaces

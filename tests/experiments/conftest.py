@@ -10,7 +10,6 @@ CONTENT = {
     "title": "A small table",
     "note": "Made by a test.",
     "task": "cnn",
-    "runs": "small",
     "seeds": [1, 2, 3],
     "overrides": ["experiment=small"],
     "rows": [

@@ -45,7 +45,7 @@ def compose(task: str, *overrides: str) -> Config:
 
 
 def composed(table: Table, row: Row, variant: str | None) -> Config:
-    """Compose a cell without its folder: cells that differ in their emulated hosts alone are composed once."""
+    """Compose a cell without its folder."""
     return compose(table.task, *table.cell(row, table.seeds[0], Path("runs"), variant).settings)
 
 
@@ -67,7 +67,7 @@ def test_every_row_is_todays_recipe(table: Table) -> None:
 
 def assert_composes(table: Table, row: Row, variant: str | None) -> None:
     ours = ("quickstart", "figure6_runs", "imagenet", "transformer_4_gpus", "gpt2_xl")
-    real = (table.published and not table.proxy_of) or table.emulated or table.name in ours
+    real = (table.published and not table.proxy_of) or table.name in ours
     config = composed(table, row, variant)
     assert config.workers.kind == ("processes" if real else "simulated"), row.name
     assert config.topology.name == row.topology.split()[0], row.name
@@ -78,7 +78,7 @@ def assert_kept_runs_are_of_today(table: Table, row: Row, variant: str | None) -
     """Runs count by their overrides alone: if a recipe changed, old ones would be averaged with new ones."""
     today = flat(composed(table, row, variant).model_dump(mode="json"))
     configs = kept(table, row, variant)
-    assert configs or table.emulated or table.name not in KEPT, row.name  # emulated ones take hours
+    assert configs or table.name not in KEPT, row.name
     for name, config in configs.items():
         there = flat(config)
         shared = [key for key in there if key in today and key != "seed" and not is_bookkeeping(key)]
@@ -97,8 +97,8 @@ def flat(config: dict[str, Any]) -> dict[str, Any]:
 
 def kept(table: Table, row: Row, variant: str | None) -> dict[str, dict[str, Any]]:
     """Return the configurations of the runs that are in git."""
-    pack = read_pack(RUNS / table.runs)
-    names = [str(table.cell(row, seed, RUNS, variant).run_dir.relative_to(RUNS / table.runs)) for seed in table.seeds]
+    pack = read_pack(RUNS / table.name)
+    names = [str(table.cell(row, seed, RUNS, variant).run_dir.relative_to(RUNS / table.name)) for seed in table.seeds]
     return {name: pack[name].config for name in names if name in pack}
 
 

@@ -30,8 +30,8 @@ def test_quickstart_has_its_rows_and_commands():
     )
 
 
-def test_runs_lie_in_a_folder_of_the_tables_name_unless_it_has_another(tmp_path):
-    folder = write(tmp_path, lambda content: content.pop("runs"))
+def test_runs_lie_in_a_folder_of_the_tables_name(tmp_path):
+    folder = write(tmp_path, lambda content: None)
     (folder / "small.yaml").rename(folder / "mine.yaml")
     assert next(load_table("mine", folder=folder).cells(Path("runs"))).run_dir == Path("runs/mine/allreduce/seed_1")
 
@@ -71,9 +71,9 @@ BAD = {
     "columns.0='top1_difference': differences and speed-ups need a baseline": lambda c: c.update(
         columns=["top1_difference"]
     ),
-    "emulated: expected one entry for each variant, (none)": lambda c: c.update(
-        emulated={"a": {"hosts": 2, "ranks_per_host": 1, "mbit_per_s": 100}}
-    ),
+    "cluster='a40_4x5': did you mean 'a40_4x4'?": lambda c: c["rows"][0].update(cluster="a40_4x5"),
+    "proxy_of='table33': did you mean 'table3'?": lambda c: c.update(proxy_of="table33"),
+    "over='paralel': did you mean 'parallel'?": lambda c: c.update(over="paralel"),
     "tuned_by=quickstart: expected neither a sweep nor centres": lambda c: (
         c.update(tuned_by="quickstart") or c["rows"][0].update(centre=0.1)
     ),
@@ -86,11 +86,12 @@ BAD = {
     ),
     "margins.top5: expected a column top5_equivalent": lambda c: c.update(margins={"top5": 1}),
     "margins.top1=0: expected greater than 0": lambda c: c.update(margins={"top1": 0}),
-    "equivalent: 'alreduce': did you mean 'allreduce'?": lambda c: c.update(equivalent={"accumadam_aer": "alreduce"}),
+    "equivalent='alreduce': did you mean 'allreduce'?": lambda c: c.update(equivalent={"accumadam_aer": "alreduce"}),
     "equivalent: 'allreduce': expected another row": lambda c: c.update(equivalent={"allreduce": "allreduce"}),
     "baseline='allreduse': did you mean 'allreduce'?": lambda c: c.update(baseline="allreduse"),
     "target.best=...: missing; expected a value": lambda c: c.update(target={"metric": "accuracy", "value": 1}),
     "seeds.0=-1: expected greater than or equal to 0": lambda c: c.update(seeds=[-1]),
+    "shown='accuracy': did you mean 'accuracy_mean'": lambda c: c.update(shown=["method", "accuracy"]),
     "metric='acc'": lambda c: c.update(metric="acc"),
 }
 

@@ -74,15 +74,6 @@ def test_page(table, monkeypatch):
     assert "77.386" in page.text
 
 
-def test_a_timed_table_before_its_runs_and_a_figure_before_its_record(monkeypatch):
-    only(monkeypatch, ["time_to_target"], ["extrapolation"])
-    assert main(["output=report.html", "runs=none"]) == 0
-    page = Page(Path("report.html").read_text())
-    assert "allreduce mbit_25 seed 9: not run yet. python -m scripts.emulate hosts=4 ranks_per_host=2" in page.text
-    assert "git show f79a43cc:scripts/benchmarks/extrapolation.py" in page.text
-    assert page.images == []
-
-
 def test_every_figure_of_this_project_has_its_picture_before_any_run(monkeypatch, tmp_path):
     figures = [load_figure(name) for name in figure_names()]
     only(monkeypatch, sorted({figure.table for figure in figures if isinstance(figure, Curves)}), figure_names())

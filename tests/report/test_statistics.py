@@ -58,7 +58,7 @@ def test_what_readers_and_machines_see():
     mean, median, reached, noise, published, difference = (
         parse_column(name)
         for name in (
-            "top1", "top1_median", "time_to_target_s_reached", "noise_scale", "top1_published",
+            "top1", "top1_median", "steps_to_target_reached", "noise_scale", "top1_published",
             "top1_published_difference",
         )
     )  # fmt: skip

@@ -3,9 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from common.cli import UsageError
 from common.experiments.collect import collect
-from common.experiments.tables import load_table
 from common.report.tables import build_table, shown
 from scripts.tables import main
 from tests.experiments.conftest import make_table
@@ -60,8 +58,8 @@ def test_csv_and_markdown(registered, capsys):
     text = Path("runs/report/small.md").read_text()
     assert text.startswith("# A small table\n\nMade by a test.\n\n| method ")
     assert "| AccumAdam | aer | 4 | 3 | 93.00 ± 7.21 |" in text
-    assert "bytes_per_step" in text
-    assert "time_step_ms" not in text  # the ninth column
+    assert "consensus_distance" in text
+    assert "bytes_per_step" not in text  # the eighth column
     for line in (
         "- `accuracy_mean ± 2sigma`: final validation accuracy of the averaged model in percent; mean over seeds, ± 2 ",
         "- Runs: 6 of 6 finished",
@@ -78,13 +76,6 @@ def test_csv_and_markdown(registered, capsys):
         assert line in text
     assert "Missing" not in text
     assert "93.00 ± 7.21" in capsys.readouterr().out
-    assert not Path("runs/report/small.tex").exists()
-    assert main(["table=small", "output=out", "formats=tex"]) == 0
-    assert [file.name for file in Path("out").iterdir()] == ["small.tex"]
-    tex = Path("out/small.tex").read_text()
-    assert r"\caption{A small table}" in tex
-    assert r"accuracy\_mean $\pm$ 2sigma" in tex
-    assert r"93.00 $\pm$ 7.21" in tex
 
 
 def test_missing_seeds_are_listed_with_their_commands(registered, capsys):
@@ -314,25 +305,19 @@ def test_runs_without_scores_of_the_test_set_are_listed_with_the_command(monkeyp
     assert Path("runs/report/small.csv").read_text().splitlines()[1:] == ["AllReduce,3,", "AccumAdam,3,22"]
 
 
-def test_a_definition_takes_what_it_does_not_state_from_its_base():
-    base, table = load_table("time_to_target"), load_table("time_to_target_8x1")
-    assert (table.columns, table.target, table.base) == (base.columns, base.target, None)
-    assert [row.name for row in table.rows] == [row.name for row in base.rows]
-    ours, theirs = ({row.name: row for row in of.rows} for of in (table, base))
-    assert (ours["decent_dp"].topology, theirs["decent_dp"].topology) == ("hypercube", "aer")
-    assert ours["decent_dp"].method == theirs["decent_dp"].method
-    assert ours["allreduce"] == theirs["allreduce"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"shown": ["method", "accuracy"]}, "shown='accuracy': did you mean 'accuracy_mean'"),
-        ({"base": "time_to_taget"}, "base=time_to_taget: unknown; did you mean 'time_to_target'"),
-        ({"base": "quickstart", "rows": [{"method": "A"}]}, "rows.7.name"),
-    ],
-)
-def test_wrong_bases_and_columns_are_refused(changes, message):
-    with pytest.raises((ValueError, UsageError)) as caught:
-        make_table(**changes)
-    assert message in str(caught.value)
+@pytest.mark.parametrize("all_arrive", [True, False])
+def test_steps_to_a_target_and_how_much_faster_a_row_is(all_arrive):
+    """Evaluations after 15 and 30 steps."""
+    late, early, never = (50.0, 90.0), (85.0, 90.0), (50.0, 60.0)
+    statistics = ("median", "lowest", "highest", "reached", "speedup")
+    target = {"metric": "accuracy", "value": 80.0, "best": "highest"}
+    table = make_table(target=target, baseline="allreduce", columns=[f"steps_to_target_{name}" for name in statistics])
+    accuracy = {"allreduce": [late] * 3, "accumadam_aer": [early, late, early] if all_arrive else [early, never, never]}
+    for cell in table.cells(RUNS):
+        write_run(cell.run_dir, cell.overrides, accuracy=accuracy[cell.row.name][cell.seed - 1])
+    texts = shown(build_table(collect(table, RUNS)), table)
+    assert texts.iloc[0].tolist() == ["30", "30", "30", "3", "baseline"]
+    *numbers, speedup = texts.iloc[1].tolist()
+    assert numbers == (["15", "15", "30", "3"] if all_arrive else ["inf", "15", "inf", "1"])
+    mean = f"{2 ** (2 / 3):.2f} ["  # geometric mean of 2, 1 and 2
+    assert speedup.startswith(mean) if all_arrive else speedup == "not reached by all"

@@ -13,8 +13,7 @@ import pytest
 
 from common.cli import UsageError
 from common.experiments.definitions import ROOT
-from scripts.emulate import namespaces
-from scripts.emulate import program as emulate
+from scripts import emulate
 from tests.scripts.namespaces import needs_namespaces
 
 # Rank 0 sends 4 bytes, then 2 MB to rank 1 and gets 4 bytes back, REPEATS times; prints the seconds of the fastest.
@@ -60,7 +59,7 @@ def wait_for(condition: Callable[[], bool]) -> bool:
 
 
 def made_by(pid: int) -> list[str]:
-    return [name for name in namespaces.existing() if name.startswith(f"gossip-{pid}-")]
+    return [name for name in emulate.existing() if name.startswith(f"gossip-{pid}-")]
 
 
 # The first argument is the address of the receiver, who answers when all has come; the sender prints the seconds.
@@ -91,21 +90,20 @@ def test_a_link_has_its_rate_and_counts_its_bytes() -> None:
         with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
             assert receiver.stdout.readline() == "ready\n"
             before = first.statistics()[0], second.statistics()[1]
-            seconds = float(namespaces.call(*first.command(sys.executable, "-c", SENDER, second.address)).stdout)
+            seconds = float(emulate.call(*first.command(sys.executable, "-c", SENDER, second.address)).stdout)
             sent, received = first.statistics()[0] - before[0], second.statistics()[1] - before[1]
-    assert (2e6 - 4 * namespaces.packet_bytes(80)) * 8 / 80e6 <= seconds < 2 * 2e6 * 8 / 80e6
+    assert (2e6 - 4 * emulate.packet_bytes(80)) * 8 / 80e6 <= seconds < 2 * 2e6 * 8 / 80e6
     assert 2e6 < received < 2e6 * 1.06  # headers, handshakes
     assert 2e6 < sent < 2e6 * 1.06
 
 
 @pytest.mark.slow
 @needs_namespaces
-@pytest.mark.parametrize(("slow", "delay_ms"), [(None, 0), ("2@20", 30)])
-def test_bytes_rate_and_delay_are_real(tmp_path: Path, slow: str | None, delay_ms: float) -> None:
+@pytest.mark.parametrize(("mbit_per_s", "delay_ms"), [(80, 0), (20, 30)])
+def test_bytes_rate_and_delay_are_real(tmp_path: Path, mbit_per_s: float, delay_ms: float) -> None:
     program = tmp_path / "send.py"
     program.write_text(SEND)
-    options = [f"delay_ms={delay_ms}", *([f"slow={slow}"] if slow else [])]
-    done = run("hosts=2", "mbit_per_s=80", f"run={program}", *options)
+    done = run("hosts=2", f"mbit_per_s={mbit_per_s}", f"delay_ms={delay_ms}", f"run={program}")
     if "this kernel has no sch_netem" in done.stderr and not shutil.which("iptables"):
         pytest.skip("a delay needs sch_netem or iptables")  # make env installs it where it can
     assert done.returncode == 0, done.stderr
@@ -113,10 +111,10 @@ def test_bytes_rate_and_delay_are_real(tmp_path: Path, slow: str | None, delay_m
     megabytes = float(sent[0].split("sent ")[1].split()[0])
     assert 2.0 < megabytes / REPEATS < 2.0 * 1.06  # headers, handshakes
     round_trip, seconds = map(float, done.stdout.split())
-    bits_per_s = 20e6 if slow else 80e6
-    # No faster than the slower end's token bucket and the delay allow, and not much slower.
+    bits_per_s = mbit_per_s * 1e6
+    # No faster than the token bucket and the delay allow, and not much slower.
     assert round_trip >= 2 * delay_ms / 1000
-    assert seconds >= (2e6 - 4 * namespaces.packet_bytes(80)) * 8 / bits_per_s + 2 * delay_ms / 1000
+    assert seconds >= (2e6 - 4 * emulate.packet_bytes(mbit_per_s)) * 8 / bits_per_s + 2 * delay_ms / 1000
     assert seconds < 2 * 2e6 * 8 / bits_per_s + 10 * 2 * delay_ms / 1000
 
 
@@ -162,14 +160,14 @@ def test_a_failing_set_up_leaves_nothing(function: str, monkeypatch: pytest.Monk
 
 @needs_namespaces
 def test_signals_wait_while_hosts_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    call = namespaces.call
+    call = emulate.call
 
     def interrupted(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         if command[:3] == ("ip", "netns", "del"):
             signal.raise_signal(signal.SIGINT)
         return call(*command, check=check)
 
-    monkeypatch.setattr(namespaces, "call", interrupted)
+    monkeypatch.setattr(emulate, "call", interrupted)
     with pytest.raises(KeyboardInterrupt), emulate.emulated_hosts(emulate.EmulateArguments(hosts=2)):
         assert len(made_by(os.getpid())) == 3
     assert made_by(os.getpid()) == []
@@ -186,11 +184,11 @@ def test_down_removes_only_what_a_dead_process_made() -> None:
         subprocess.run(["ip", "netns", "add", name], check=True)
     try:
         inside = subprocess.Popen(["ip", "netns", "exec", left, "sleep", "100"])
-        assert wait_for(lambda: str(inside.pid) in namespaces.ip("netns", "pids", left).split())
+        assert wait_for(lambda: str(inside.pid) in emulate.ip("netns", "pids", left).split())
         done = run("--down")
         assert done.returncode == 0
         assert inside.wait(10) == -signal.SIGKILL
-        assert set(names) - set(namespaces.existing()) == {left}
+        assert set(names) - set(emulate.existing()) == {left}
         assert f"left alone {used}: process {os.getpid()} runs\n" in done.stdout
         assert f"left alone {mine}: not made by this script\n" in done.stdout
     finally:
@@ -201,10 +199,8 @@ def test_down_removes_only_what_a_dead_process_made() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run=x.py", "slow=5@10"], "slow=5@10: there is no host 5, expected 1 to 4"),
         ([], "run=...: missing"),
         (["hosts=100", "run=x.py"], "hosts=100"),
-        (["slow=fast", "run=x.py"], "slow='fast'"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_exit_code_2(

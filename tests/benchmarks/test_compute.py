@@ -7,8 +7,8 @@ from torch import nn
 
 from common.planner.cluster import Cluster, Variation
 from common.planner.conditions import CONDITIONS, Condition
-from scripts.emulate import compute
-from scripts.emulate.compute import EmulatedCompute, Waiter
+from scripts.benchmarks import engines
+from scripts.benchmarks.engines import EmulatedCompute, Waiter
 
 
 class Clock:
@@ -26,7 +26,7 @@ class Clock:
 
 def test_gradients_come_one_after_another_last_layer_first(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(compute, "time", clock)
+    monkeypatch.setattr(engines, "time", clock)
     layers = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(9)))
     layers[8].weight.requires_grad_(False)
     model = EmulatedCompute(layers, compute_ms=120.0)

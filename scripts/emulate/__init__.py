@@ -1,1 +1,0 @@
-"""Programs on emulated hosts: python -m scripts.emulate, see program.py."""
