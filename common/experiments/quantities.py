@@ -111,148 +111,80 @@ def _spectral_gap(run: FinishedRun) -> float:
         raise RunError(f"{run.folder}: config.yaml: no topology can be made of it ({error!r})") from None
 
 
-def _last(name: str, metric: str, definition: str, style: str = ".2f", higher: bool = False) -> Quantity:
+def _last(metric: str) -> Callable[[FinishedRun], float]:
     """Return the quantity that reads a metric of the last validation."""
-    return Quantity(name, definition, style, lambda run: run.last("validation", metric), higher_is_better=higher)
+    return lambda run: run.last("validation", metric)
 
 
-_ALL = (
-    _last("accuracy", "accuracy", "final validation accuracy of the averaged model in percent", higher=True),
-    _last("top1", "accuracy", "final top-1 validation accuracy of the averaged model in percent", higher=True),
-    _last("top5", "accuracy_top5", "final top-5 validation accuracy of the averaged model in percent", higher=True),
-    _last(
-        "local_top1",
-        "local_accuracy",
-        "final top-1 validation accuracy in percent of the workers' own models, each with its own BatchNorm "
-        "statistics on its own shard, counts added",
-        higher=True,
-    ),
-    _last(
-        "local_top5",
-        "local_accuracy_top5",
-        "final top-5 validation accuracy in percent of the workers' own models, as local_top1",
-        higher=True,
-    ),
-    Quantity(
-        "train_loss",
-        "training loss of the last epoch: mean of the training rows of metrics.jsonl less than an epoch before the "
-        "last one; of language models that of the averaged model at the last evaluation, on windows of the training "
-        "split",
-        ".4f",
-        _train_loss,
-    ),
-    _last(
-        "validation_loss",
-        "loss",
-        "final validation loss of the averaged model, not smoothed (in nats: language models per token)",
-        ".4f",
-    ),
-    _last(
-        "unigram_entropy",
-        "unigram_entropy",
-        "entropy in nats of the corpus's token frequencies: the loss of the best model that ignores context",
-        ".4f",
-    ),
-    _last("bleu", "bleu", "final sacreBLEU of the averaged model's translations of the validation set", higher=True),
-    Quantity(
-        "meteor",
-        "final METEOR by nltk (not METEOR 1.5) of the averaged model's translations of the validation set; empty where "
-        "WordNet was missing",
-        ".4f",
-        _meteor,
-        higher_is_better=True,
-    ),
-    Quantity(
-        "test_paper_bleu",
-        "BLEU as the paper's code computes it, of the last model's greedy translations of the test set and of cut "
-        "references, both in Moses tokens; not sacreBLEU",
-        ".2f",
-        _translation("paper_bleu"),
-        of_test_set=True,
-        higher_is_better=True,
-    ),
-    Quantity(
-        "test_paper_meteor",
-        "METEOR by nltk (not METEOR 1.5) of the lines of test_paper_bleu",
-        ".4f",
-        _translation("paper_meteor"),
-        of_test_set=True,
-        higher_is_better=True,
-    ),
-    _last(
-        "consensus_distance",
-        "consensus_distance",
-        "sqrt(mean_i ||x_i - x_bar||^2) over the workers at the last evaluation",
-        ".3g",
-    ),
-    Quantity(
-        "learning_rate",
-        "the learning rate that the schedule starts from: optimizer.lr of the run",
-        ".3g",
-        lambda run: float(run.config["optimizer"]["lr"]),
-    ),
-    Quantity(
-        "half_life_first",
-        "samples (of language models: tokens) after which a gradient weighs half as much in the first moment or "
-        "momentum; empty for runs that do not record it",
-        ".3g",
-        _recorded("half_life_first"),
-    ),
-    Quantity("half_life_second", "the same in the second moment", ".3g", _recorded("half_life_second")),
-    Quantity(
-        "clipped_fraction",
-        "share of the steps, over all workers, whose gradient's norm before clipping exceeded training.clip; empty "
-        "where nothing is clipped",
-        ".2f",
-        _clipped_fraction,
-        absent="not clipped",
-    ),
-    Quantity(
-        "decay_sum",
-        "learning rate x weight decay, summed over the steps (of runs that do not record it, from the rates in "
-        "metrics.jsonl): AdamW's decay alone would shrink weights by exp(-sum)",
-        ".2f",
-        _decay_sum,
-    ),
-    Quantity(
-        "spectral_gap",
-        "spectral gap of the topology per round: 1 - |lambda_2(W)|; 1 - |lambda_2(W(p-1)...W(0))|^(1/p) for a "
-        "schedule of p rounds, so 1 for one that averages exactly; 1 - sqrt(lambda_2(E[W^T W])) for random "
-        "matchings; 1 for all-reduce",
-        ".4f",
-        _spectral_gap,
-    ),
-    Quantity(
-        "bytes_per_step",
-        "bytes that one worker hands to the network per step: bytes_sent / steps / workers",
-        ",.0f",
-        lambda run: run.total("bytes_sent") / run.total("steps") / run.total("workers"),
-    ),
-    Quantity(
-        "time_step_ms",
-        "wall-clock time of a step in ms, median over the steps of a run",
-        ".2f",
-        lambda run: run.total("time_step_ms"),
-    ),
-    Quantity(
-        "steps_to_target",
-        "steps until the first evaluation that reached the table's target; inf if none did",
-        ".0f",
-        steps_to_target,
-    ),
-    Quantity(
-        "hours",
-        "steps times the median wall-clock time of a step, in hours: without evaluation and checkpoints",
-        ".1f",
-        lambda run: run.total("time_step_ms") * run.total("steps") / 3.6e6,
-    ),
-    Quantity(
-        "predicted_step_ms",
-        f"predicted, not measured: time of a step in ms by the runtime model (common.planner) on the run's hosts and "
-        f"workers, with {ASSUMED}",
-        ".1f",
-        predicted_step_ms,
-    ),
-)
-
-QUANTITIES = {quantity.name: quantity for quantity in (*_ALL, *_noise_quantities())}
+DEFINITIONS = {
+    "accuracy": "final validation accuracy of the averaged model in percent",
+    "top1": "final top-1 validation accuracy of the averaged model in percent",
+    "top5": "final top-5 validation accuracy of the averaged model in percent",
+    "local_top1": "final top-1 validation accuracy in percent of the workers' own models, each with its own BatchNorm "
+    "statistics on its own shard, counts added",
+    "local_top5": "final top-5 validation accuracy in percent of the workers' own models, as local_top1",
+    "train_loss": "training loss of the last epoch: mean of the training rows of metrics.jsonl less than an epoch "
+    "before the last one; of language models that of the averaged model at the last evaluation, on windows of the "
+    "training split",
+    "validation_loss": "final validation loss of the averaged model, not smoothed (in nats: language models per token)",
+    "unigram_entropy": "entropy in nats of the corpus's token frequencies: the loss of the best model that ignores "
+    "context",
+    "bleu": "final sacreBLEU of the averaged model's translations of the validation set",
+    "meteor": "final METEOR by nltk (not METEOR 1.5) of the averaged model's translations of the validation set; "
+    "empty where WordNet was missing",
+    "test_paper_bleu": "BLEU as the paper's code computes it, of the last model's greedy translations of the test set "
+    "and of cut references, both in Moses tokens; not sacreBLEU",
+    "test_paper_meteor": "METEOR by nltk (not METEOR 1.5) of the lines of test_paper_bleu",
+    "consensus_distance": "sqrt(mean_i ||x_i - x_bar||^2) over the workers at the last evaluation",
+    "learning_rate": "the learning rate that the schedule starts from: optimizer.lr of the run",
+    "half_life_first": "samples (of language models: tokens) after which a gradient weighs half as much in the first "
+    "moment or momentum; empty for runs that do not record it",
+    "half_life_second": "the same in the second moment",
+    "clipped_fraction": "share of the steps, over all workers, whose gradient's norm before clipping exceeded "
+    "training.clip; empty where nothing is clipped",
+    "decay_sum": "learning rate x weight decay, summed over the steps (of runs that do not record it, from the rates "
+    "in metrics.jsonl): AdamW's decay alone would shrink weights by exp(-sum)",
+    "spectral_gap": "spectral gap of the topology per round: 1 - |lambda_2(W)|; 1 - |lambda_2(W(p-1)...W(0))|^(1/p) "
+    "for a schedule of p rounds, so 1 for one that averages exactly; 1 - sqrt(lambda_2(E[W^T W])) for random "
+    "matchings; 1 for all-reduce",
+    "bytes_per_step": "bytes that one worker hands to the network per step: bytes_sent / steps / workers",
+    "time_step_ms": "wall-clock time of a step in ms, median over the steps of a run",
+    "steps_to_target": "steps until the first evaluation that reached the table's target; inf if none did",
+    "hours": "steps times the median wall-clock time of a step, in hours: without evaluation and checkpoints",
+    "predicted_step_ms": "predicted, not measured: time of a step in ms by the runtime model (common.planner) on the "
+    f"run's hosts and workers, with {ASSUMED}",
+}
+# The format for reading, and what computes it.
+OF: dict[str, tuple[str, Callable[[FinishedRun], float | None]]] = {
+    "accuracy": (".2f", _last("accuracy")),
+    "top1": (".2f", _last("accuracy")),
+    "top5": (".2f", _last("accuracy_top5")),
+    "local_top1": (".2f", _last("local_accuracy")),
+    "local_top5": (".2f", _last("local_accuracy_top5")),
+    "train_loss": (".4f", _train_loss),
+    "validation_loss": (".4f", _last("loss")),
+    "unigram_entropy": (".4f", _last("unigram_entropy")),
+    "bleu": (".2f", _last("bleu")),
+    "meteor": (".4f", _meteor),
+    "test_paper_bleu": (".2f", _translation("paper_bleu")),
+    "test_paper_meteor": (".4f", _translation("paper_meteor")),
+    "consensus_distance": (".3g", _last("consensus_distance")),
+    "learning_rate": (".3g", lambda run: float(run.config["optimizer"]["lr"])),
+    "half_life_first": (".3g", _recorded("half_life_first")),
+    "half_life_second": (".3g", _recorded("half_life_second")),
+    "clipped_fraction": (".2f", _clipped_fraction),
+    "decay_sum": (".2f", _decay_sum),
+    "spectral_gap": (".4f", _spectral_gap),
+    "bytes_per_step": (",.0f", lambda run: run.total("bytes_sent") / run.total("steps") / run.total("workers")),
+    "time_step_ms": (".2f", lambda run: run.total("time_step_ms")),
+    "steps_to_target": (".0f", steps_to_target),
+    "hours": (".1f", lambda run: run.total("time_step_ms") * run.total("steps") / 3.6e6),
+    "predicted_step_ms": (".1f", predicted_step_ms),
+}
+HIGHER = {"accuracy", "top1", "top5", "local_top1", "local_top5", "bleu", "meteor"}
+HIGHER |= {"test_paper_bleu", "test_paper_meteor"}
+ABSENT = {"clipped_fraction": "not clipped"}
+QUANTITIES = {
+    name: Quantity(name, DEFINITIONS[name], *of, name.startswith("test_"), name in HIGHER, ABSENT.get(name))
+    for name, of in OF.items()
+} | {quantity.name: quantity for quantity in _noise_quantities()}

@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
@@ -29,7 +29,6 @@ RECORDED_AS = {
     "test_paper_meteor": ("test", "paper_meteor"),
 }
 MARKERS_PER_CURVE = 8
-CHANGES = {"left": "x", "joined": "+"}  # marks of workers' changes, none of which stands for a topology
 LINE = ["method", "topology"]  # the columns that tell curves apart
 
 
@@ -48,8 +47,8 @@ class Panel:
 def draw_table(collection: Collection) -> Figure:
     """Draw training loss and validation metric (rows) against steps, bytes sent and time (columns): 2 x 3 panels.
 
-    A line is the mean over seeds, its band goes from the lowest to the highest seed. Marks are where workers left or
-    joined in any of them. Rows of one method and topology are told apart by their labels.
+    A line is the mean over seeds, its band goes from the lowest to the highest seed. Vertical lines are at the steps
+    where workers left or joined in any of them. Rows of one method and topology are told apart by their labels.
     """
     table = collection.table
     names = zip(table.rows, line_names(table.rows), strict=True)
@@ -62,7 +61,9 @@ def draw_table(collection: Collection) -> Figure:
         for data, name in ((loss, "train_loss"), (metric, table.metric))
     ]
     figure = draw_panels(panels, collection.table, (9.6, 5.6), sharex="col", sharey="row")
-    _mark_changes(figure.axes, [panel for row in panels for panel in row], collection)
+    changes = {step for run in collection.all_runs for step in run.metrics.query("split == 'membership'")["step"]}
+    for ax, step in product(figure.axes[::3], changes):
+        ax.axvline(step, color="0.5", linewidth=0.8, linestyle=":")
     losses, sent = loss["value"], metric.groupby(LINE)["sent_mb"].max()
     if 0 < losses.min() * 10 < losses.max():  # else the ends of all curves coincide
         figure.axes[0].set_yscale("log")
@@ -169,28 +170,3 @@ def time_label(runs: Sequence[FinishedRun]) -> str:
     """Return the name of the time axis: measured for processes; for simulated workers predicted, of another model."""
     kinds = sorted({f"predicted for\n{ASSUMED_SHORT}" if is_simulated(run) else "measured" for run in runs})
     return ", ".join(["time (s)", *([" or ".join(kinds)] if kinds else [])])
-
-
-def _mark_changes(axes: Sequence[Axes], panels: Sequence[Panel], collection: Collection) -> None:
-    """Mark on the curves, which are means over seeds, where workers of any seed left or joined."""
-    found = pd.DataFrame(
-        {"method": row.method, "topology": row.topology, "kind": kind, "step": change["step"]}
-        for row in collection.table.rows
-        for run in collection.runs[row.name]
-        for change in run.metrics[run.metrics["split"] == "membership"].to_dict("records")
-        for kind in CHANGES
-        if change[kind]
-    )
-    if found.empty:
-        return
-    for ax, panel in zip(axes, panels, strict=True):
-        means = panel.data.dropna(subset="value").assign(at=panel.data["step"])
-        means = means.groupby([*LINE, "at"])[[panel.x, "value"]].mean()
-        for (*line, kind), steps in found.drop_duplicates().groupby([*LINE, "kind"])["step"]:
-            curve = means.loc[tuple(line)]
-            inside = steps[steps.between(curve.index.min(), curve.index.max())]
-            x, y = (np.interp(inside, curve.index, curve[name]) for name in (panel.x, "value"))
-            ax.plot(x, y, CHANGES[kind], color="0.1", markersize=6, markeredgewidth=1, zorder=3)
-    for kind in found["kind"].unique():
-        axes[0].plot([], [], CHANGES[kind], color="0.1", markeredgewidth=1, label=f"workers {kind}")
-    axes[0].legend()

@@ -45,7 +45,7 @@ from scripts.benchmarks.arguments import (
     read,
 )
 from scripts.benchmarks.record import Benchmark
-from scripts.benchmarks.tables import COLUMNS, FORMATS, KEY, TITLES, conclude, table
+from scripts.benchmarks.tables import COLUMNS, FORMATS, KEY, SAID, TITLES, table
 from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, end_like_an_interruption, run_on
 
 
@@ -63,9 +63,11 @@ def main(argv: Sequence[str]) -> int:
         packages = ["decent-dp"]
     else:
         rows = measures.measured(arguments) if launched else everywhere(arguments)
+    if rows == []:
+        raise UsageError("none of these exists for these workers")
     if rows is not None:  # else another rank has them
-        said = conclude(arguments, pd.DataFrame(rows))
-        benchmark.write(rows, said, arguments.output, command_of(MODULE, arguments), "all used", packages)
+        command = command_of(MODULE, arguments)
+        benchmark.write(rows, [SAID[measure]], arguments.output, command, "all used", packages)
     return code
 
 

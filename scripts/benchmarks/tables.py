@@ -1,22 +1,12 @@
-"""The tables of scripts.benchmarks.hosts: their columns, and what is said above them."""
+"""The tables of scripts.benchmarks.hosts: their columns, ratios, and what is said above them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
 
-from common.cli import UsageError
 from common.planner.conditions import CONDITIONS
-from scripts.benchmarks.arguments import (
-    BETWEEN,
-    CASES,
-    METHODS,
-    MODULE,
-    AveragingArguments,
-    HostsArguments,
-    ScalingArguments,
-    StepArguments,
-)
+from scripts.benchmarks.arguments import BETWEEN, CASES, MODULE
 
 PLACE = {
     "workers": "processes",
@@ -101,16 +91,20 @@ TITLES = {
     "scaling": "Strong scaling at a fixed global batch",
     "step": "Engines of data parallelism",
 }
-PUBLISHED = (
-    "Beside it, published: Table 1 of arXiv 2410.11998 measures 8,196 iterations on 16 A100 of 4 nodes with 100 Gbit/s "
-    "InfiniBand, and on 16 A40 of 4 nodes with 25 Gbit/s Ethernet. Its times are not among the published numbers that "
-    "this project has: not published, as far as is known here."
-)
-SGP = (
-    "SGP (Exp) does not measure SGP's overhead: the rounds of the exponential graph are doubly stochastic, push-sum's "
-    "weights stay 1, and this engine then runs the code of Decent (Exp). The published SGP takes up to 91 % "
-    "longer than Decent (Exp): on T4 and A100 by a fixed cost per step, cause unknown."
-)
+SAID = {  # above the tables
+    "averaging": "Whole iterations: nothing overlaps with them, and a round of gossip does not average over all. "
+    "Table 1 of arXiv 2410.11998 has 8,196 iterations on 16 A100 of 4 nodes with 100 Gbit/s InfiniBand, and on 16 A40 "
+    "of 4 nodes with 25 Gbit/s Ethernet; its times are not known here.",
+    "scaling": "Computing was emulated. The optimizer's step (AccumAdamW, fused; s = 1, or 8 where accumulated) and "
+    "messages are real. The published milliseconds, of other machines and another model, are in "
+    "results/paper/figure6.yaml. SGP (Exp) does not measure SGP's overhead: the rounds of the exponential graph are "
+    "doubly stochastic, push-sum's weights stay 1, and this engine then runs the code of Decent (Exp). The published "
+    "SGP takes up to 91 % longer than Decent (Exp): on T4 and A100 by a fixed cost per step, cause unknown.",
+    "step": "Emulated hosts on one machine (network namespaces, rate-limited links with a delay), gloo, AdamW: torch's "
+    "for the others, ours fused for `ours`, which merges and updates in one pass. Each row is what `python -m "
+    f"{MODULE} measure=step layouts=HOSTSxRANKS mbit_per_s=RATE models=MODEL compute_ms=MS conditions=CONDITION "
+    "engines=ENGINE topologies=TOPOLOGY output=FOLDER` measures with the row's values, at its commit.",
+}
 PEERS = {  # decent-dp's topology that each of ours is compared with
     "complete": "complete",
     "one_peer_ring": "ring",
@@ -120,50 +114,6 @@ PEERS = {  # decent-dp's topology that each of ours is compared with
 }
 CASE = ["model", "hosts", "ranks_per_host", "mbit_per_s", "compute_ms", "condition"]  # ratios are taken within it
 KEY = [*CASE, "engine", "topology"]  # one row of the table
-
-
-def conclude(arguments: HostsArguments, frame: pd.DataFrame) -> list[str]:
-    """Return what stands above the table. Raises UsageError where there is no row."""
-    if frame.empty:
-        key = "topologies" if isinstance(arguments, AveragingArguments) else "methods"
-        raise UsageError(f"{key}={getattr(arguments, key)}: none exists for these workers")
-    if isinstance(arguments, AveragingArguments):
-        return of_averaging(frame)
-    return of_scaling(frame, arguments) if isinstance(arguments, ScalingArguments) else of_step(frame, arguments)
-
-
-def of_averaging(frame: pd.DataFrame) -> list[str]:
-    """Return what was measured, how the fastest compares with all-reduce, and what is published."""
-    said = "Measured: whole iterations, nothing overlaps with them; averaging once by gossip is not averaging over all."
-    for (_, hosts, L, rate), rows in frame.groupby([*PLACE], sort=False, dropna=False):
-        seconds = rows.set_index("topology").seconds
-        if "allreduce" in seconds and len(seconds) > 1:
-            at = "" if pd.isna(rate) else f" at {rate:g} Mbit/s"
-            ratio = seconds.min() / seconds["allreduce"]
-            said += f" {hosts} hosts x {L}{at}: {seconds.idxmin()} takes {ratio:.2f} of all-reduce's time."
-    return [said, PUBLISHED]
-
-
-def of_scaling(frame: pd.DataFrame, arguments: ScalingArguments) -> list[str]:
-    """Return what was measured, the speed-ups over all-reduce, and what is missing."""
-    speed_ups = []
-    for (workers, *_), rows in frame.groupby([*PLACE], sort=False, dropna=False):
-        step_ms = rows.set_index("method").step_ms
-        if "AllReduce" in step_ms and len(step_ms) > 1:
-            ratios = step_ms["AllReduce"] / step_ms.drop("AllReduce")
-            speed_ups.append(
-                f"{workers} workers: {', '.join(f'{name} {ratio:.2f}' for name, ratio in ratios.items())}."
-            )
-    measured = set(frame.method)
-    missing = [label for name in arguments.methods.split(",") if (label := METHODS[name].label) not in measured]
-    return [
-        f"Computing was emulated: forward and backward are waits of {arguments.compute_ms:g} ms / workers. The "
-        "optimizer's step (AccumAdamW, fused; s = 1, or 8 where accumulated) and messages are real. "
-        "The published milliseconds, of other machines and another model, are in results/paper/figure6.yaml.",
-        *([f"Times as fast as all-reduce: {' '.join(speed_ups)}"] if speed_ups else []),
-        *([SGP] if METHODS["sgp_exp"].label in measured else []),
-        *([f"Skipped, as these workers have no such topology: {', '.join(missing)}."] if missing else []),
-    ]
 
 
 def table(rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
@@ -183,43 +133,3 @@ def table(rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
     peers = frame.topology.str.split("/").str[0].map(PEERS).where(frame.engine.str.startswith("ours"))
     frame["ratio_to_decent_dp"] = frame.step_ms / step_ms_of("decent_dp", peers)
     return frame.sort_values(CASE, kind="stable")
-
-
-def of_step(frame: pd.DataFrame, arguments: StepArguments) -> list[str]:
-    """Return what was measured, the fastest topology of every cluster, and memory and start beside decent-dp's."""
-    findings = [*fastest(frame), *beside_decent_dp(frame)]
-    return [
-        "Emulated hosts on one machine (network namespaces, rate-limited links, "
-        f"{arguments.delay_ms:g} ms from host to host), gloo, AdamW: torch's for the others, ours fused for "
-        "`ours`, which merges and updates in one pass.",
-        f"Each row is what `python -m {MODULE} measure=step layouts=HOSTSxRANKS mbit_per_s=RATE models=MODEL "
-        "compute_ms=MS conditions=CONDITION engines=ENGINE topologies=TOPOLOGY output=FOLDER` measures with the row's "
-        "values, at its commit.",
-        *(["\n".join(f"- {finding}" for finding in findings)] if findings else []),
-    ]
-
-
-def fastest(frame: pd.DataFrame) -> Iterator[str]:
-    """Yield the fastest row of `ours` on each cluster with its ratios."""
-    ours = frame[frame.engine == "ours"]
-    for (model, hosts, ranks, rate, compute_ms, condition), rows in ours.groupby(CASE, sort=False):
-        best = rows.loc[rows.step_ms.idxmin()]
-        times = {"DDP's": best.ratio_to_ddp, "decent-dp's on the same topology": best.ratio_to_decent_dp}
-        ratios = [f"{ratio:.3f} of {name}" for name, ratio in times.items() if pd.notna(ratio)]
-        case = f"{model}, {hosts}x{ranks}, {rate:g} Mbit/s, {compute_ms:g} ms"
-        case += "" if condition == "even" else f", {CONDITIONS[condition].label}"
-        yield ", ".join([f"{case}: ours is fastest on {best.topology}, {best.step_ms:.0f} ms a step", *ratios])
-
-
-def beside_decent_dp(frame: pd.DataFrame) -> Iterator[str]:
-    """Yield memory and start of ours in terms of decent-dp's at each rate: medians over topologies."""
-    names = {"peak_mb": "peak memory", "startup_s": "start", "ready_s": "ready"}
-    started = frame[frame.startup_s.notna()].astype(dict.fromkeys(names, float))
-    for (model, hosts, ranks, rate), rows in started.groupby(["model", "hosts", "ranks_per_host", "mbit_per_s"]):
-        cluster = f"{model}, {hosts}x{ranks}, {rate:g} Mbit/s"
-        medians = rows.groupby("engine")[[*names]].median()
-        for engine in ("ours", "ours_torch"):
-            if {engine, "decent_dp"} <= set(medians.index):
-                known = (medians.loc[engine] / medians.loc["decent_dp"]).dropna()
-                ratios = ", ".join(f"{names[column]} {ratio:.3f}" for column, ratio in known.items())
-                yield f"{cluster}, {engine}: {ratios} of decent-dp's (medians over topologies)"

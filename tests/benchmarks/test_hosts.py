@@ -15,7 +15,7 @@ from common.parallel import Outer
 from common.report.published import load_published
 from scripts.benchmarks import engines, tables
 from scripts.benchmarks import hosts as bench
-from scripts.benchmarks.arguments import AveragingArguments, ScalingArguments, StepArguments
+from scripts.benchmarks.arguments import StepArguments
 from scripts.emulate import EmulateArguments, emulated_hosts, run_on
 from tests.scripts.namespaces import needs_namespaces
 
@@ -122,29 +122,12 @@ def test_topologies_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- what is said above the tables
 
 
-def test_the_fastest_average_is_named() -> None:
-    place = {"workers": 8, "hosts": 4, "ranks_per_host": 2, "mbit_per_s": 200.0}
-    rows = [place | {"topology": name, "seconds": s} for name, s in (("allreduce", 4.0), ("aer", 1.0), ("ring", 5.0))]
-    said = tables.conclude(AveragingArguments(measure="averaging"), pd.DataFrame(rows))[0]
-    assert "4 hosts x 2 at 200 Mbit/s: aer takes 0.25 of all-reduce's time." in said
-
-
-def test_speed_ups_are_of_equal_layouts() -> None:
-    place = {"hosts": 2, "ranks_per_host": 2, "mbit_per_s": 200.0}
-    rows = [
-        place | {"workers": workers, "method": method, "step_ms": ms}
-        for workers, method, ms in ((4, "AllReduce", 90.0), (4, "Decent (AER)", 60.0), (8, "AllReduce", 50.0))
-    ]
-    arguments = ScalingArguments(measure="scaling", methods="allreduce,decent_aer,sgp_exp")
-    paragraphs = tables.conclude(arguments, pd.DataFrame(rows))
-    assert paragraphs[1] == "Times as fast as all-reduce: 4 workers: Decent (AER) 1.50."
-    assert paragraphs[2].endswith("SGP (Exp).")
-
-
 def test_what_is_said_of_the_published_sgp() -> None:
     published = load_published("figure6").frame()
     step_ms = published.pivot(index=["cluster", "workers"], columns="method", values="step_ms")
-    assert f"{(step_ms['SGP (Exp)'] / step_ms['Decent (Exp)']).max() - 1:.0%}".replace("%", " %") in tables.SGP
+    assert (
+        f"{(step_ms['SGP (Exp)'] / step_ms['Decent (Exp)']).max() - 1:.0%}".replace("%", " %") in tables.SAID["scaling"]
+    )
 
 
 def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
@@ -180,18 +163,6 @@ def test_ratios_are_taken_within_one_cluster_and_compute_time() -> None:
     assert ours.exposed_ms[200, 400] == pytest.approx(160)
     assert ours.ratio_to_decent_dp.isna().sum() == 2
     assert frame[frame.engine == "ddp"].ratio_to_decent_dp.isna().all()
-    assert list(tables.fastest(frame)) == [
-        "gpt_5m, 4x2, 100 Mbit/s, 400 ms: ours is fastest on aer/staggered, 1100 ms a step, 0.250 of DDP's",
-        "gpt_5m, 4x2, 200 Mbit/s, 400 ms: ours is fastest on aer/staggered, 600 ms a step, 0.273 of DDP's, "
-        "0.600 of decent-dp's on the same topology",
-        "gpt_5m, 4x2, 200 Mbit/s, 1200 ms: ours is fastest on aer/staggered, 1300 ms a step, 0.500 of DDP's",
-    ]
-    # Peak memory: 1,400 and 1,200 MB beside 1,200; the median of 900 and 1,600 beside 1,300. No row knows ready_s.
-    assert list(tables.beside_decent_dp(frame)) == [
-        "gpt_5m, 4x2, 100 Mbit/s, ours: peak memory 1.167, start 1.000 of decent-dp's (medians over topologies)",
-        "gpt_5m, 4x2, 100 Mbit/s, ours_torch: peak memory 1.000, start 1.000 of decent-dp's (medians over topologies)",
-        "gpt_5m, 4x2, 200 Mbit/s, ours: peak memory 0.962, start 1.000 of decent-dp's (medians over topologies)",
-    ]
 
 
 SMALL = ["measure=step", "layouts=2x1", "topologies=torch,complete", "engines=alone,ddp"]
