@@ -22,7 +22,7 @@ from common.experiments.quantities import QUANTITIES
 from common.experiments.table_file import Row
 from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
 from common.report.curves import draw_below_published, draw_table
-from common.report.style import COLOURS, FORMATS, label_of, looks, save, seeds_of
+from common.report.style import COLOURS, FORMATS, draw_lines, label_of, save, seeds_of
 from common.report.tables import missing_summary
 
 FIGURES = ROOT / "results" / "definitions" / "figures"
@@ -157,10 +157,7 @@ def draw_over_setting(collection: Collection) -> Figure:
     figure = Figure(figsize=(4.2 + 3.0 * len(names), 3.4), layout="constrained")
     axes = figure.subplots(1, len(names), squeeze=False)[0]
     for ax, name in zip(axes, names, strict=True):
-        spread = None if name == "learning_rate" else ("pi", 100)
-        look = looks(lines, lines) | {"err_style": "bars", "err_kws": {"elinewidth": 0.8, "capsize": 2}}
-        sns.lineplot(data, x="x", y=name, hue="line", style="line", **look, errorbar=spread, ax=ax)
-        ax.get_legend().remove()
+        draw_lines(ax, data, "x", name, lines, spread=name != "learning_rate")
         settings = sorted(set(data["setting"]))
         ax.set_xticks(np.log2(settings), [f"{value:g}" for value in settings])
         ax.grid(visible=False, axis="x")

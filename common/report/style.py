@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -113,6 +115,14 @@ def looks(hue: Sequence[str], style: Sequence[str]) -> dict[str, Any]:
         "dashes": dict(zip(style, cycle(STYLES.values()))),
         "markers": dict(zip(style, cycle(STYLES))),
     }
+
+
+def draw_lines(ax: Axes, data: pd.DataFrame, x: str, y: str, lines: Sequence[str], spread: bool) -> None:
+    """Draw means of y, a line for each of `lines` in the column line; bars go from the lowest to the highest value."""
+    bars = {"errorbar": ("pi", 100) if spread else None, "err_style": "bars"}
+    bars["err_kws"] = {"elinewidth": 0.8, "capsize": 2}
+    sns.lineplot(data, x=x, y=y, hue="line", style="line", **looks(lines, lines), **bars, ax=ax)
+    ax.get_legend().remove()
 
 
 def draw_legends(figure: Figure, methods: Sequence[str], topologies: Sequence[str]) -> None:

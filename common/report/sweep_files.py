@@ -4,9 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from omegaconf import OmegaConf
@@ -15,7 +13,7 @@ from common.experiments.sweeps import RATE, Tuned, TunedFile
 from common.experiments.tables import Table
 from common.experiments.trials import Method
 from common.report.origin import describe_commit, describe_hardware
-from common.report.style import COLOURS, STYLES, label_of, line_names, save
+from common.report.style import COLOURS, draw_lines, label_of, line_names, save
 from common.report.tables import csv_text, format_texts, write_texts
 
 LEFT = ("method", "topology", "variant", "best", "runner_up", "edge", "taken_by")
@@ -144,46 +142,36 @@ def _page(table: Table, methods: Sequence[Method], records: pd.DataFrame, comman
 def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
     """Draw what was tuned against the learning rate, a panel for each variant and number of workers.
 
-    A line is the mean over tuning seeds with the values that were chosen besides the rate, crosses below are rates that
-    diverged with them.
+    A line is the mean over tuning seeds with the values that were chosen besides the rate, bars go from the lowest to
+    the highest seed; crosses below are rates that diverged with them.
     """
-    panels: dict[str, list[Method]] = {}
-    for method in methods:
-        workers = f"{method.row.workers} workers" if table.setting == "workers.count" else None
-        panels.setdefault(", ".join(filter(None, [method.variant, workers])), []).append(method)
-    longest = max(panels.values(), key=len)
-    height = 0.4 + 2.9 * len(panels) + 0.16 * -(-len(longest) // 2)
+    rows = list(dict.fromkeys(method.row for method in methods))
+    names = {row: f"{name}, {row.topology.replace('_', ' ')}" for row, name in zip(rows, line_names(rows), strict=True)}
+    several, quantity = table.setting == "workers.count", table.sweep.quantity
+    data = pd.DataFrame(
+        {"line": names[method.row], "rate": point.rate, "value": value, "converged": point in method.means}
+        | {"panel": ", ".join(filter(None, [method.variant, f"{method.row.workers} workers" * several]))}
+        for method in methods
+        for point, values in method.values.items()
+        for value in values
+        if method.ranking and point.choices == method.ranking[0].choices
+    )
+    panels, lines = data.groupby("panel", sort=False), list(dict.fromkeys(names.values()))
+    height = 0.4 + 2.9 * len(panels) + 0.16 * -(-len(lines) // 2)
     figure = Figure(figsize=(8.4, height), layout="constrained")
     axes = figure.subplots(len(panels), squeeze=False)[:, 0]
-    for (panel, shown), ax in zip(panels.items(), axes, strict=True):
-        rows = [method.row for method in shown]
-        names = [f"{name}, {r.topology.replace('_', ' ')}" for name, r in zip(line_names(rows), rows, strict=True)]
-        for number, (method, name) in enumerate(zip(shown, names, strict=True)):
-            look = {"color": COLOURS[number % len(COLOURS)], "marker": [*STYLES][number % len(STYLES)], "label": name}
-            _draw_rates(ax, method, look)
-        label = label_of(table.sweep.quantity)
-        ax.set(xlabel="learning rate", ylabel=f"{panel}: {label}" if panel else label)
+    for (panel, of), ax in zip(panels, axes, strict=True):
+        draw_lines(ax, of[of["converged"]], "rate", "value", lines, spread=True)
+        for line, rates in of[~of["converged"]].groupby("line")["rate"]:
+            colour, below = COLOURS[lines.index(line) % len(COLOURS)], ax.get_xaxis_transform()
+            ax.plot(rates, [0.02] * len(rates), "x", color=colour, transform=below)
+        ax.set(xlabel="learning rate", ylabel=f"{panel}: {label_of(quantity)}" if panel else label_of(quantity))
         ax.set_xscale("log")
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.xaxis.set_minor_locator(NullLocator())
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    where = axes[list(panels.values()).index(longest)]
-    figure.legend(*where.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     count = len(table.sweep.seeds)
     seeds = f"mean of {count} seeds; bars: all of them" if count > 1 else "one seed"
     figure.suptitle(f"Tuning of {table.name} ({seeds})")
     return figure
-
-
-def _draw_rates(ax: Axes, method: Method, look: dict[str, object]) -> None:
-    """Draw means at each rate, from the lowest to the highest seed, and where trials diverged."""
-    if not method.ranking:
-        return
-    best = method.ranking[0]
-    line = method.line(best.choices)
-    means = [method.means[point] for point in line]
-    low, high = ([end(method.values[point]) for point in line] for end in (min, max))
-    bars, rates = [np.subtract(means, low), np.subtract(high, means)], [point.rate for point in line]
-    ax.errorbar(rates, means, yerr=bars, elinewidth=0.8, capsize=2, **look)
-    diverged = sorted({point.rate for point in method.values if point.choices == best.choices} - {*rates})
-    ax.plot(diverged, [0.02] * len(diverged), "x", color=look["color"], transform=ax.get_xaxis_transform())

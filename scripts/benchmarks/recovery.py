@@ -27,7 +27,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
 from scripts.benchmarks.record import Benchmark
-from scripts.benchmarks.timed.task import Note, read_notes
+from scripts.benchmarks.task import Note, read_notes
 
 MODULE = "scripts.benchmarks.recovery"
 COLUMNS = {
@@ -45,7 +45,7 @@ COLUMNS = {
 }
 FORMATS = {"step_ms": ".1f", "survivors_s": ".3f", "survivors_worst_s": ".3f", "goodput": ".3f"}
 MODEL = ["model.width=4", "training.threads=1", "schedule=constant"]
-TRAIN = ["-m", "cnn.train", "task=scripts.benchmarks.timed", "training.steps=1000000", "evaluation.every=1000000"]
+TRAIN = ["-m", "cnn.train", "task=scripts.benchmarks", "training.steps=1000000", "evaluation.every=1000000"]
 TRAIN += ["logging.every=10", "logging.progress=false", "run_dir=run", *MODEL]
 ELASTIC = ["elastic.min_workers=1", "training.checkpoint_every=null"]
 TORCHFT = ["-m", "scripts.benchmarks.torchft_run"]

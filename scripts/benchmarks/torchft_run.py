@@ -18,7 +18,7 @@ from common.launch.compose import compose_config
 from common.training.optimization import build_optimizer
 from common.training.stream import Stream
 from common.training.task import load_task
-from scripts.benchmarks.timed.task import Note, write_note
+from scripts.benchmarks.task import Note, write_note
 
 MODULE = "scripts.benchmarks.torchft_run"
 TIMEOUT = timedelta(seconds=30)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from scripts.benchmarks import recovery
-from scripts.benchmarks.timed.task import read_notes
+from scripts.benchmarks.task import read_notes
 
 
 def note(folder: Path, pid: int, *steps: tuple[float, int, int]) -> None:
