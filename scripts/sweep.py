@@ -85,7 +85,7 @@ def _continue(arguments: SweepArguments, table: Table) -> int:
             break
         before, grid = grid, grown(grid, edges)
         print(f"# a method is best at the {' and the '.join(sorted(edges))} rate: the grid grows", flush=True)
-    print(format_texts(sweep_frame(table, {method.name: method.tuned for method in methods}), "simple", LEFT))
+    print(format_texts(sweep_frame(table, {method.name: method.tuned for method in methods}), LEFT))
     if arguments.dry_run:
         print("# all trials have ended: nothing is missing")
         return 0
@@ -124,7 +124,7 @@ def _power(table: Table, runs: Path) -> int:
     frame = power_frame(collection)
     if frame.empty:
         raise UsageError(f"table={table.name}: compares no rows; expected columns <quantity>_difference or _equivalent")
-    print(format_texts(frame, "simple", ("row", "other", "quantity")))
+    print(format_texts(frame, ("row", "other", "quantity")))
     for name, definition in DEFINITIONS.items():
         print(f"{name}: {definition}")
     for line in missing_summary(collection):

@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     if name in benchmark_names():
         benchmark, records = load_benchmark(name), Path(arguments.benchmarks)
         files = write_benchmark(name, records, output, command, arguments.keep)
-        print(format_texts(shown_benchmark(benchmark, build_benchmark(benchmark, records)), "simple", LEFT))
+        print(format_texts(shown_benchmark(benchmark, build_benchmark(benchmark, records)), LEFT))
         missing = missing_records(benchmark, records)
     else:
         table = load_table(arguments.table, also=benchmark_names())
@@ -106,12 +106,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _fitted(shown: pd.DataFrame, left: Sequence[str]) -> str:
     """Return texts as a table for the console, rows and columns exchanged if it is too wide for the terminal."""
-    text = format_texts(shown, "simple", left)
+    text = format_texts(shown, left)
     if len(text.partition("\n")[0]) <= shutil.get_terminal_size(fallback=(240, 24)).columns:
         return text
     turned = shown.T.reset_index()
     turned.columns = ["", *map(str, range(1, len(shown) + 1))]
-    return format_texts(turned, "simple", turned.columns)
+    return format_texts(turned, turned.columns)
 
 
 def _fill(readme: Path) -> int:

@@ -14,7 +14,7 @@ from common.experiments.tables import Table
 from common.experiments.trials import Method
 from common.report.origin import describe_commit, describe_hardware
 from common.report.style import COLOURS, draw_lines, label_of, line_names, save
-from common.report.tables import csv_text, format_texts, write_texts
+from common.report.tables import csv_text, markdown, page, write_texts
 
 LEFT = ("method", "topology", "variant", "best", "runner_up", "edge", "taken_by")
 
@@ -28,9 +28,8 @@ def write_sweep(
     """
     tuned = TunedFile(sweep=table.sweep, methods={method.name: method.tuned for method in methods})
     records = trial_records(table, trials)
-    page = _page(table, methods, records, command)
-    texts = {"csv": csv_text(records), "md": page, "yaml": tuned_text(tuned, command)}
-    files = write_texts(folder / table.name, texts)
+    texts = {"csv": csv_text(records), "md": sweep_page(table, methods, records, command)}
+    files = write_texts(folder / table.name, texts | {"yaml": tuned_text(tuned, command)})
     return [*files, *save(lambda: draw_sweep(table, methods), folder, table.name)]
 
 
@@ -86,57 +85,44 @@ def sweep_frame(table: Table, tuned: Mapping[str, Tuned]) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-def column_definitions(table: Table) -> dict[str, str]:
-    """Return what the columns of a sweep's table mean."""
-    quantity = table.sweep.of
-    return {
-        "trials": "number of runs, the same for every method",
-        "diverged": "how many of them diverged; their values count as the worst",
-        "best": f"the overrides with the {table.sweep.best} mean; of equal ones the nearest to the centre",
-        quantity.name: f"{quantity.definition}; mean over the tuning seeds",
-        "runner_up": "the overrides with the next mean",
-        "edge": "the end of the grid at which the best rate lies, or of three or more numbers on another axis: beyond "
-        "it may be a better one",
-        "taken_by": "rows of the table that take the best overrides",
-    }
-
-
-def _page(table: Table, methods: Sequence[Method], records: pd.DataFrame, command: str) -> str:
+def sweep_page(table: Table, methods: Sequence[Method], records: pd.DataFrame, command: str) -> str:
+    """Return a sweep's page in Markdown."""
     sweep, grid, name = table.sweep, methods[0].grid, table.name
     seeds, dates = ", ".join(map(str, sweep.seeds)), sorted(records["date"])
     points = f"{len(methods[0].values)} points: learning rates centre x 2^k, k = {grid[0]} to {grid[-1]}"
     axes = {m.name: [f"{key} {', '.join(v)}" for key, v in table.axes(m.row).items()] for m in methods}
     if any(axes.values()):
         points += f", each with {len(sweep.combinations(table.axes(methods[0].row)))} combinations of values"
-    lines = [
-        f"# Tuning of {name}: {table.title}",
-        "",
-        f"Every method was trained at {points}; seeds {seeds}, none of which the table reports.",
-        "",
+    note = (
+        f"Every method was trained at {points}; seeds {seeds}, none of which the table reports.\n\n"
         "The grid grows, for all methods alike, while one of them is best at an edge, at most "
-        f"{sweep.extensions} times; rates added: {len(grid) - sweep.rates}.",
-        "",
-        format_texts(sweep_frame(table, {method.name: method.tuned for method in methods}), "pipe", LEFT),
-        "",
-        f"![final {sweep.quantity} against the learning rate]({name}.png)",
-        "",
-        "## Columns",
-        "",
-        *(f"- `{column}`: {definition}" for column, definition in column_definitions(table).items()),
-        "",
-        "## Where the numbers come from",
-        "",
-        f"- Trials: {len(records)} in [{name}.csv]({name}.csv); `seconds` from a run's first start to its end, pauses "
+        f"{sweep.extensions} times; rates added: {len(grid) - sweep.rates}."
+    )
+    chosen = markdown(sweep_frame(table, {method.name: method.tuned for method in methods}), LEFT)
+    columns = {
+        "trials": "number of runs, the same for every method",
+        "diverged": "how many of them diverged; their values count as the worst",
+        "best": f"the overrides with the {sweep.best} mean; of equal ones the nearest to the centre",
+        sweep.quantity: f"{sweep.of.definition}; mean over the tuning seeds",
+        "runner_up": "the overrides with the next mean",
+        "edge": "the end of the grid at which the best rate lies, or of three or more numbers on another axis: beyond "
+        "it may be a better one",
+        "taken_by": "rows of the table that take the best overrides",
+    }
+    origin = [
+        f"Trials: {len(records)} in [{name}.csv]({name}.csv); `seconds` from a run's first start to its end, pauses "
         "included",
-        f"- Chosen: [{name}.yaml]({name}.yaml), whose values the table's rows take",
-        f"- Centres: {', '.join(f'{method.name} {method.row.centre:g}' for method in methods)}",
-        *(f"- Axes of {method}: {'; '.join(of)}" for method, of in axes.items() if of),
-        f"- Hardware: {'; '.join(records['hardware'].unique())}",
-        f"- Date: {dates[0]} (first start) to {dates[-1]} (last start)",
-        f"- Commit: {'; '.join(records['commit'].unique())}",
-        f"- Made by `{command}`",
+        f"Chosen: [{name}.yaml]({name}.yaml), whose values the table's rows take",
+        f"Centres: {', '.join(f'{method.name} {method.row.centre:g}' for method in methods)}",
+        *(f"Axes of {method}: {'; '.join(of)}" for method, of in axes.items() if of),
+        f"Hardware: {'; '.join(records['hardware'].unique())}",
+        f"Date: {dates[0]} (first start) to {dates[-1]} (last start)",
+        f"Commit: {'; '.join(records['commit'].unique())}",
+        f"Made by `{command}`",
     ]
-    return "\n".join(lines) + "\n"
+    picture = f"![final {sweep.quantity} against the learning rate]({name}.png)"
+    parts = {"Columns": [f"`{key}`: {text}" for key, text in columns.items()], "Where the numbers come from": origin}
+    return page(f"Tuning of {name}: {table.title}", note, f"{chosen}\n\n{picture}", "", parts)
 
 
 def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:

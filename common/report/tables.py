@@ -198,10 +198,10 @@ def _missing(collection: Collection) -> list[tuple[str, str, str]]:
 # Texts in the formats of files.
 
 
-def format_texts(shown: pd.DataFrame, style: str, left: Some[str]) -> str:
-    """Return texts as a table in one of tabulate's styles: these columns to the left, others to the right."""
+def format_texts(shown: pd.DataFrame, left: Some[str]) -> str:
+    """Return texts as a table for the console: these columns to the left, others to the right."""
     align = ["left" if column in left else "right" for column in shown.columns]
-    return shown.to_markdown(index=False, tablefmt=style, disable_numparse=True, colalign=align)
+    return shown.to_markdown(index=False, tablefmt="simple", disable_numparse=True, colalign=align)
 
 
 def markdown(shown: pd.DataFrame, left: Some[str]) -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from common.atomic import write_atomically
 from common.record.environment import describe_environment
+from common.report.tables import page
 
 
 class Benchmark:
@@ -53,17 +54,15 @@ class Benchmark:
         used:      the part of the hardware that was used, for instance "1 used"
         packages:  distributions whose versions matter, besides the usual ones
         """
-        folder = Path(output)
         frame = self.save(rows, output)
-        lines = [f"# {self._title}", ""]
-        for paragraph in conclude:
-            lines += [paragraph, ""]
-        lines += [self._markdown(frame), "", "## Columns", ""]
-        lines += [f"- `{name}`: {definition}" for name, definition in self._columns.items()]
-        lines += ["", "## Where the numbers come from", "", *self._origin(command, used, packages)]
-        write_atomically(folder / f"{self._name}.md", ("\n".join(lines) + "\n").encode())
+        parts = {
+            "Columns": [f"`{name}`: {definition}" for name, definition in self._columns.items()],
+            "Where the numbers come from": self._origin(command, used, packages),
+        }
+        text = page(self._title, "\n\n".join(conclude), self._markdown(frame), "", parts)
+        write_atomically(Path(output) / f"{self._name}.md", text.encode())
         print(frame.to_string(index=False))
-        print(f"written: {folder / self._name}.csv and .md")
+        print(f"written: {Path(output) / self._name}.csv and .md")
 
     def save(self, rows: Sequence[Mapping[str, object]], output: str) -> pd.DataFrame:
         """Write only <output>/<name>.csv, as long measurements do after each part, and return the table."""
@@ -83,10 +82,10 @@ class Benchmark:
         environment = self._environment
         versions = environment["versions"] | {package: metadata.version(package) for package in packages}
         return [
-            f"- Hardware: {self.machine}, of which {used}",
-            f"- Load average: {self._load:.1f} before, {os.getloadavg()[0]:.1f} after",
-            f"- Software: {', '.join(f'{name} {version}' for name, version in versions.items())}",
-            f"- Date: {environment['start']}",
-            f"- Commit: {environment['git_commit']}{self._changes}",
-            f"- Made by `{command}`",
+            f"Hardware: {self.machine}, of which {used}",
+            f"Load average: {self._load:.1f} before, {os.getloadavg()[0]:.1f} after",
+            f"Software: {', '.join(f'{name} {version}' for name, version in versions.items())}",
+            f"Date: {environment['start']}",
+            f"Commit: {environment['git_commit']}{self._changes}",
+            f"Made by `{command}`",
         ]
