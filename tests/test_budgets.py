@@ -13,7 +13,7 @@ ROOMS = {
     "common": 1830,  # without its rooms
     "common/config": 1080,
     "common/elastic": 1350,
-    "common/experiments": 1950,
+    "common/experiments": 1860,
     "common/launch": 750,
     "common/optim": 1530,
     "common/parallel": 4260,
@@ -25,14 +25,14 @@ ROOMS = {
     "common/training": 2130,
     "gpt2": 1670,
     "scripts": 980,  # without its rooms
-    "scripts/benchmarks": 2120,
+    "scripts/benchmarks": 1770,
     "scripts/lib": 340,
     "slurm": 1000,
     "tests": 31100,
     "transformer": 2710,
 }
 SLACK = 0.05  # of a budget: what was won stays won
-FILES = 241  # of all rooms but the tests
+FILES = 238  # of all rooms but the tests
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines, docstrings included
 LONGER = {  # and why
     "common/parallel/decentralized.py": "its docstring documents every argument of the wrapper",

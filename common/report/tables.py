@@ -106,7 +106,7 @@ def left_of(table: Table) -> list[str]:
 
 
 def shown_columns(table: Table) -> dict[Column, Column | None]:
-    """Return the columns that `shown` of the table names, else the first eight, each with that of its deviations."""
+    """Return the columns that `shown` of the table names, else the first seven, each with that of its deviations."""
     by_key = {(column.variant, column.quantity, column.statistic): column for column in table.numbers}
     spreads = {c: by_key.get((c.variant, c.quantity, SPREADS.get(c.statistic))) for c in table.columns}
     columns = {column.name: column for column in table.columns if column not in spreads.values()}
@@ -121,7 +121,7 @@ def _heading(column: Column, spread: Column | None) -> str:
 
 
 def shown(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
-    """Return the columns that pages show, at most eight, as texts; a number and its 2 sigma share a column."""
+    """Return the columns that pages show, at most seven, as texts; a number and its 2 sigma share a column."""
     texts = {}
     for column, spread in shown_columns(table).items():
         cells = [show(column, value) for value in frame[column.name]]
