@@ -104,7 +104,9 @@ def test_times_in_findings_are_simulated_steps_times_measured_ones(table: str, m
     steps = pd.read_csv(RESULTS / "tables" / f"{table}.csv")
     times = pd.read_csv(RESULTS / "benchmarks" / "step_times.csv").query(f"model == '{model}'")
     text = (RESULTS / "tables" / f"{table}.md").read_text().split("## Findings")[1]
-    for (method, topology), rows in steps.merge(times, on=["method", "topology"]).groupby(["method", "topology"]):
+    timed = steps.merge(times, on=["method", "topology"]).groupby(["method", "topology"])
+    assert len(timed) == len(steps)
+    for (method, topology), rows in timed:
         cells = []
         for row in rows.set_index("mbit_per_s").loc[[*rates]].to_dict("records"):
             middle, low, high = (
