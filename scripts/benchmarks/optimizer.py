@@ -21,7 +21,6 @@ import pandas as pd
 import torch
 from pydantic import Field, PositiveInt
 from torch import Tensor, nn
-from torch._inductor.utils import fresh_cache
 from tqdm import tqdm
 
 from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
@@ -29,6 +28,7 @@ from common.flat import Bucket, FlatVector, cut
 from common.optim import AccumAdamW, Hyper, decay_groups
 from common.optim.compiled import Vectors, fused_kernel, update_compiled
 from common.optim.flat_state import Incoming
+from common.torch_internals import fresh_compiler_cache
 from gpt2.model import GPT2, Shape
 from scripts.benchmarks.arguments import names_of
 from scripts.benchmarks.record import Benchmark
@@ -211,9 +211,9 @@ def cold_start(engine: str, tensors: int) -> dict[str, object]:
     parameters = [nn.Parameter(torch.randn(size)) for size in sizes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     fused_kernel.cache_clear()
-    with fresh_cache():
+    with fresh_compiler_cache():
         first_s = seconds(repeated(step_of(parameters)))
     row = {"optimizer": optimizer, "engine": engine, "parameters": 10, "tensors": tensors, "threads": 1}
     return row | {"first_s": first_s}
