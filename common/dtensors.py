@@ -12,18 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from common.torch_internals import is_dtensor, local
+
 if TYPE_CHECKING:  # torch.distributed.tensor takes a second to import, and most runs need none
     from torch.distributed.tensor import DTensor
-
-
-def is_dtensor(tensor: Tensor) -> bool:
-    """Return whether it is a DTensor."""
-    return hasattr(tensor, "_local_tensor")
-
-
-def local(tensor: Tensor) -> Tensor:
-    """Return the part of a DTensor that this rank holds, not a view of it; any other tensor as it is."""
-    return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:

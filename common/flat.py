@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from common.dtensors import is_dtensor
+from common.torch_internals import version_of
 
 ALIGNMENT_BYTES = 64  # of every parameter: what PyTorch's allocator gives, so kernels take the same path
 
@@ -120,8 +121,8 @@ class FlatVector:
     def _lies_at(self, parameter: nn.Parameter, address: int) -> bool:
         return parameter.data_ptr() == address or not parameter.numel()
 
-    def _version(self, parameter: nn.Parameter) -> Hashable:
-        return parameter._version
+    def _writes(self, parameter: nn.Parameter) -> Hashable:
+        return version_of(parameter)
 
     def views(self) -> Iterator[Tensor]:
         """Yield the parameters' places in the vector, in order, as tensors without gradient."""
@@ -138,7 +139,7 @@ class FlatVector:
         Writes through `.data` raise no version. With the environment variable GOSSIP_CHECK_WRITES=1, for finding them,
         values are compared too, which takes memory and time.
         """
-        self._versions = [self._version(parameter) for parameter in self.parameters]
+        self._versions = [self._writes(parameter) for parameter in self.parameters]
         self._copy = self.data.clone() if os.environ.get("GOSSIP_CHECK_WRITES", "0") != "0" else None
 
     def release(self) -> None:
@@ -157,7 +158,7 @@ class FlatVector:
                     "load_state_dict() without assign=True; a module that two others share belongs in one wrapper: "
                     "wrap one module that holds them all."
                 )
-            if self._versions is not None and self._version(parameter) != self._versions[index]:
+            if self._versions is not None and self._writes(parameter) != self._versions[index]:
                 raise RuntimeError(_written(where, slot.name))
         if self._copy is not None:
             before = self.views_of(self._copy)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from common.config.elastic import Ranks
 from common.parallel.process_groups import abort_groups
+from common.torch_internals import restart_group_names
 from common.training.interruption import Request
 from common.training.stream import BEGINNING, Dealing
 
@@ -132,9 +133,7 @@ class Member:
                 abort_groups()
             if dist.is_initialized():
                 dist.destroy_process_group()
-            dist.distributed_c10d._world.group_count = (
-                0  # names of groups count failed ones too, which other ranks lack
-            )
+            restart_group_names()  # they count failed ones too, which other ranks lack
         gc.collect()  # groups sit in circles of references, with their threads and sockets
 
     def _listen(self) -> None:

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from common.cli import one_line
 from common.config.config import Config, ConfigError
 from common.config.overrides import CONFIGS, as_hydra_reads, quoted
-from common.launch.compose import compose_config, explain_composition, from_launcher
+from common.launch.compose import VERSION_BASE, compose_config, explain_composition, from_launcher
 from common.launch.processes import execute, launch
 from common.launch.rank import refuse
 from common.record import INTERRUPTED
@@ -128,7 +128,7 @@ def show(task: str, arguments: Namespace) -> None:
     wanted = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=task)(_nothing)()
+        hydra.main(**VERSION_BASE, config_path=str(CONFIGS), config_name=task)(_nothing)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain_composition(error, task)) from error
     finally:

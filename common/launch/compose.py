@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import hydra
+import omegaconf
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
@@ -22,12 +24,16 @@ from common.config.overrides import CONFIGS, as_hydra_reads, choices, choices_wi
 from common.training.task import Task, load_task
 
 FEW = 3  # choices that a message names
+# Hydra 1.3 asks whose defaults are meant; 1.4 always has those of 1.3, and warns of the argument. OmegaConf 2.4 renames
+# what registers resolvers, as a function of 2.3 that does something else.
+VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+register = OmegaConf.register_new_resolver if omegaconf.__version__.startswith("2.3.") else OmegaConf.register_resolver
 # ${mul:a,b} in YAML: for example the global batch as samples of a worker times the number of workers. ${div:a,b}
 # divides.
-OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
-OmegaConf.register_new_resolver("div", lambda a, b: a / b, replace=True)
+register("mul", lambda a, b: a * b, replace=True)
+register("div", lambda a, b: a / b, replace=True)
 # ${groups:TASK}, in --help: what the task can choose.
-OmegaConf.register_new_resolver("groups", lambda task: list_groups(load_task(task).config_class), replace=True)
+register("groups", lambda task: list_groups(load_task(task).config_class), replace=True)
 
 
 class LauncherError(ConfigError):
@@ -43,7 +49,7 @@ def compose_config(task: str, overrides: list[str]) -> Config:
     words = as_hydra_reads(loaded.config_class, overrides)
     GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        with initialize_config_dir(str(CONFIGS), **VERSION_BASE):
             return check(loaded, compose(task, words))
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain_composition(error, task)) from error
@@ -60,7 +66,7 @@ def explain_composition(error: Exception, task: str) -> str:
     unknown = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)'", text)
     if unknown is not None:
         GlobalHydra.instance().clear()
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        with initialize_config_dir(str(CONFIGS), **VERSION_BASE):
             known = flatten(OmegaConf.to_container(compose(task, [])))
         return f"{unknown[1]}: no such key{suggestion(unknown[1], known.keys())}"
     if isinstance(error, OmegaConfBaseException) and error.full_key:

@@ -3,8 +3,9 @@
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 
-import torch
 from torch.profiler import record_function
+
+from common.torch_internals import is_profiling
 
 
 @dataclass
@@ -34,4 +35,4 @@ class CommunicationCounters:
 
 def region(name: str) -> AbstractContextManager[object]:
     """`torch.profiler.record_function`, which costs 10 us even without a profiler: then this costs nothing."""
-    return record_function(name) if torch.autograd.profiler._is_profiler_enabled else nullcontext()
+    return record_function(name) if is_profiling() else nullcontext()

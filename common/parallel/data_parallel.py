@@ -24,6 +24,7 @@ from common.parallel.bare import Bare
 from common.parallel.collectives import Place
 from common.parallel.counters import CommunicationCounters
 from common.parallel.optimizers import OutsideParameters, warn_of_clock
+from common.torch_internals import DDP_OWN_BUFFERS, disable_dynamo
 
 OPEN: weakref.WeakSet["DataParallel"] = weakref.WeakSet()  # wrappers that are ready and not closed
 
@@ -65,7 +66,7 @@ class DataParallel(Bare, ABC):
     def _average_gradients(self, group: dist.ProcessGroup, **options: Any) -> None:
         """Have DDP average gradients over `group`; buffers stay the worker's."""
         self.__dict__["_ddp"] = DistributedDataParallel(
-            self.module, process_group=group, gradient_as_bucket_view=True, forward_sync_buffers=False, **options
+            self.module, process_group=group, gradient_as_bucket_view=True, **DDP_OWN_BUFFERS, **options
         )
 
     # -- what a method of data parallelism defines
@@ -259,7 +260,7 @@ class DataParallel(Bare, ABC):
         ]
         return optimizer
 
-    @torch._disable_dynamo  # as torch.compiler.disable, but imports the compiler when it is called
+    @disable_dynamo
     def _pre_step(self, key: int) -> None:
         if self._averaged:
             raise RuntimeError("optimizer.step() inside `with model.averaged()`: the mean model is for evaluation")
@@ -278,7 +279,7 @@ class DataParallel(Bare, ABC):
             self._outside.look(self, self._optimizers, self._common)
         self._stepping.add(key)
 
-    @torch._disable_dynamo
+    @disable_dynamo
     def _post_step(self, key: int) -> None:
         self._stepped.add(key)
         if len(self._stepped) < len(self._optimizers):
@@ -308,7 +309,7 @@ class DataParallel(Bare, ABC):
             self.before_forward()
         return (self._ddp or self.module)(*args, **kwargs)
 
-    @torch._disable_dynamo
+    @disable_dynamo
     def before_forward(self) -> None:
         """Check that a training forward may come now, and prepare it; `forward` does it by itself."""
         if self._averaged:

@@ -8,6 +8,7 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from common.dtensors import local
+from common.torch_internals import sparse_values
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 
@@ -67,7 +68,7 @@ def zero_if_(flags: Collection[Tensor], tensors: Iterable[Tensor]) -> None:
     """
     lists: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for tensor in tensors:
-        values = tensor._values() if tensor.is_sparse else local(tensor)
+        values = sparse_values(tensor) if tensor.is_sparse else local(tensor)
         # As an integer: 0 * NaN is NaN, but the bits of any number times 0 or 1 are those of 0 or of the number.
         bits = values.view(_INTEGERS[values.element_size()])
         lists.setdefault((bits.device, bits.dtype), []).append(bits)

@@ -16,6 +16,7 @@ from common.parallel.checks import check_equal_on_all_ranks
 from common.parallel.collectives import explained, is_distributed
 from common.parallel.streams import is_queued
 from common.rank_environment import check_launcher, find_master, from_launcher
+from common.torch_internals import cpu_backend, open_groups
 
 WATCH_FIRST = timedelta(seconds=10)
 UNUSED_TAG = 1 << 30  # of messages; theirs are smaller, see `common.parallel.gossip.exchange.tag_of`
@@ -82,12 +83,11 @@ def abort_groups(groups: Iterable[dist.ProcessGroup] | None = None) -> None:
     `shutdown()` of a gloo group unblock nothing; a receive that runs out of time closes the pairs of its context,
     unless the pair it waited for was closed already: so each peer gets one. Groups may have been destroyed.
     """
-    for group in list(dist.distributed_c10d._world.pg_map if groups is None else groups):
+    for group in list(open_groups() if groups is None else groups):
         for peer in range(group.size()):
             if peer != group.rank():
                 with suppress(RuntimeError):
-                    backend = group._get_backend(torch.device("cpu"))
-                    backend.recv([torch.empty(1)], peer, UNUSED_TAG).wait(timedelta(milliseconds=1))
+                    cpu_backend(group).recv([torch.empty(1)], peer, UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
 def group_timeout(timeout: timedelta, device: torch.device) -> timedelta:
@@ -180,7 +180,7 @@ class ProcessGroups:
     @property
     def usable(self) -> bool:
         """Whether messages can be sent: there are groups, and they have not been destroyed."""
-        return self.world in dist.distributed_c10d._world.pg_map if self.world is not None else False
+        return self.world in open_groups()
 
     def abort(self) -> None:
         """Close the connections of all groups, see `abort_groups`; those of NCCL end with the process."""
@@ -189,7 +189,7 @@ class ProcessGroups:
     def close(self) -> None:
         """Destroy all groups; the ranks need not do it together, but each after its last message has arrived."""
         for group in self._made:
-            if group in dist.distributed_c10d._world.pg_map:  # else `destroy_process_group()` has come before
+            if group in open_groups():  # else `destroy_process_group()` has come before
                 dist.destroy_process_group(group)
         self._made.clear()
         self._groups.clear()

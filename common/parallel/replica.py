@@ -4,8 +4,7 @@ FSDP gathers and frees whole parameters layer by layer and averages gradients in
 mixes shards: rank (worker r, shard s) exchanges its shard with (r', s), 1 / ranks_per_worker of the bytes.
 
 FSDP pads shards to equal sizes on all ranks and keeps each in a private buffer; the local part of the DTensor in
-`module.parameters()` is a view of it. A `ShardVector` moves these buffers into one flat vector. This relies on private
-names of torch, which `tests/distributed/test_sharded_misuse.py` checks.
+`module.parameters()` is a view of it. A `ShardVector` moves these buffers into one flat vector.
 """
 
 import math
@@ -23,6 +22,7 @@ from common.flat import FlatVector, Slot, by_kind, flatten, layout
 from common.optim import MuonAdamW
 from common.parallel.collectives import broadcast_from_first
 from common.parallel.process_groups import ProcessGroups
+from common.torch_internals import fsdp_parameters, gathered_parameter, move_shard, shard_memory, version_of
 
 REPLICATE, SHARD = "replicate", "shard"  # dimensions of a mesh
 
@@ -92,20 +92,15 @@ class ShardVector(FlatVector):
         return local(parameter)
 
     def _attach(self, parameter: nn.Parameter, slot: Slot, view: Tensor) -> None:
-        managed, dim = self._managed[parameter], self._managed[parameter].fsdp_placement.dim
-        memory = self.data[slot.offset : slot.offset + self._padded_size(parameter)]
-        managed._sharded_param_data = memory
-        padded = memory.view(managed.padded_sharded_param_size)
-        # `.data` gives the local part its own version counter, which reveals writes that bypass the DTensor.
-        parameter._local_tensor = padded.narrow(dim, 0, slot.size[dim]).data
+        move_shard(self._managed[parameter], self.data[slot.offset : slot.offset + self._padded_size(parameter)])
 
     def _lies_at(self, parameter: nn.Parameter, address: int) -> bool:
         managed, part = self._managed[parameter], local(parameter)
         moved = managed.sharded_param is not parameter or (part.numel() and part.data_ptr() != address)
-        return not moved and (managed._sharded_param_data.data_ptr() == address or not self._padded_size(parameter))
+        return not moved and (shard_memory(managed).data_ptr() == address or not self._padded_size(parameter))
 
-    def _version(self, parameter: nn.Parameter) -> Hashable:
-        return parameter._version, local(parameter)._version
+    def _writes(self, parameter: nn.Parameter) -> Hashable:
+        return version_of(parameter), version_of(local(parameter))
 
 
 class ShardedReplica(Replica):
@@ -121,7 +116,7 @@ class ShardedReplica(Replica):
         super().__init__(module, groups)
         self._parts = [part for part in module.modules() if is_fsdp(part)]
         self.reshard()
-        self._managed = {managed.sharded_param: managed for managed in managed_parameters(self._parts)}
+        self._managed = {managed.sharded_param: managed for managed in fsdp_parameters(self._parts)}
         self._named = list(module.named_parameters())
         for name, parameter in self._named:
             check_parameter(name, parameter, self._managed.get(parameter))
@@ -174,7 +169,7 @@ class ShardedReplica(Replica):
                 "updates each element by itself, such as AdamW"
             )
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        gathered = {id(getattr(managed, "_unsharded_param", None)): p for p, managed in self._managed.items()}
+        gathered = {id(gathered_parameter(managed)): p for p, managed in self._managed.items()}
         names = {parameter: name for name, parameter in self._named}
         for parameter in parameters:
             if id(parameter) in gathered:
@@ -234,14 +229,6 @@ def is_sharded(module: nn.Module) -> bool:
 def is_fsdp(module: nn.Module) -> bool:
     """Return whether `fully_shard` was applied to the module itself."""
     return hasattr(module, "set_requires_gradient_sync")
-
-
-def managed_parameters(parts: Sequence[nn.Module]) -> Iterator[Any]:
-    """Yield what FSDP keeps of each parameter of these modules."""
-    states = {id(state): state for state in (part._get_fsdp_state() for part in parts)}  # several modules may share one
-    for state in states.values():
-        for group in state._fsdp_param_groups:
-            yield from group.fsdp_params
 
 
 def check_parameter(name: str, parameter: nn.Parameter, managed: Any) -> None:

@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from common.atomic import describe, write_atomically
 from common.cli import one_line
 from common.config.config import ConfigError
 from common.parallel.collectives import gather_objects, rank
+from common.torch_internals import tree_map_only
 
 FORMAT = 3
 MANIFEST = "manifest.json"

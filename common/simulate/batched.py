@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.utils._pytree import tree_map
 
 from common.simulate.replica import SimulatedReplica, copied
+from common.torch_internals import tree_map
 
 Place = tuple[dict[str, Tensor], str]  # a module's parameters or buffers, and a name among them
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from common.arguments import Bounds, check_arguments
 from common.optim import AccumAdam, AccumAdamW
@@ -28,6 +27,7 @@ from common.parallel.optimizers import (
 from common.simulate.cohort import Cohort
 from common.simulate.methods import SharedSecondMoments
 from common.topology import Topology
+from common.torch_internals import tree_leaves
 
 
 def simulate(

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from common.config.config import Config
 from common.parallel.averaging import restored
 from common.parallel.collectives import mean_over_ranks_, sum_over_ranks, world_size
+from common.torch_internals import AnyBatchNorm
 from common.training.device import autocast
 from common.training.stream import RandomState
 from common.training.task import Batch, Task, TrainData
 from common.training.worker import Worker
 
 RECALIBRATION_SEED = 0  # of the augmentations; the same batches in every evaluation
-NORMS = nn.modules.batchnorm._BatchNorm
 
 
 class Evaluator:
@@ -87,7 +87,7 @@ class Evaluator:
 
         The mean of the workers' statistics belongs to their models, not to the mean model.
         """
-        norms = [module for module in model.modules() if isinstance(module, NORMS) and module.track_running_stats]
+        norms = [part for part in model.modules() if isinstance(part, AnyBatchNorm) and part.track_running_stats]
         batches = self._config.evaluation.recalibrate_batches
         if not norms or not batches:
             yield

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_map_only
 
 from common.dtensors import is_dtensor, local, placed_as, whole
+from common.torch_internals import tree_map_only
 
 
 def shard(module: nn.Module, blocks: Iterable[nn.Module], ranks_per_worker: int, device: torch.device) -> None:

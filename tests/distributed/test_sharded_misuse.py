@@ -1,4 +1,4 @@
-"""Sharded modules that gossip cannot mix are refused by name, and what torch does not promise is looked at."""
+"""Sharded modules that gossip cannot mix are refused by name, as are optimizers that would not train them."""
 
 import re
 from collections.abc import Callable
@@ -15,10 +15,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from common.flat import flatten
 from common.optim import AccumAdamW
 from common.parallel import AllReduceDataParallel, DecentralizedDataParallel
-from common.parallel.replica import managed_parameters
 from tests.distributed.models import mlp
 from tests.distributed.processes import run_processes
-from tests.distributed.sharded import Uneven, mesh_of, shard
+from tests.distributed.sharded import mesh_of, shard
 from tests.naming import case
 
 
@@ -166,43 +165,3 @@ def different(rank: int, n: int) -> None:
 @pytest.mark.slow
 def test_workers_that_shard_differently_are_refused() -> None:
     run_processes(different, 4)
-
-
-def private_names(rank: int, n: int) -> None:
-    module = shard(Uneven(), mesh_of(n, n))
-    everything = list(managed_parameters([part for part in module.modules() if hasattr(part, "_get_fsdp_state")]))
-    assert {id(managed.sharded_param) for managed in everything} == set(map(id, module.parameters()))
-    for managed in everything:
-        parameter = managed.sharded_param
-        padded, part = managed._sharded_param_data, parameter._local_tensor
-        # What FSDP gathers, and the view of it that the DTensor holds.
-        assert padded.shape == (managed.padded_sharded_param_size.numel(),)
-        assert part.untyped_storage().data_ptr() == padded.untyped_storage().data_ptr()
-        assert part.shape == managed.sharded_size
-        assert managed.fsdp_placement == parameter.placements[0]
-        assert managed.mesh_info.replicate_mesh_dim is None
-        assert managed.mesh_info.shard_process_group.size() == n
-        assert managed.is_dtensor is managed.offload_to_cpu is False
-        # Memory that was given to it stays, as long as both are views of one storage.
-        memory = torch.zeros(padded.numel() + 16)
-        managed._sharded_param_data = memory[16:]
-        dim = managed.fsdp_placement.dim
-        view = memory[16:].view(managed.padded_sharded_param_size).narrow(dim, 0, part.shape[dim])
-        parameter._local_tensor = view.copy_(part).data
-    before = [(managed._sharded_param_data.data_ptr(), managed.sharded_param._local_tensor) for managed in everything]
-    with torch.no_grad():
-        module(torch.zeros(1, 5))  # the first forward resets shards that were moved
-    gathered = {id(managed._unsharded_param) for managed in everything}
-    assert id(module.scale) in gathered  # of the root, after a forward without a backward
-    module.reshard()
-    assert id(module.scale) not in gathered
-    for managed, (address, part) in zip(everything, before, strict=True):
-        managed.reset_sharded_param()
-        assert managed._sharded_param_data.data_ptr() == address
-        assert managed.sharded_param._local_tensor is part
-
-
-def test_private_names_of_this_torch() -> None:
-    """If this fails with another torch, look at `common.parallel.replica` before you widen the range of versions."""
-    assert torch.__version__.startswith("2.13.")
-    run_processes(private_names, 2)

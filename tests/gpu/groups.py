@@ -103,8 +103,11 @@ class DelayedGroup(NamedGroup):
         return self._work(inputs[0]).later(copies, *outputs[0], inputs[0])
 
     def all_gather_single(self, output: Tensor, source: Tensor, options: object = None) -> DelayedWork:
-        """Gather in place: the others' parts hold what equal workers have there, this rank's value of them."""
-        return self._work(output).later(lambda: output.copy_(output.clone()), output)
+        """Gather this rank's part n times; in place the others' parts hold what equal workers have there."""
+        if source.untyped_storage().data_ptr() == output.untyped_storage().data_ptr():
+            return self._work(output).later(lambda: output.copy_(output.clone()), output)
+        copies = lambda: [part.copy_(source) for part in output.chunk(self.size())]  # noqa: E731
+        return self._work(output).later(copies, output, source)
 
     def reduce_scatter_single(self, output: Tensor, source: Tensor, options: object = None) -> DelayedWork:
         own = source.chunk(self.size())[self.rank()]

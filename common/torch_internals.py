@@ -1,0 +1,114 @@
+"""What this project uses of PyTorch beyond its public interface, and how that differs between versions 2.11 to 2.15.
+
+`tests/test_torch_internals.py` tries these names with the installed version, and holds all other modules to public
+ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from inspect import signature
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+__all__ = ["disable_dynamo", "tree_leaves", "tree_map", "tree_map_only"]
+
+AnyBatchNorm = nn.modules.batchnorm._BatchNorm
+disable_dynamo = torch._disable_dynamo  # as torch.compiler.disable, but imports the compiler when it is called
+
+# The option with which DDP leaves buffers to each rank: renamed in 2.13, where the old name gives a warning.
+_RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters
+DDP_OWN_BUFFERS = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return autograd's count of writes to it in place."""
+    return tensor._version
+
+
+def is_profiling() -> bool:
+    """Return whether a profiler records this program."""
+    return torch.autograd.profiler._is_profiler_enabled
+
+
+def fresh_compiler_cache() -> AbstractContextManager[None]:
+    """Let nothing that was compiled before be found."""
+    from torch._inductor.utils import fresh_cache
+
+    return fresh_cache()
+
+
+# -- process groups
+
+
+def open_groups() -> Collection[dist.ProcessGroup]:
+    """Return the process groups of this process that have not been destroyed, not a copy."""
+    return dist.distributed_c10d._world.pg_map
+
+
+def restart_group_names() -> None:
+    """Begin again to number process groups, by which they are named, from 0."""
+    dist.distributed_c10d._world.group_count = 0
+
+
+def cpu_backend(group: dist.ProcessGroup) -> dist.Backend:
+    """Return what carries the group's messages between CPUs. Raises RuntimeError if the group has none."""
+    return group._get_backend(torch.device("cpu"))
+
+
+# -- sparse tensors, DTensors and FSDP2
+
+
+def sparse_values(tensor: Tensor) -> Tensor:
+    """Return the memory of a sparse tensor's values, coalesced or not."""
+    return tensor._values()
+
+
+def is_dtensor(tensor: Tensor) -> bool:
+    """Return whether it is a DTensor."""
+    return hasattr(tensor, "_local_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a DTensor that this rank holds, not a view of it; any other tensor as it is."""
+    return tensor._local_tensor if is_dtensor(tensor) else tensor
+
+
+def fsdp_parameters(parts: Sequence[nn.Module]) -> Iterator[FSDPParam]:
+    """Yield what FSDP keeps of each parameter of modules to which `fully_shard` was applied."""
+    states = {id(state): state for state in (part._get_fsdp_state() for part in parts)}  # several modules may share one
+    for state in states.values():
+        if hasattr(state, "_fsdp_param_groups"):  # from 2.12: one for each mesh
+            groups = state._fsdp_param_groups
+        else:
+            groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+        for group in groups:
+            yield from group.fsdp_params
+
+
+def shard_memory(managed: FSDPParam) -> Tensor:
+    """Return the buffer [numel of the padded shard] from which FSDP gathers the parameter."""
+    return managed._sharded_param_data
+
+
+def move_shard(managed: FSDPParam, memory: Tensor) -> None:
+    """Have FSDP and the DTensor keep the shard in `memory` [numel of the padded shard], which holds its values."""
+    parameter, dim = managed.sharded_param, managed.fsdp_placement.dim
+    padded = memory.view(managed.padded_sharded_param_size)
+    managed._sharded_param_data = memory
+    # `.data` gives the local part its own version counter, which reveals writes that bypass the DTensor.
+    parameter._local_tensor = padded.narrow(dim, 0, managed.sharded_size[dim]).data
+
+
+def gathered_parameter(managed: FSDPParam) -> nn.Parameter | None:
+    """Return the whole parameter that FSDP gathered last, perhaps without memory by now; None before the first time."""
+    return getattr(managed, "_unsharded_param", None)
