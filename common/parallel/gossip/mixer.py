@@ -350,7 +350,7 @@ class Mixer:
                 exchange.wait(self._timeout)
         except RuntimeError as error:
             clock, waited = self.buckets[index].clock, time.perf_counter() - begin
-            raise PeerError(self._sentence(index, exchange.route, clock, waited)) from error
+            raise PeerError(f"{self._sentence(index, exchange.route, clock, waited)} ({error})") from error
         waited = time.perf_counter() - begin if self._stalls is None else self._stalls.passed()
         self.counters.exposed_s += waited
 
