@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The most lines of Python in each room. A new feature pays for its lines with what it makes superfluous.
 ROOMS = {
     "cnn": 2300,
-    "common": 1830,  # without its rooms
+    "common": 1930,  # without its rooms
     "common/config": 1080,
     "common/elastic": 1350,
     "common/experiments": 1860,
@@ -25,14 +25,14 @@ ROOMS = {
     "common/training": 2130,
     "gpt2": 1670,
     "scripts": 980,  # without its rooms
-    "scripts/benchmarks": 1770,
+    "scripts/benchmarks": 1880,
     "scripts/lib": 340,
     "slurm": 1000,
     "tests": 31100,
     "transformer": 2710,
 }
 SLACK = 0.05  # of a budget: what was won stays won
-FILES = 238  # of all rooms but the tests
+FILES = 240  # of all rooms but the tests
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines, docstrings included
 LONGER = {  # and why
     "common/parallel/decentralized.py": "its docstring documents every argument of the wrapper",
