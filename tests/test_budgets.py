@@ -13,7 +13,7 @@ ROOMS = {
     "common": 1830,  # without its rooms
     "common/config": 1080,
     "common/elastic": 1350,
-    "common/experiments": 1860,
+    "common/experiments": 2010,
     "common/launch": 750,
     "common/optim": 1530,
     "common/parallel": 4260,
@@ -32,7 +32,7 @@ ROOMS = {
     "transformer": 2710,
 }
 SLACK = 0.05  # of a budget: what was won stays won
-FILES = 238  # of all rooms but the tests
+FILES = 239  # of all rooms but the tests
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines, docstrings included
 LONGER = {  # and why
     "common/parallel/decentralized.py": "its docstring documents every argument of the wrapper",

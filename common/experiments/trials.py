@@ -18,6 +18,7 @@ import pandas as pd
 from common.cli import UsageError
 from common.experiments.collect import read_cell
 from common.experiments.definitions import meaning, parse_override
+from common.experiments.optimum import Optimum, fit_optimum
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import RunError, read_json, read_status
 from common.experiments.sweeps import RATE, Candidate, Sweep, Tuned, folder_of
@@ -128,6 +129,22 @@ def _read(trials: Trials, cell: Cell) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Values that a method may take: a point and its mean, or the optimum of a parabola in the learning rate."""
+
+    point: Point
+    mean: float
+    optimum: Optimum | None = None
+
+    @property
+    def candidate(self) -> Candidate:
+        """What is kept of it."""
+        if self.optimum is None:
+            return Candidate(overrides=self.point.overrides, mean=self.mean)
+        return Candidate(overrides=(f"{RATE}={self.optimum.rate}", *self.point.choices), mean=self.mean)
+
+
+@dataclass(frozen=True)
 class Method:
     """A row to tune, in a variant of the table if it has any.
 
@@ -153,9 +170,31 @@ class Method:
         }
 
     @cached_property
-    def ranking(self) -> list[Point]:
-        """The points whose trials all converged, the best first; of equal ones the nearest to the centre."""
-        return sorted(self.means, key=self.means.__getitem__, reverse=self.table.sweep.best == "highest")
+    def ranking(self) -> list[Choice]:
+        """Its choices, the best first; of equal ones the nearest to the centre.
+
+        They are the points whose trials all converged or, where a parabola is fitted, one of each combination of
+        values on the further axes.
+        """
+        sign = -1 if self.table.sweep.best == "highest" else 1
+        choices = sorted((Choice(*item) for item in self.means.items()), key=lambda choice: sign * choice.mean)
+        if self.table.sweep.fit is None:
+            return choices
+        best_of: dict[tuple[str, ...], Choice] = {}
+        for choice in choices:
+            best_of.setdefault(choice.point.choices, choice)
+        return sorted(map(self._fitted, best_of.values()), key=lambda choice: sign * choice.mean)
+
+    def _fitted(self, best: Choice) -> Choice:
+        """Return the optimum of a parabola through the rates around the best one that converged, if it has one."""
+        line, fit = self.line(best.point.choices), self.table.sweep.fit
+        first = max(0, min(line.index(best.point) - fit // 2, len(line) - fit))
+        near = line[first : first + fit]
+        if len(near) < 3:
+            return best
+        tried, highest = [point.rate for point in self.values], self.table.sweep.best == "highest"
+        optimum = fit_optimum([point.rate for point in near], [self.values[point] for point in near], highest, tried)
+        return Choice(best.point, optimum.value, optimum) if optimum else best
 
     def line(self, choices: Sequence[str]) -> list[Point]:
         """Return the points that converged with these values besides the rate, rates ascending."""
@@ -164,13 +203,13 @@ class Method:
     @property
     def edge(self) -> str | None:
         """The end of the grid at which the best learning rate lies; the lowest one if all diverged."""
-        exponent = self.ranking[0].exponent if self.ranking else self.grid[0]
+        exponent = self.ranking[0].point.exponent if self.ranking else self.grid[0]
         return {self.grid[0]: "lowest", self.grid[-1]: "highest"}.get(exponent)
 
     @property
     def ends(self) -> tuple[str, ...]:
         """The axes of three or more numbers of which the lowest or highest is best; below 0 there is none."""
-        found, chosen = [], meaning(self.ranking[0].choices)
+        found, chosen = [], meaning(self.ranking[0].point.choices)
         for key, values in self.table.axes(self.row).items():
             numbers = [parse_override(f"{key}={value}")[1] for value in values]
             if len(numbers) > 2 and all(isinstance(number, int | float) for number in numbers) and chosen[key] != 0:
@@ -183,8 +222,9 @@ class Method:
         """What is kept of it; raises UsageError if all trials diverged."""
         if not self.ranking:
             raise UsageError(f"{self.name}: every trial diverged; expected a lower centre than {self.row.centre:g}")
-        best, *others = [Candidate(overrides=p.overrides, mean=self.means[p]) for p in self.ranking[:2]]
+        best, *others = [choice.candidate for choice in self.ranking[:2]]
         values = [value for of in self.values.values() for value in of]
+        optimum = self.ranking[0].optimum
         return Tuned(
             settings=self.table.settings(self.row, self.variant),
             centre=self.row.centre,
@@ -193,6 +233,8 @@ class Method:
             runner_up=others[0] if others else None,
             trials=len(values),
             diverged=sum(map(math.isnan, values)),
+            interval=optimum and (optimum.low, optimum.high),
+            scatter=optimum and optimum.scatter,
             edge=self.edge,
             ends=self.ends or None,
         )
