@@ -14,7 +14,6 @@ from pydantic import (
 )
 
 from common.cli import nearest
-from common.experiments.columns import Column, parse_column
 from common.experiments.definitions import (
     ROOT,
     Definition,
@@ -25,7 +24,7 @@ from common.experiments.definitions import (
     parse_override,
     read_definition,
 )
-from common.experiments.quantities import QUANTITIES
+from common.experiments.quantities import QUANTITIES, Column, parse_column
 from common.experiments.runs import Target
 from common.experiments.sweeps import RATE, Axes, Sweep
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from common.experiments.optimum import fit_optimum
+from common.experiments.trials import fit_optimum
 
 RATES = [0.0025, 0.005, 0.01, 0.02, 0.04]
 
