@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import pandas as pd
 
 from common.cli import UsageError
-from common.experiments.columns import Column
+from common.experiments.quantities import Column
 from common.experiments.runs import FinishedRun, RunError, has_run, read_overrides, read_run, read_scores
 from common.experiments.tables import Cell, Table
 

@@ -34,6 +34,7 @@ from common.experiments.quantities import QUANTITIES, Quantity
 
 SWEEPS = ROOT / "results" / "sweeps"
 RATE = "optimizer.lr"
+FEWEST_SEEDS = 3  # for a parabola
 
 
 def _written(value: Any) -> str:
@@ -69,6 +70,10 @@ class Sweep(Definition):
         description="further keys and their values, the usual one first; rows may have others",
     )
 
+    fit: Literal[3, 5] | None = Field(
+        None, description="how many rates around the best a parabola goes through, whose optimum is chosen, not a point"
+    )
+
     @model_validator(mode="after")
     def _check(self) -> "Sweep":
         if self.quantity not in QUANTITIES:
@@ -79,6 +84,10 @@ class Sweep(Definition):
             raise ValueError(f"best={self.best}: expected {better}, which is better of {self.quantity}")
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds: expected each once")
+        if self.fit and len(self.seeds) < FEWEST_SEEDS:
+            raise ValueError(f"fit={self.fit}: expected at least {FEWEST_SEEDS} seeds, got {len(self.seeds)}")
+        if self.fit and self.rates < self.fit:
+            raise ValueError(f"fit={self.fit}: expected at least as many rates, got {self.rates}")
         return self
 
     @property
@@ -98,7 +107,7 @@ def folder_of(overrides: Sequence[str]) -> str:
 
 
 class Candidate(Definition):
-    """Overrides, and the mean of the quantity over the tuning seeds."""
+    """Overrides, and the mean of the quantity over the tuning seeds: of their trials, or by the parabola."""
 
     overrides: tuple[Override, ...]
     mean: float
@@ -110,6 +119,8 @@ class Tuned(Definition):
     settings:  the overrides that all its trials shared
     axes:      further axes of its row, in place of the sweep's
     trials:    how many runs it was chosen from, those that diverged included
+    interval:  the 95 % interval of the best rate, if a parabola has it
+    scatter:   standard deviation of a trial about the parabola
     edge:      the end of the grid at which the best learning rate lies, if it does
     ends:      other keys whose best value is the first or the last number of several
     """
@@ -121,6 +132,8 @@ class Tuned(Definition):
     runner_up: Candidate | None = None
     trials: int
     diverged: int
+    interval: tuple[float, float] | None = None
+    scatter: float | None = None
     edge: Literal["lowest", "highest"] | None = None
     ends: tuple[str, ...] | None = None
 

@@ -14,7 +14,6 @@ from pydantic import (
 )
 
 from common.cli import nearest
-from common.experiments.columns import Column, parse_column
 from common.experiments.definitions import (
     ROOT,
     Definition,
@@ -23,8 +22,9 @@ from common.experiments.definitions import (
     meaning,
     names_in,
     parse_override,
+    read_definition,
 )
-from common.experiments.quantities import QUANTITIES
+from common.experiments.quantities import QUANTITIES, Column, parse_column
 from common.experiments.runs import Target
 from common.experiments.sweeps import RATE, Axes, Sweep
 
@@ -89,6 +89,7 @@ def _parse_column(written: Any, info: ValidationInfo) -> Column:
 class TableFile(Definition):
     """The content of results/definitions/tables/<name>.yaml."""
 
+    base: Name | None = Field(None, description="a table that has what is not stated here; rows replace it by name")
     title: str = Field(description="a line of text")
     note: str = Field("", description="what is compared, and how")
     findings: str = Field("", description="Markdown: what the kept runs show, for the page in results/tables")
@@ -123,6 +124,17 @@ class TableFile(Definition):
     sweep: Sweep | None = Field(None, description="how the learning rates of the rows are tuned")
     tuned_by: Name | None = Field(None, description="the table whose sweep chose the values of rows with tuned_with")
     rows: tuple[Row, ...] = Field(min_length=1, description="a list of rows")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_base(cls, content: Any) -> Any:
+        """Add what only the base states; a row takes what it does not state from the base's row of that name."""
+        if not isinstance(content, dict) or content.get("base") is None:
+            return content
+        base = read_definition(TABLES, content["base"], key="base")
+        own = {row.get("name"): row for row in content.get("rows", [])}
+        rows = [row | own.pop(row["name"], {}) for row in base["rows"]]
+        return base | content | {"base": None, "rows": [*rows, *own.values()]}
 
     @model_validator(mode="after")
     def _check(self) -> "TableFile":
@@ -200,8 +212,9 @@ class TableFile(Definition):
                 f"{', '.join(f'{count} for {name}' for name, count in counts.items())}"
             )
         reported = {self.metric, *(column.quantity.name for column in self.numbers)}
-        if self.sweep.quantity not in reported:
-            expected = ", ".join(sorted(reported))
+        decisive = [*self.margins] if self.sweep.fit and self.margins else sorted(reported)
+        if self.sweep.quantity not in decisive:
+            expected = ", ".join(decisive)
             raise ValueError(f"sweep.quantity={self.sweep.quantity}: expected what the table reports, {expected}")
 
     @property

@@ -13,7 +13,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pandas as pd
+from scipy.stats import t
 
 from common.cli import UsageError
 from common.experiments.collect import read_cell
@@ -23,6 +25,8 @@ from common.experiments.runs import RunError, read_json, read_status
 from common.experiments.sweeps import RATE, Candidate, Sweep, Tuned, folder_of
 from common.experiments.table_file import Row
 from common.experiments.tables import Cell, Table
+
+LEVEL = 0.95
 
 
 def first_grid(sweep: Sweep) -> range:
@@ -128,6 +132,98 @@ def _read(trials: Trials, cell: Cell) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class Optimum:
+    """The best rate by a parabola, and how well the trials determine it.
+
+    rate:      where the parabola is best, rounded to three digits
+    low, high: its 95 % interval by Fieller's theorem, never beyond the rates that were tried; from the seeds' scatter
+               or from what the parabola misses of the means, whichever is larger
+    value:     what the parabola says of this rate, mean over seeds
+    scatter:   residual standard deviation of a trial, without what a seed does to all its trials
+    parabola:  its coefficients in log lr, the highest power first
+    span:      the lowest and the highest rate that it was fitted to
+    """
+
+    rate: float
+    low: float
+    high: float
+    value: float
+    scatter: float
+    parabola: tuple[float, float, float]
+    span: tuple[float, float]
+
+
+def fit_optimum(
+    rates: Sequence[float], values: Sequence[Sequence[float]], highest: bool, tried: Sequence[float]
+) -> Optimum | None:
+    """Fit a parabola by least squares, with a separate level for each seed.
+
+    rates:   at least three, ascending
+    values:  [rates, seeds], finite
+    highest: whether the highest value is best, else the lowest
+    tried:   all rates of the grid
+
+    Return None if the parabola has no optimum among `rates`: it is flat, bent the other way, or best beyond them.
+    """
+    y, x = np.asarray(values, float), np.log(rates)
+    middle = x.mean()  # coefficients and their covariances in x - middle, where they are well conditioned
+    design = np.vander(x - middle, 3)
+    (c, b, a), *_ = np.linalg.lstsq(design, y.mean(axis=1))
+    flat = 1e-9 * np.abs(y).max()
+    bottom = -b / (2 * c) if (-c if highest else c) > flat else math.inf
+    if not x[0] <= bottom + middle <= x[-1]:
+        return None
+    fitted, means = design @ (c, b, a), y.mean(axis=1)
+    residuals = y - y.mean(axis=0) - (fitted - y.mean())[:, None]
+    freedom, points = y.size - y.shape[1] - 2, len(x)
+    variance = float((residuals**2).sum() / freedom)
+    of_means = variance / y.shape[1]
+    if points > 3 and (misfit := float(((fitted - means) ** 2).sum() / (points - 3))) > of_means:
+        of_means, freedom = misfit, points - 3  # the means are no parabola: more seeds would not tell its bottom better
+    covariance = np.linalg.inv(design.T @ design) * of_means
+    low, high = _fieller(b, c, covariance[:2, :2], float(t.ppf((1 + LEVEL) / 2, freedom)))
+    return Optimum(
+        rate=float(f"{math.exp(bottom + middle):.3g}"),
+        low=max(math.exp(min(low + middle, 700.0)), min(tried)),
+        high=min(math.exp(min(high + middle, 700.0)), max(tried)),
+        value=float(a + b * bottom + c * bottom**2),
+        scatter=math.sqrt(variance),
+        parabola=(float(c), float(b - 2 * c * middle), float(a - b * middle + c * middle**2)),
+        span=(rates[0], rates[-1]),
+    )
+
+
+def _fieller(b: float, c: float, covariance: np.ndarray, quantile: float) -> tuple[float, float]:
+    """Return all v for which the slope b + 2 c v may be 0; everything if the curvature may be.
+
+    covariance: of (c, b), [2, 2]
+    """
+    (of_c, of_bc), (_, of_b) = quantile**2 * covariance
+    # (b + 2 c v)^2 <= quantile^2 Var(b + 2 c v)
+    p, half_q, r = 4 * (c**2 - of_c), 2 * (b * c - of_bc), b**2 - of_b
+    if p <= 0:
+        return -math.inf, math.inf
+    root = math.sqrt(max(half_q**2 - p * r, 0.0))
+    return (-half_q - root) / p, (-half_q + root) / p
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Values that a method may take: a point and its mean, or the optimum of a parabola in the learning rate."""
+
+    point: Point
+    mean: float
+    optimum: Optimum | None = None
+
+    @property
+    def candidate(self) -> Candidate:
+        """What is kept of it."""
+        if self.optimum is None:
+            return Candidate(overrides=self.point.overrides, mean=self.mean)
+        return Candidate(overrides=(f"{RATE}={self.optimum.rate}", *self.point.choices), mean=self.mean)
+
+
+@dataclass(frozen=True)
 class Method:
     """A row to tune, in a variant of the table if it has any.
 
@@ -153,9 +249,31 @@ class Method:
         }
 
     @cached_property
-    def ranking(self) -> list[Point]:
-        """The points whose trials all converged, the best first; of equal ones the nearest to the centre."""
-        return sorted(self.means, key=self.means.__getitem__, reverse=self.table.sweep.best == "highest")
+    def ranking(self) -> list[Choice]:
+        """Its choices, the best first; of equal ones the nearest to the centre.
+
+        They are the points whose trials all converged or, where a parabola is fitted, one of each combination of
+        values on the further axes.
+        """
+        sign = -1 if self.table.sweep.best == "highest" else 1
+        choices = sorted((Choice(*item) for item in self.means.items()), key=lambda choice: sign * choice.mean)
+        if self.table.sweep.fit is None:
+            return choices
+        best_of: dict[tuple[str, ...], Choice] = {}
+        for choice in choices:
+            best_of.setdefault(choice.point.choices, choice)
+        return sorted(map(self._fitted, best_of.values()), key=lambda choice: sign * choice.mean)
+
+    def _fitted(self, best: Choice) -> Choice:
+        """Return the optimum of a parabola through the rates around the best one that converged, if it has one."""
+        line, fit = self.line(best.point.choices), self.table.sweep.fit
+        first = max(0, min(line.index(best.point) - fit // 2, len(line) - fit))
+        near = line[first : first + fit]
+        if len(near) < 3:
+            return best
+        tried, highest = [point.rate for point in self.values], self.table.sweep.best == "highest"
+        optimum = fit_optimum([point.rate for point in near], [self.values[point] for point in near], highest, tried)
+        return Choice(best.point, optimum.value, optimum) if optimum else best
 
     def line(self, choices: Sequence[str]) -> list[Point]:
         """Return the points that converged with these values besides the rate, rates ascending."""
@@ -164,13 +282,13 @@ class Method:
     @property
     def edge(self) -> str | None:
         """The end of the grid at which the best learning rate lies; the lowest one if all diverged."""
-        exponent = self.ranking[0].exponent if self.ranking else self.grid[0]
+        exponent = self.ranking[0].point.exponent if self.ranking else self.grid[0]
         return {self.grid[0]: "lowest", self.grid[-1]: "highest"}.get(exponent)
 
     @property
     def ends(self) -> tuple[str, ...]:
         """The axes of three or more numbers of which the lowest or highest is best; below 0 there is none."""
-        found, chosen = [], meaning(self.ranking[0].choices)
+        found, chosen = [], meaning(self.ranking[0].point.choices)
         for key, values in self.table.axes(self.row).items():
             numbers = [parse_override(f"{key}={value}")[1] for value in values]
             if len(numbers) > 2 and all(isinstance(number, int | float) for number in numbers) and chosen[key] != 0:
@@ -183,8 +301,9 @@ class Method:
         """What is kept of it; raises UsageError if all trials diverged."""
         if not self.ranking:
             raise UsageError(f"{self.name}: every trial diverged; expected a lower centre than {self.row.centre:g}")
-        best, *others = [Candidate(overrides=p.overrides, mean=self.means[p]) for p in self.ranking[:2]]
+        best, *others = [choice.candidate for choice in self.ranking[:2]]
         values = [value for of in self.values.values() for value in of]
+        optimum = self.ranking[0].optimum
         return Tuned(
             settings=self.table.settings(self.row, self.variant),
             centre=self.row.centre,
@@ -193,6 +312,8 @@ class Method:
             runner_up=others[0] if others else None,
             trials=len(values),
             diverged=sum(map(math.isnan, values)),
+            interval=optimum and (optimum.low, optimum.high),
+            scatter=optimum and optimum.scatter,
             edge=self.edge,
             ends=self.ends or None,
         )

@@ -9,7 +9,7 @@ import pandas as pd
 from scipy.stats import chi2, nct, t
 
 from common.experiments.collect import Collection
-from common.experiments.columns import Column
+from common.experiments.quantities import Column
 from common.experiments.table_file import Row
 from common.report.statistics import FEWEST_SEEDS, LEVEL, ComparisonError, paired_differences, published_of
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import ttest_1samp
 
 from common.experiments.collect import Collection
-from common.experiments.columns import LABELS, PUBLISHED, STATISTICS, Column
+from common.experiments.quantities import LABELS, PUBLISHED, STATISTICS, Column
 from common.experiments.table_file import Row
 from common.experiments.tables import Table
 from common.report.published import Published, published_values

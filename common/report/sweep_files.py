@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from omegaconf import OmegaConf
@@ -80,6 +82,9 @@ def sweep_frame(table: Table, tuned: Mapping[str, Tuned]) -> pd.DataFrame:
         second = of.runner_up
         line["runner_up"] = " ".join(second.overrides) if second else ""
         line[f"{quantity.name}_of_runner_up"] = format(second.mean, quantity.style) if second else ""
+        if table.sweep.fit:
+            line["interval"] = "{:.3g} to {:.3g}".format(*of.interval) if of.interval else "none"
+            line["scatter"] = format(of.scatter, quantity.style) if of.interval else ""
         edges = ", ".join(filter(None, [of.edge, *(of.ends or ())]))
         lines.append(line | {"edge": edges, "taken_by": ", ".join(takers)})
     return pd.DataFrame(lines)
@@ -109,6 +114,17 @@ def sweep_page(table: Table, methods: Sequence[Method], records: pd.DataFrame, c
         "it may be a better one",
         "taken_by": "rows of the table that take the best overrides",
     }
+    if sweep.fit:
+        columns |= {
+            "best": f"the rate at which a parabola in log lr is best, through {sweep.fit} rates around the best one, "
+            "without those at which a trial diverged, and the values on other axes whose parabola is best; a point "
+            "where no parabola has an optimum between these rates",
+            sweep.quantity: f"{sweep.of.definition}; of the parabola, for the mean over the tuning seeds",
+            "runner_up": "the next values on other axes, with the best rate for them",
+            "interval": "95 % interval of the best rate by Fieller's theorem, within the rates that were tried; the "
+            "choice of values on other axes is not counted; none: a point was chosen",
+            "scatter": "standard deviation of a trial about the parabola, without what a seed does to all its trials",
+        }
     origin = [
         f"Trials: {len(records)} in [{name}.csv]({name}.csv); `seconds` from a run's first start to its end, pauses "
         "included",
@@ -129,29 +145,32 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
     """Draw what was tuned against the learning rate, a panel for each variant and number of workers.
 
     A line is the mean over tuning seeds with the values that were chosen besides the rate, bars go from the lowest to
-    the highest seed; crosses below are rates that diverged with them.
+    the highest seed, crosses below are rates that diverged with them; a parabola ends where its fit does, and a bar
+    below shows the interval of its optimum.
     """
     rows = list(dict.fromkeys(method.row for method in methods))
     names = {row: f"{name}, {row.topology.replace('_', ' ')}" for row, name in zip(rows, line_names(rows), strict=True)}
-    several, quantity = table.setting == "workers.count", table.sweep.quantity
-    data = pd.DataFrame(
-        {"line": names[method.row], "rate": point.rate, "value": value, "converged": point in method.means}
-        | {"panel": ", ".join(filter(None, [method.variant, f"{method.row.workers} workers" * several]))}
-        for method in methods
-        for point, values in method.values.items()
-        for value in values
-        if method.ranking and point.choices == method.ranking[0].choices
-    )
-    panels, lines = data.groupby("panel", sort=False), list(dict.fromkeys(names.values()))
+    lines, label = list(dict.fromkeys(names.values())), label_of(table.sweep.quantity)
+    panels: dict[str, list[Method]] = {}
+    for method in methods:
+        workers = f"{method.row.workers} workers" if table.setting == "workers.count" else None
+        panels.setdefault(", ".join(filter(None, [method.variant, workers])), []).append(method)
     height = 0.4 + 2.9 * len(panels) + 0.16 * -(-len(lines) // 2)
     figure = Figure(figsize=(8.4, height), layout="constrained")
     axes = figure.subplots(len(panels), squeeze=False)[:, 0]
-    for (panel, of), ax in zip(panels, axes, strict=True):
-        draw_lines(ax, of[of["converged"]], "rate", "value", lines, spread=True)
-        for line, rates in of[~of["converged"]].groupby("line")["rate"]:
-            colour, below = COLOURS[lines.index(line) % len(COLOURS)], ax.get_xaxis_transform()
-            ax.plot(rates, [0.02] * len(rates), "x", color=colour, transform=below)
-        ax.set(xlabel="learning rate", ylabel=f"{panel}: {label_of(quantity)}" if panel else label_of(quantity))
+    for (panel, shown), ax in zip(panels.items(), axes, strict=True):
+        data = [
+            (names[method.row], point.rate, value)
+            for method in shown
+            if method.ranking
+            for point in method.line(method.ranking[0].point.choices)
+            for value in method.values[point]
+        ]
+        draw_lines(ax, pd.DataFrame(data, columns=["line", "rate", "value"]), "rate", "value", lines, spread=True)
+        for number, method in enumerate(shown):
+            colour = COLOURS[lines.index(names[method.row]) % len(COLOURS)]
+            _draw_optimum(ax, method, colour, height=0.01 + 0.015 * number)
+        ax.set(xlabel="learning rate", ylabel=f"{panel}: {label}" if panel else label)
         ax.set_xscale("log")
         ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.xaxis.set_minor_locator(NullLocator())
@@ -161,3 +180,17 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
     seeds = f"mean of {count} seeds; bars: all of them" if count > 1 else "one seed"
     figure.suptitle(f"Tuning of {table.name} ({seeds})")
     return figure
+
+
+def _draw_optimum(ax: Axes, method: Method, colour: str, height: float) -> None:
+    """Draw crosses at rates that diverged, and the parabola, if there is one, with its interval at this height."""
+    if not method.ranking:
+        return
+    best, below = method.ranking[0], ax.get_xaxis_transform()
+    tried = {point.rate for point in method.values if point.choices == best.point.choices}
+    diverged = sorted(tried - {point.rate for point in method.line(best.point.choices)})
+    ax.plot(diverged, [0.02] * len(diverged), "x", color=colour, transform=below)
+    if optimum := best.optimum:
+        inside = np.geomspace(*optimum.span, 50)
+        ax.plot(inside, np.polyval(optimum.parabola, np.log(inside)), color=colour)
+        ax.plot([optimum.low, optimum.high], [height] * 2, color=colour, linewidth=2, transform=below)

@@ -9,8 +9,8 @@ import pandas as pd
 
 from common.atomic import write_atomically
 from common.experiments.collect import Collection, reproduce_command, score_arguments
-from common.experiments.columns import Column
 from common.experiments.definitions import ROOT
+from common.experiments.quantities import Column
 from common.experiments.sweeps import sweep_command
 from common.experiments.table_file import MOST_SHOWN, Row
 from common.experiments.tables import Table

@@ -2,8 +2,7 @@
 
 import pytest
 
-from common.experiments.columns import Column, parse_column
-from common.experiments.quantities import NOISE_KINDS
+from common.experiments.quantities import NOISE_KINDS, Column, parse_column
 from common.noise_scale import KINDS
 
 

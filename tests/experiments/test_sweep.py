@@ -151,7 +151,7 @@ def test_every_method_gets_the_same_trials_and_the_best_is_kept(launched, capsys
     assert (best.trials, best.diverged, best.edge) == (6, 0, None)
     assert launched.calls[0]["run_dir"] == "runs/sweeps/small/allreduce/lr_0.01/seed_7"
     page = (SWEEPS / "small.md").read_text()
-    assert "| DAdam     | complete   |        6 |          0 | optimizer.lr=0.04 |      90.07 |" in page
+    assert "| DAdam | complete | 6 | 0 | optimizer.lr=0.04 | 90.07 |" in page
     assert "dadam, dadam_ring |" in page
     assert "12 in [small.csv](small.csv)" in page
     assert imread(SWEEPS / "small.png").std() > 0.05
@@ -174,7 +174,7 @@ def test_it_grows_at_both_ends_at_most_as_often_as_the_sweep_says(undrawn, launc
     assert sweep(["table=small"]) == 0
     assert records().groupby("row")["optimizer.lr"].nunique().to_dict() == {"allreduce": 7, "dadam": 7}
     assert (tuned("allreduce").edge, tuned("dadam").edge) == ("lowest", "highest")
-    assert "| lowest  | allreduce" in (SWEEPS / "small.md").read_text()
+    assert "| lowest | allreduce" in (SWEEPS / "small.md").read_text()
 
 
 def test_a_trial_that_diverged_is_the_worst_and_not_made_again(launched, capsys):
@@ -305,39 +305,45 @@ def test_choices_and_variants_are_tuned_for_each_method(launched):
     assert folder_of(["optimizer.lr=1e-05", "data=digits"]) == "lr_1e-05_data_digits"
 
 
-def test_the_best_values_on_other_axes_are_chosen_with_the_rate_and_ends_are_marked(undrawn, launched, capsys):
-    """Rates above 0.05 diverge; one row tries the values of an axis in another order."""
+def test_a_parabola_is_fitted_for_the_best_values_on_other_axes_and_the_fit_is_kept(launched, capsys):
+    """Seeds move the level, and rates above 0.05 diverge; the optimum lies between the rates."""
     axes = {"optimizer.weight_decay": [0, 0.01, 0.1], "training.clip": [None, 1]}
     rows = CONTENT["rows"]
     rows = [rows[0], rows[1] | {"axes": {"optimizer.weight_decay": [0, 0.1, 0.01]}}, rows[2]]
-    sweeps = {"axes": axes, "extensions": 0}
+    sweeps = {"axes": axes, "fit": 3, "seeds": [7, 8, 9], "extensions": 0}
     define(sweep=sweeps, rows=rows, columns=["method", "learning_rate_mean", "accuracy_mean"])
+    best = {"allreduce": 0.012, "dadam": 0.035}
 
     def accuracy(settings):
-        off = log2(settings["optimizer.lr"] / 0.01) ** 2 + log2((settings["optimizer.weight_decay"] + 0.01) / 0.11) ** 2
-        return None if settings["optimizer.lr"] > 0.05 else 90 - off + (settings.get("training.clip") is None)
+        rate, row = settings["optimizer.lr"], Path(settings["run_dir"]).parts[3]
+        off = log2(rate / best.get(row, 1)) ** 2 + log2((settings["optimizer.weight_decay"] + 0.01) / 0.11) ** 2
+        return None if rate > 0.05 else 90 - off + (settings.get("training.clip") is None) + settings["seed"] / 10
 
     launched.accuracy = accuracy
     assert sweep(["table=small", "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith("# methods: 2, points: 18, seeds: 2; ")
+    assert capsys.readouterr().out.startswith("# methods: 2, points: 18, seeds: 3; ")
     assert sweep(["table=small"]) == 0
-    assert records().groupby("row").size().to_dict() == {"allreduce": 36, "dadam": 36}
+    assert records().groupby("row").size().to_dict() == {"allreduce": 54, "dadam": 54}
     found = tuned("allreduce")
-    expected = ("optimizer.lr=0.01", "optimizer.weight_decay=0.1", "training.clip=null")
-    assert (found.best.overrides, found.best.mean) == (expected, pytest.approx(91))
-    assert (found.edge, found.ends) == (None, ("highest optimizer.weight_decay",))
-    assert found.runner_up.overrides == ("optimizer.lr=0.01", "optimizer.weight_decay=0.1", "training.clip=1")
-    assert (tuned("dadam").best.overrides[0], tuned("dadam").diverged) == ("optimizer.lr=0.02", 12)
+    expected = ("optimizer.lr=0.012", "optimizer.weight_decay=0.1", "training.clip=null")
+    assert (found.best.overrides, found.best.mean) == (expected, pytest.approx(91.8))
+    assert found.interval == (pytest.approx(0.012), pytest.approx(0.012))
+    assert (found.scatter, found.edge, found.ends) == (
+        pytest.approx(0, abs=1e-9), None, ("highest optimizer.weight_decay",),
+    )  # fmt: skip
+    assert found.runner_up.overrides[1:] == ("optimizer.weight_decay=0.1", "training.clip=1")
+    near = tuned("dadam")  # the rate above its best diverged, so that two are left: no parabola, but a point
+    assert (near.best.overrides[0], near.interval, near.diverged) == ("optimizer.lr=0.04", None, 18)
     table = load("small")
     assert table.untuned is None
     lines = dict(zip(("allreduce", "dadam", "dadam_ring"), table.rows, strict=True))
     (column,) = [column for column in table.numbers if column.quantity.name == "learning_rate"]
     assert mark(table, lines["allreduce"], column) == " (highest optimizer.weight_decay)"
     assert mark(table, lines["dadam_ring"], column).startswith(" (inherited, ")
-    assert (
-        "- Axes of dadam: optimizer.weight_decay 0, 0.1, 0.01; training.clip null, 1"
-        in (SWEEPS / "small.md").read_text()
-    )
+    page = (SWEEPS / "small.md").read_text()
+    assert "0.012 to 0.012 |" in page
+    assert " none |" in page
+    assert "- Axes of dadam: optimizer.weight_decay 0, 0.1, 0.01; training.clip null, 1" in page
     define(sweep=sweeps, rows=[rows[0], CONTENT["rows"][1]])
     assert "was made by another definition of dadam; " in load("small").untuned
 
@@ -410,6 +416,8 @@ def test_a_wrong_sweep_is_refused(capsys):
         "optimizer.eps: expected each value once": {"sweep": {"axes": {"optimizer.eps": ["1e-8", "1e-8"]}}},
         "best=lowest: expected highest": {"sweep": {"best": "lowest"}},
         "sweep.quantity=top5: expected what the table reports, accuracy, ": {"sweep": {"quantity": "top5"}},
+        "fit=3: expected at least 3 seeds, got 2": {"sweep": {"fit": 3}},
+        "fit=5: expected at least as many rates, got 3": {"sweep": {"fit": 5, "seeds": [7, 8, 9]}},
         "so that all get the same trials, got 2 for allreduce, 1 for dadam": {
             "rows": [rows[0] | {"axes": {"optimizer.eps": [1e-8, 1e-6]}}, *rows[1:]]
         },

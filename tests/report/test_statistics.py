@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import t, ttest_rel
 
 from common.experiments.collect import collect
-from common.experiments.columns import Column, parse_column
+from common.experiments.quantities import Column, parse_column
 from common.experiments.tables import Table
 from common.report.statistics import (
     Comparison,

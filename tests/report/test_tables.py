@@ -3,7 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from common.cli import UsageError
 from common.experiments.collect import collect
+from common.experiments.table_file import TableFile
+from common.experiments.tables import load_table
 from common.report.tables import build_table, shown
 from scripts.tables import main
 from tests.experiments.conftest import make_table
@@ -321,3 +324,26 @@ def test_steps_to_a_target_and_how_much_faster_a_row_is(all_arrive):
     assert numbers == (["15", "15", "30", "3"] if all_arrive else ["inf", "15", "inf", "1"])
     mean = f"{2 ** (2 / 3):.2f} ["  # geometric mean of 2, 1 and 2
     assert speedup.startswith(mean) if all_arrive else speedup == "not reached by all"
+
+
+def test_a_definition_takes_what_it_does_not_state_from_its_base():
+    row = {"name": "allreduce", "topology": "grid"}
+    table = TableFile.model_validate({"base": "steps_to_target", "title": "Mine", "rows": [row]})
+    base = load_table("steps_to_target")
+    assert (table.columns, table.target, table.base, table.title) == (base.columns, base.target, None, "Mine")
+    assert [row.name for row in table.rows] == [row.name for row in base.rows]
+    assert (table.rows[0].topology, table.rows[0].method) == ("grid", "AllReduce")
+    assert table.rows[1] == base.rows[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"base": "steps_to_taget"}, "base=steps_to_taget: unknown; did you mean 'steps_to_target'"),
+        ({"base": "quickstart", "rows": [{"method": "A"}]}, "rows.7.name"),
+    ],
+)
+def test_wrong_bases_are_refused(changes, message):
+    with pytest.raises((ValueError, UsageError)) as caught:
+        make_table(**changes)
+    assert message in str(caught.value)
