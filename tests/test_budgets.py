@@ -10,13 +10,13 @@ ROOT = Path(__file__).resolve().parents[1]
 # The most lines of Python in each room. A new feature pays for its lines with what it makes superfluous.
 ROOMS = {
     "cnn": 2300,
-    "common": 1830,  # without its rooms
+    "common": 1950,  # without its rooms
     "common/config": 1080,
     "common/elastic": 1350,
     "common/experiments": 1950,
     "common/launch": 750,
     "common/optim": 1530,
-    "common/parallel": 4260,
+    "common/parallel": 4250,
     "common/planner": 1200,
     "common/record": 1060,
     "common/report": 2470,
@@ -29,7 +29,7 @@ ROOMS = {
     "scripts/emulate": 690,
     "scripts/lib": 365,
     "slurm": 1000,
-    "tests": 31100,
+    "tests": 31250,
     "transformer": 2710,
 }
 SLACK = 0.05  # of a budget: what was won stays won
