@@ -1,4 +1,4 @@
-"""Processes that a command starts, and work that Ctrl-C may end at any time."""
+"""Processes that a command starts, and signals that end its work: who hears them."""
 
 import contextlib
 import functools
@@ -13,9 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
+from common.training.signals import SIGNALS
+
+DEFAULTS = (signal.default_int_handler, signal.SIG_DFL)
 GRACE_S = 2.0  # in which processes may finish what they have begun
 LONGEST = 70  # bytes of TMPDIR: Linux takes 107 for a socket's whole path, of which multiprocessing adds up to 32
 
@@ -33,44 +37,61 @@ class KilledError(RuntimeError):
 
 
 def interruptible(function: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
-    """Decorate a command's main: the first Ctrl-C ends it with one line and exit code 130, a KilledError with 1.
+    """Decorate a command's main: a signal ends it with one line and exit code 128 + its number, a KilledError with 1.
 
-    Further Ctrl-Cs are ignored, so that what is done is saved and no temporary file stays.
+    Further signals are ignored, so that what is done is saved and no temporary file stays.
     """
-
-    def first(signum: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise KeyboardInterrupt
 
     @functools.wraps(function)
     def main(argv: Sequence[str]) -> int:
-        # Ctrl-C may be ignored already, as in the background of a script.
-        heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if heard and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, first)
+        came = [signal.SIGINT]
+
+        def first(number: int, frame: object) -> None:
+            for other in former:
+                signal.signal(other, signal.SIG_IGN)
+            came[:] = [number]
+            raise KeyboardInterrupt
+
+        # Some may be ignored already: Ctrl-C in the background of a script, SIGHUP under nohup.
+        here = threading.current_thread() is threading.main_thread()
+        heard = [number for number in SIGNALS if here and signal.getsignal(number) in DEFAULTS]
+        former = {number: signal.signal(number, first) for number in heard}
         try:
             return function(argv)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
-            return 130
+            return 128 + came[0]
         except KilledError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
         finally:
-            if signal.getsignal(signal.SIGINT) is first:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+            for number, handler in former.items():
+                signal.signal(number, handler)
 
     return main
 
 
 @contextlib.contextmanager
 def unheard() -> Iterator[None]:
-    """Hold Ctrl-C back; processes started inside the block never get it, so that their parent decides what it means."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by fork and exec
+    """Hold signals back; processes started inside the block never get them, so that their parent decides what they
+    mean: a terminal sends Ctrl-C to all processes, Slurm every signal."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # inherited by fork and exec
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def heard_alone() -> Iterator[None]:
+    """Hear signals as before, but let no process hear them that this thread starts in the block, such as a compiler."""
+    over = threading.Event()
+    threading.Thread(target=over.wait, daemon=True).start()  # the system gives it what this thread blocks
+    try:
+        with unheard():
+            yield
+    finally:
+        over.set()
 
 
 def shorten_socket_paths() -> None:
@@ -86,6 +107,8 @@ def shorten_socket_paths() -> None:
 def server_context(preload: list[str]) -> multiprocessing.context.BaseContext:
     """Return the way to start processes from a small server, which has no threads and has loaded `preload`."""
     shorten_socket_paths()
+    with unheard():
+        resource_tracker.ensure_running()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(preload)
     return context
@@ -103,7 +126,7 @@ def in_processes(
 
     key: the argument of the command that says how many processes there are
 
-    If it ends early (an error, Ctrl-C, closed), nothing more is started, and what takes longer than GRACE_S is killed.
+    If it ends early (an error, a signal, closed), nothing more is started; what takes longer than GRACE_S is killed.
     Raises KilledError if a process is killed.
     """
     others = set(multiprocessing.active_children())

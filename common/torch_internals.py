@@ -1,4 +1,4 @@
-"""What this project uses of PyTorch beyond its public interface, and how that differs between versions 2.11 to 2.15.
+"""What this project uses of PyTorch that is not public, or not the same in all versions from 2.11 to 2.15.
 
 `tests/test_torch_internals.py` tries these names with the installed version, and holds all other modules to public
 ones.
@@ -15,19 +15,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils import _pytree
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
-__all__ = ["disable_dynamo", "tree_leaves", "tree_map", "tree_map_only"]
-
 AnyBatchNorm = nn.modules.batchnorm._BatchNorm
+tree_leaves, tree_map, tree_map_only = _pytree.tree_leaves, _pytree.tree_map, _pytree.tree_map_only
 disable_dynamo = torch._disable_dynamo  # as torch.compiler.disable, but imports the compiler when it is called
 
 # The option with which DDP leaves buffers to each rank: renamed in 2.13, where the old name gives a warning.
 _RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters
 DDP_OWN_BUFFERS = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
+
+# Collectives on one tensor: renamed in 2.13, where the old names are deprecated.
+if hasattr(dist, "all_gather_single"):
+    all_gather_single, reduce_scatter_single = dist.all_gather_single, dist.reduce_scatter_single
+else:
+    all_gather_single, reduce_scatter_single = dist.all_gather_into_tensor, dist.reduce_scatter_tensor
 
 
 def version_of(tensor: Tensor) -> int:

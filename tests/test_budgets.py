@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The most lines of Python in each room. A new feature pays for its lines with what it makes superfluous.
 ROOMS = {
     "cnn": 2300,
-    "common": 1920,  # without its rooms
+    "common": 1950,  # without its rooms
     "common/config": 1070,
     "common/elastic": 1350,
     "common/experiments": 1990,
@@ -28,7 +28,7 @@ ROOMS = {
     "scripts/benchmarks": 1870,
     "scripts/lib": 330,
     "slurm": 1000,
-    "tests": 30790,
+    "tests": 30860,
     "transformer": 2710,
 }
 SLACK = 0.05  # of a budget: what was won stays won

@@ -1,12 +1,15 @@
-"""Ctrl-C in commands that save what they have done, and processes that are killed."""
+"""Signals in commands that save what they have done, and processes that are killed."""
 
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Sequence
 
 import pytest
 
-from common.interruptible import KilledError, in_processes, interruptible
+from common.interruptible import KilledError, heard_alone, in_processes, interruptible
+from common.training.signals import SIGNALS
 
 
 def killed_at(wanted: int, number: int) -> int:
@@ -43,22 +46,59 @@ def test_fairseqs_processes_too() -> None:
             assert [result.get() for result in results] == [0, 1, 2]
 
 
-def test_the_first_ctrl_c_ends_a_command_and_further_ones_are_ignored(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_ends_a_command_and_further_ones_are_ignored(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
     @interruptible
     def main(done: list[str]) -> int:
         try:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
             return 0
         finally:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
+            signal.raise_signal(signal.SIGTERM)
             done.append("saved")
 
     done: list[str] = []
-    assert main(done) == 130
+    assert main(done) == 128 + number
     assert done == ["saved"]
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_after_a_command_ctrl_c_is_pythons_again() -> None:
+def test_after_a_command_signals_have_their_former_handlers() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
     assert interruptible(lambda _: 3)([]) == 3
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def signalled(number: int) -> int:
+    for each in SIGNALS:
+        os.kill(os.getpid(), each)
+    return number
+
+
+def test_processes_of_a_command_do_not_hear_what_slurm_sends_to_all() -> None:
+    assert list(in_processes(signalled, [(1,), (2,)], 2, 4, "jobs")) == [1, 2]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_what_training_starts_does_not_hear_the_signal_that_asks_it_to_save(number: signal.Signals) -> None:
+    came: list[int] = []
+    former = signal.signal(number, lambda *_: came.append(number))
+    try:
+        with heard_alone():
+            compiler = subprocess.Popen(["sleep", "60"])
+            for process in (compiler.pid, os.getpid()):
+                os.kill(process, number)
+            end = time.monotonic() + 10
+            while not came and time.monotonic() < end:
+                time.sleep(0.01)
+            assert came == [number]
+            assert compiler.poll() is None
+        compiler.kill()
+        assert compiler.wait() == -signal.SIGKILL
+        os.kill(os.getpid(), number)
+        assert came == [number, number]
+    finally:
+        signal.signal(number, former)

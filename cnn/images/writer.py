@@ -137,7 +137,7 @@ class Writer(DatasetWriter):
             self.finalize(_gather(processes, allocations))
         finally:
             for process in processes:
-                process.terminate()
+                process.kill()  # they do not hear SIGTERM
             self.metadata_sm.close()
             self.metadata_sm.unlink()
 

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from common.config.elastic import ranks_of, workers_of
 from common.elastic.membership import DismissedError, Member, Membership, Report
+from common.interruptible import heard_alone
 from common.parallel.collectives import PeerError, explained, gather_objects
 from common.parallel.process_groups import abort_groups
 from common.record.checkpoint import CheckpointError
@@ -52,6 +53,7 @@ def train_elastically(run: Run, member: Member, open_folder: Callable[[str], Run
     gc.freeze()  # groups are collected at each change: without what was imported that takes a tenth of the time
     with (
         Interruption(run.device, run.config.logging.every, member.request) as interruption,
+        heard_alone(),
         Trace(run.config.run_dir, member.number, run.config.profile) as trace,
     ):
         while True:

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
+from common.interruptible import heard_alone
 from common.parallel.collectives import gather_objects
 from common.parallel.counters import region
 from common.training.gradients import finish_gradients
@@ -27,6 +28,7 @@ def train(run: Run) -> str:
     with (
         step_named(recorder),
         Interruption(run.device, config.logging.every, group=group.workers[0].model.everyone) as interruption,
+        heard_alone(),
         Trace(config.run_dir, run.rank, config.profile) as trace,
     ):
         request = Request.NOTHING

@@ -15,6 +15,7 @@ from PIL import Image
 from cnn.digits import MEAN, STD, load_digits
 from cnn.images.tree import read_rgb, read_tree
 from cnn.prepare import main
+from common.training.signals import SIGNALS
 from tests.cnn.trees import smooth_image, write_tree
 
 kept: list[object] = []  # numba stumbles when the garbage collector takes FFCV's own decoders away
@@ -192,6 +193,18 @@ def test_a_writing_process_that_dies_ends_it(
     run(f"source={source}", code=code)
     assert message in capsys.readouterr().err
     assert sorted(file.name for file in source.iterdir()) == [".lock", "train", "val"]
+
+
+@needs_ffcv
+@pytest.mark.parametrize("number", SIGNALS)
+def test_writing_processes_do_not_hear_what_slurm_sends_to_all(number: int, source: Path, monkeypatch) -> None:
+    from cnn.images import writer
+
+    original = writer.worker_job_indexed_dataset
+    signalled = lambda *arguments: (os.kill(os.getpid(), number), original(*arguments))  # noqa: E731
+    monkeypatch.setattr(writer, "worker_job_indexed_dataset", signalled)
+    run(f"source={source}")
+    assert (source / "train.beton.json").exists()
 
 
 LEVELS = np.linspace(0, 65535, 24 * 30).reshape(24, 30)

@@ -19,6 +19,8 @@ from unittest.mock import patch
 import torch.distributed as dist
 from torch import Tensor
 
+HIERARCHICAL = "common.parallel.gossip.hierarchical"
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -263,8 +265,8 @@ def emulated() -> Iterator[SimpleNamespace]:
         ),
         "torch.distributed.all_reduce": collective("all_reduce", lambda tensor: tensor),
         "torch.distributed.broadcast": collective("broadcast", lambda tensor, src=0: tensor),
-        "torch.distributed.reduce_scatter_single": collective("reduce_scatter", lambda out, own: own),
-        "torch.distributed.all_gather_single": collective("all_gather", lambda out, own: own),
+        f"{HIERARCHICAL}.reduce_scatter_single": collective("reduce_scatter", lambda out, own: own),
+        f"{HIERARCHICAL}.all_gather_single": collective("all_gather", lambda out, own: own),
         "torch.distributed.all_gather_object": gather_objects,
         "torch.distributed.batch_isend_irecv": batch,
         "torch.distributed.P2POp": message,

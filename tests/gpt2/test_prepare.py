@@ -264,7 +264,7 @@ def _slow_prepare(output, source):
     sys.exit(main([f"output={output}", f"source={source}", "tokenizer=bytes", "validation_fraction=0.1"]))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGUSR1])
 def test_killed_or_interrupted_in_the_middle_it_goes_on(number, tmp_path, monkeypatch):
     source, output, whole = many(tmp_path / "source"), tmp_path / "out", tmp_path / "whole"
     monkeypatch.setattr(encode, "BATCH", 10_000)
@@ -276,7 +276,7 @@ def test_killed_or_interrupted_in_the_middle_it_goes_on(number, tmp_path, monkey
         time.sleep(0.01)
     os.kill(process.pid, number)
     process.join(60)
-    assert process.exitcode == (130 if number == signal.SIGINT else -signal.SIGKILL)
+    assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
     assert 0 < json.loads((output / "progress.json").read_text())["documents"] < 20_000
     prepare(arguments(output, source), quiet=True)
     assert_same(output, whole)

@@ -113,6 +113,8 @@ class DelayedGroup(NamedGroup):
         own = source.chunk(self.size())[self.rank()]
         return self._work(output).later(lambda: torch.mul(own, self.size(), out=output), output, source)
 
+    _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single  # before 2.13
+
     def barrier(self, opts: object = None) -> DelayedWork:
         return DelayedWork(None)
 
@@ -192,6 +194,8 @@ class StagedGroup(NamedGroup):
         copies = _copied([source])
         own = copies[0].chunk(self.size())[self.rank()]
         return StagedWork(self._gloo.allreduce(copies), [own], [output])
+
+    _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single  # before 2.13
 
     def barrier(self, opts: object = None) -> StagedWork:
         return StagedWork(self._gloo.barrier(), (), ())

@@ -71,23 +71,27 @@ def started(folder: Path) -> bool:
 LONG = ["training.steps=600", "training.checkpoint_every=100", "evaluation.every=100"]
 
 
-def interrupt(command: list[str], number: int, folder: Path) -> tuple[int | None, str]:
-    """Start or continue a run and send its launcher this signal when it has trained; return its code and output."""
+def interrupt(command: list[str], number: int, folder: Path, everyone: bool = False) -> tuple[int | None, str]:
+    """Start or continue a run and signal to its launcher, or to all its processes, when it has trained; return its code
+    and output."""
     before = len(rows(folder)) if started(folder) else 0
     process = begin(command, folder, *LONG)
     wait_for(lambda: started(folder) and len(rows(folder)) > before)
-    process.send_signal(number)
+    for pid in descendants(process) if everyone else [process.pid]:
+        os.kill(pid, number)
     output = end(process)
     assert summary(folder)["status"] == "interrupted", output
     return process.returncode, output
 
 
 @pytest.mark.slow
-def test_a_signal_to_the_launcher_saves_and_stops(tmp_path: Path) -> None:
+def test_a_signal_to_the_launcher_or_to_everybody_saves_and_stops(tmp_path: Path) -> None:
     """Every time that the run goes on; in the end it is the run that was never interrupted."""
     steps = 0
-    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-        code, output = interrupt(PLAIN, number, tmp_path / "run")
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGUSR1):
+        everyone = number in (signal.SIGTERM, signal.SIGUSR1)  # as Slurm does
+        code, output = interrupt(PLAIN, number, tmp_path / "run", everyone)
+        assert "Traceback" not in output
         assert code == 75, output
         assert steps < summary(tmp_path / "run")["steps"] < 600
         steps = summary(tmp_path / "run")["steps"]

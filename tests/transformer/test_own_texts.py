@@ -188,8 +188,8 @@ def test_a_damaged_record_is_named(content: str, data_folder: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["tokenized", "finished"])
-def test_ctrl_c_ends_it_at_once_in_one_line_and_it_goes_on(stage: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stage", "number"), [("tokenized", signal.SIGINT), ("finished", signal.SIGTERM)])
+def test_a_signal_ends_it_at_once_in_one_line_and_it_goes_on(stage: str, number: int, tmp_path: Path) -> None:
     texts, work, log = tmp_path / "texts", tmp_path / "out.work", tmp_path / "log"
     write_texts(texts, train=24_000)
     command = [sys.executable, "-m", "transformer.prepare", "corpus=files", f"texts={texts}", "source=en", "target=de"]
@@ -199,10 +199,10 @@ def test_ctrl_c_ends_it_at_once_in_one_line_and_it_goes_on(stage: str, tmp_path:
     end = time.monotonic() + 120
     while not list(work.glob(f"{stage}/*")) and time.monotonic() < end:
         time.sleep(0.005)
-    for _ in range(3):  # to the whole group, as a terminal does
-        os.killpg(process.pid, signal.SIGINT)
+    for _ in range(3):  # to the whole group, as a terminal and Slurm do
+        os.killpg(process.pid, number)
         time.sleep(0.05)
-    assert process.wait(15) == 130
+    assert process.wait(15) == 128 + number
     assert log.read_text().splitlines() == ["interrupted"]
     assert run(texts) == 0
     with pytest.raises(ProcessLookupError):  # nobody is left of the group

@@ -26,6 +26,7 @@ from common.parallel.collectives import sum_dtype
 from common.parallel.gossip.exchange import KINDS, Exchange, ReceiveBuffers, hand_over, mix_
 from common.parallel.gossip.messages import Message, message_layout
 from common.parallel.gossip.routes import Route
+from common.torch_internals import all_gather_single, reduce_scatter_single
 
 
 class Tag(IntEnum):
@@ -211,7 +212,7 @@ class HierarchicalByCollectives(Hierarchical):
         return []
 
     def _average_inside(self, timeout: timedelta) -> None:
-        work = dist.reduce_scatter_single(self._own, self._result, group=self.route.host, async_op=True)
+        work = reduce_scatter_single(self._own, self._result, group=self.route.host, async_op=True)
         self._wait_for(timeout, [work])
         self._own.div_(self._workers)
 
@@ -221,7 +222,7 @@ class HierarchicalByCollectives(Hierarchical):
         self.attach_works([], failure)
 
     def _gather(self, timeout: timedelta) -> None:
-        work = dist.all_gather_single(self._result, self._own, group=self.route.host, async_op=True)
+        work = all_gather_single(self._result, self._own, group=self.route.host, async_op=True)
         self._wait_for(timeout, [work])
 
     @property
