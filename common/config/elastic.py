@@ -75,6 +75,7 @@ class ElasticConfig(Strict):
     agent: Annotated[str, AfterValidator(_address)] | None = None
     keep: Literal["local_batch", "global_batch"] = "local_batch"
     fallback: str = "one_peer_exponential"
+    groups: Literal["auto", "new", "reconfigured"] = "auto"
 
     @property
     def key(self) -> str | None:

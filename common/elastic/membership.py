@@ -5,7 +5,6 @@ when they are ready, when they have lost a peer, or when all have stopped so tha
 are alive have reported, the agent names the next members, and these connect anew.
 """
 
-import gc
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -18,7 +17,8 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from common.config.elastic import Ranks
-from common.parallel.process_groups import abort_groups
+from common.parallel import making_groups
+from common.parallel.making_groups import NewGroups
 from common.training.interruption import Request
 from common.training.stream import BEGINNING, Dealing
 
@@ -86,14 +86,15 @@ class Member:
     """A process's side of the protocol. A thread listens to the agent all the time.
 
     number: of the rank when the run began
+    groups: how the members connect
     """
 
-    def __init__(self, number: int, connection: Connection) -> None:
+    def __init__(self, number: int, connection: Connection, groups: NewGroups | None = None) -> None:
         self.number = number
+        self.groups = groups or NewGroups()
         self._connection = connection
         self._request = Request.NOTHING
         self._named: queue.SimpleQueue[Membership | str] = queue.SimpleQueue()
-        self._groups = threading.Lock()  # connections are not closed while groups are taken down
         threading.Thread(target=self._listen, name="membership", daemon=True).start()
 
     def request(self) -> Request:
@@ -122,20 +123,15 @@ class Member:
         timeout = timedelta(seconds=timeout_s)
         store = dist.TCPStore(membership.address, membership.port, is_master=False, timeout=timeout)
         rank = membership.members.index(self.number)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=len(membership.members), timeout=timeout)
+        making_groups.current = self.groups
+        self.groups.open(store, membership.number, rank, len(membership.members), timeout)
         return rank
 
     def disconnect(self, lost: bool) -> None:
         """Take all process groups down, after their connections were closed if a peer is gone."""
-        with self._groups:
-            if lost:
-                abort_groups()
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            dist.distributed_c10d._world.group_count = (
-                0  # names of groups count failed ones too, which other ranks lack
-            )
-        gc.collect()  # groups sit in circles of references, with their threads and sockets
+        if lost:
+            self.groups.abort()
+        self.groups.end()
 
     def _listen(self) -> None:
         while True:
@@ -153,7 +149,6 @@ class Member:
                     self._request = Request.CHANGE
                 case Notice.LOST:
                     self._request = Request.LEAVE
-                    with self._groups:
-                        abort_groups()
+                    self.groups.abort()
                 case Notice.OVER:
                     self._named.put("the run has ended")

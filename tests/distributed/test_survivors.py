@@ -14,7 +14,7 @@ import torch
 from common.flat import flatten
 from common.parallel.collectives import PeerError
 from common.parallel.gossip.network import Network
-from common.parallel.process_groups import abort_groups
+from common.parallel.making_groups import abort_groups
 from common.topology import build
 from tests.distributed.processes import collect
 from tests.distributed.scenarios import OPTIMIZERS, Scenario, real

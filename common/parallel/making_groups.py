@@ -1,0 +1,233 @@
+"""How process groups come about: torch's own way, or among members that change, anew or by c10d's `reconfigure`.
+
+gloo waits for a peer that was to connect, but died, five times a group's timeout, and nothing can end that wait. So
+members that change first meet in the store, whose end ends the wait, and then have little time to connect.
+"""
+
+import gc
+import threading
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+UNUSED_TAG = 1 << 30  # of messages; theirs are smaller, see `common.parallel.gossip.exchange.tag_of`
+CONNECT = timedelta(seconds=5)  # for a group to connect, at most
+PATIENCE = 8  # in which part of a membership's timeout: five times that leave time to report it
+
+set_timeout = getattr(dist, "set_timeout", None) or c10d._set_pg_timeout  # older than torch 2.14
+
+
+class TorchGroups:
+    """Groups as torch makes them, of a program whose ranks stay."""
+
+    def new(self, ranks: Sequence[int] | None, timeout: timedelta) -> Any:
+        """Return a group of these ranks (None: of all), NON_GROUP_MEMBER to others. Collective."""
+        return dist.new_group(ranks, timeout=timeout)
+
+    def close(self, group: dist.ProcessGroup) -> None:
+        """Destroy a group, unless `destroy_process_group()` has come before."""
+        if group in c10d._world.pg_map:
+            dist.destroy_process_group(group)
+
+
+class NewGroups(TorchGroups):
+    """Groups that are made anew for each membership: any version of torch."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # connections are not closed while groups are taken down, or reconfigured
+
+    def open(self, store: dist.Store, number: int, rank: int, size: int, timeout: timedelta) -> None:
+        """Open the default group. Raises RuntimeError if a member is lost meanwhile.
+
+        store:  of this membership, whose number this is
+        """
+        self._connect = min(CONNECT, timeout / PATIENCE)
+        store.set(f"here/{rank}", "")
+        store.wait([f"here/{other}" for other in range(size)])
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=self._connect)
+        set_timeout(timeout, dist.group.WORLD)
+
+    def new(self, ranks: Sequence[int] | None, timeout: timedelta) -> Any:
+        """Return a group of these ranks (None: of all), NON_GROUP_MEMBER to others. Collective."""
+        group = dist.new_group(ranks, timeout=self._connect)
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            set_timeout(timeout, group)
+        return group
+
+    def abort(self) -> None:
+        """Have whatever waits for peers, in any thread, raise."""
+        with self._lock:
+            abort_groups()
+
+    def aborted(self) -> bool:
+        """Return whether groups were aborted where no wait for a message tells; what has come may be torn then."""
+        return False
+
+    def end(self) -> None:
+        """Take all groups down, from which no peer expects anything any more."""
+        with self._lock:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            c10d._world.group_count = 0  # names of groups count failed ones too, which other ranks lack
+        gc.collect()  # groups sit in circles of references, with their threads and sockets
+
+
+class ReconfiguredGroups(NewGroups):
+    """Groups that stay, and whose ranks change: c10d's `reconfigure`, of torch >= 2.14.
+
+    A failure leaves some ranks of a group reconfigured and others not, so all go by the handles that the members have
+    put into the store for this attempt; a group's own number, unique in the run, is what they differ by.
+
+    process: number of this process, unlike that of any other member
+    """
+
+    def __init__(self, process: int, device: torch.device) -> None:
+        super().__init__()
+        self._process, self._device = process, device
+        self._backend = "gloo" if device.type == "cpu" else "nccl"
+        self._store = MembershipStore()
+        self._free: list[dist.ProcessGroup] = []
+        self._used: list[dist.ProcessGroup] = []
+
+    def open(self, store: dist.Store, number: int, rank: int, size: int, timeout: timedelta) -> None:
+        """Open the default group, or reconfigure it. Raises RuntimeError if a member is lost meanwhile."""
+        self._store.current = store
+        self._connect = min(CONNECT, timeout / PATIENCE) if self._backend == "gloo" else timeout / 2
+        self._free += self._used
+        self._used.clear()
+        self._uuid = number << 16
+        if not dist.is_initialized():
+            dist.init_process_group(
+                self._backend,
+                store=self._store,
+                rank=self._process,
+                world_size=self._process + 1,
+                timeout=timeout,
+                enable_reconfigure=True,
+            )
+        self._reconfigure(dist.group.WORLD, range(size), rank)
+
+    def new(self, ranks: Sequence[int] | None, timeout: timedelta) -> Any:
+        """Return a group of these ranks (None: of all), NON_GROUP_MEMBER to others. All ranks call it."""
+        rank, size = dist.get_rank(), dist.get_world_size()
+        ranks = range(size) if ranks is None else ranks
+        if rank not in ranks:
+            self._uuid += 1
+            return dist.GroupMember.NON_GROUP_MEMBER
+        group = self._free.pop() if self._free else self._make(rank, size, timeout)
+        try:
+            self._reconfigure(group, ranks, rank)
+        except RuntimeError:
+            dist.destroy_process_group(group)
+            raise
+        self._used.append(group)
+        return group
+
+    def close(self, group: dist.ProcessGroup) -> None:
+        """Keep a group for the next membership."""
+
+    def abort(self) -> None:
+        """Have whatever waits for peers, in any thread, raise; what waits on a GPU ends there, see `aborted`."""
+        if self._backend == "gloo":
+            super().abort()
+            return
+        with self._lock:
+            for group in list(c10d._world.pg_map):
+                with suppress(RuntimeError):  # it has no communicator yet
+                    group.abort()  # of a group that can be reconfigured: a revoke, which that heals
+
+    def aborted(self) -> bool:
+        """Return whether groups of NCCL were aborted; what has come may be torn then."""
+        used = [dist.group.WORLD, *self._used] if self._backend == "nccl" and dist.is_initialized() else []
+        return any(group._get_backend(self._device).get_error().name != "SUCCESS" for group in used)
+
+    def end(self) -> None:
+        """Keep all groups for the next membership."""
+
+    def _make(self, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+        name = f"reconfigured {self._uuid}"
+        group, _ = c10d._new_process_group_helper(
+            size, rank, list(range(size)), self._backend, self._store, name, timeout=timeout, enable_reconfigure=True
+        )
+        c10d._world.pg_group_ranks[group] = {}
+        return group
+
+    def _reconfigure(self, group: dist.ProcessGroup, ranks: Sequence[int], rank: int) -> None:
+        self._uuid += 1
+        store, key = self._store.current, f"handle/{self._uuid}"
+        store.set(f"{key}/{rank}", dist._get_reconfigure_handle(group))
+        handles = [store.get(f"{key}/{other}").decode() for other in ranks]
+        with self._lock:
+            dist._reconfigure(self._uuid, handles, group, self._connect).wait()
+        c10d._world.pg_group_ranks[group] = {other: index for index, other in enumerate(ranks)}
+
+
+class MembershipStore(dist.Store):
+    """The store of the current membership: a group keeps the store that it was made with.
+
+    Groups that were made in another order have other prefixes on other ranks, which are left out.
+    """
+
+    current: dist.Store
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value."""
+        self.current.set(_own(key), value)
+
+    def get(self, key: str) -> bytes:
+        """Return a value, once it is set."""
+        return self.current.get(_own(key))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Set a value if it is the expected one; return what it is then."""
+        return self.current.compare_set(_own(key), expected, desired)
+
+    def wait(self, keys: list[str], *timeout: timedelta) -> None:
+        """Wait until these are set."""
+        self.current.wait([_own(key) for key in keys], *timeout)
+
+
+def _own(key: str) -> str:
+    """Return what of a key is the same on all ranks: it begins with a fresh number."""
+    return key[key.index("reconfigure/") :]
+
+
+def groups_of_members(how: str, process: int, device: torch.device) -> NewGroups:
+    """Return what makes a member's groups: "new" or "reconfigured" ones, or "auto": as this torch can.
+
+    process: number of this process, unlike that of any other member
+
+    Raises ValueError where this torch cannot.
+    """
+    on_gpu = device.type != "cpu"
+    oldest = (2, 15) if on_gpu else (2, 14)  # torch whose NCCL groups can be reconfigured, and whose gloo groups can
+    able = tuple(map(int, torch.__version__.split(".")[:2])) >= oldest
+    if (not able and (on_gpu or how == "reconfigured")) or (on_gpu and how == "new"):
+        raise ValueError(
+            f"elastic.groups={how} on {'GPUs' if on_gpu else 'CPUs'} with torch {torch.__version__}: expected "
+            f"{'auto' if on_gpu else 'new'}, with torch {oldest[0]}.{oldest[1]} or later"
+        )
+    return ReconfiguredGroups(process, device) if able and how != "new" else NewGroups()
+
+
+def abort_groups(groups: Iterable[dist.ProcessGroup] | None = None) -> None:
+    """Close all connections of gloo groups (None: of all in this process), so that no peer gets half a message.
+
+    What waits for peers, in any thread, collectives included, and whatever comes later raises at once. `abort()` and
+    `shutdown()` of a gloo group unblock nothing; a receive that runs out of time closes the pairs of its context,
+    unless the pair it waited for was closed already: so each peer gets one. Groups may have been destroyed.
+    """
+    for group in list(c10d._world.pg_map if groups is None else groups):
+        for peer in range(group.size()):
+            if peer != group.rank():
+                with suppress(RuntimeError):
+                    backend = group._get_backend(torch.device("cpu"))
+                    backend.recv([torch.empty(1)], peer, UNUSED_TAG).wait(timedelta(milliseconds=1))
+
+
+current = TorchGroups()  # makes the groups of this process

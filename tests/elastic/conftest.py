@@ -1,0 +1,15 @@
+"""Both ways in which members connect."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+RECONFIGURES = pytest.mark.skipif(
+    not hasattr(dist, "_reconfigure"), reason=f"torch {torch.__version__} cannot reconfigure process groups, 2.14 can"
+)
+
+
+@pytest.fixture(params=["new", pytest.param("reconfigured", marks=RECONFIGURES)])
+def groups(request: pytest.FixtureRequest) -> str:
+    """A value of elastic.groups."""
+    return request.param
