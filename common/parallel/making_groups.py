@@ -197,21 +197,23 @@ def _own(key: str) -> str:
     return key[key.index("reconfigure/") :]
 
 
+def can_reconfigure(device: torch.device) -> bool:
+    """Return whether this torch can reconfigure the groups that it makes for a device."""
+    oldest = (2, 14) if device.type == "cpu" else (2, 15)  # of gloo, of NCCL
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= oldest
+
+
 def groups_of_members(how: str, process: int, device: torch.device) -> NewGroups:
     """Return what makes a member's groups: "new" or "reconfigured" ones, or "auto": as this torch can.
 
     process: number of this process, unlike that of any other member
 
-    Raises ValueError where this torch cannot.
+    Raises ValueError where this torch cannot. Without `reconfigure` nothing ends what waits for a peer on a GPU.
     """
-    on_gpu = device.type != "cpu"
-    oldest = (2, 15) if on_gpu else (2, 14)  # torch whose NCCL groups can be reconfigured, and whose gloo groups can
-    able = tuple(map(int, torch.__version__.split(".")[:2])) >= oldest
-    if (not able and (on_gpu or how == "reconfigured")) or (on_gpu and how == "new"):
-        raise ValueError(
-            f"elastic.groups={how} on {'GPUs' if on_gpu else 'CPUs'} with torch {torch.__version__}: expected "
-            f"{'auto' if on_gpu else 'new'}, with torch {oldest[0]}.{oldest[1]} or later"
-        )
+    able, on_cpu = can_reconfigure(device), device.type == "cpu"
+    if (how == "reconfigured" and not able) or (not on_cpu and (how == "new" or not able)):
+        kind, expected = ("CPUs", "new, or torch 2.14") if on_cpu else ("GPUs", "auto, with torch 2.15")
+        raise ValueError(f"elastic.groups={how} on {kind} with torch {torch.__version__}: expected {expected} or later")
     return ReconfiguredGroups(process, device) if able and how != "new" else NewGroups()
 
 

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-import torch.distributed as dist
+
+from common.parallel.making_groups import can_reconfigure
 
 RECONFIGURES = pytest.mark.skipif(
-    not hasattr(dist, "_reconfigure"), reason=f"torch {torch.__version__} cannot reconfigure process groups, 2.14 can"
+    not can_reconfigure(torch.device("cpu")),
+    reason=f"torch {torch.__version__} cannot reconfigure process groups, 2.14 can",
 )
 
 
