@@ -5,6 +5,7 @@ when they are ready, when they have lost a peer, or when all have stopped so tha
 are alive have reported, the agent names the next members, and these connect anew.
 """
 
+import gc
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -132,6 +133,7 @@ class Member:
         if lost:
             self.groups.abort()
         self.groups.end()
+        gc.collect()  # groups and wrappers sit in circles of references, with their threads and sockets
 
     def _listen(self) -> None:
         while True:

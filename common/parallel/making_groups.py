@@ -4,7 +4,6 @@ gloo waits for a peer that was to connect, but died, five times a group's timeou
 members that change first meet in the store, whose end ends the wait, and then have little time to connect.
 """
 
-import gc
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -42,10 +41,7 @@ class NewGroups(TorchGroups):
         self._lock = threading.Lock()  # connections are not closed while groups are taken down, or reconfigured
 
     def open(self, store: dist.Store, number: int, rank: int, size: int, timeout: timedelta) -> None:
-        """Open the default group. Raises RuntimeError if a member is lost meanwhile.
-
-        store:  of this membership, whose number this is
-        """
+        """Open the default group of a membership by its store. Raises RuntimeError if a member is lost meanwhile."""
         self._connect = min(CONNECT, timeout / PATIENCE)
         store.set(f"here/{rank}", "")
         store.wait([f"here/{other}" for other in range(size)])
@@ -74,7 +70,6 @@ class NewGroups(TorchGroups):
             if dist.is_initialized():
                 dist.destroy_process_group()
             c10d._world.group_count = 0  # names of groups count failed ones too, which other ranks lack
-        gc.collect()  # groups sit in circles of references, with their threads and sockets
 
 
 class ReconfiguredGroups(NewGroups):
@@ -150,10 +145,9 @@ class ReconfiguredGroups(NewGroups):
         """Keep all groups for the next membership."""
 
     def _make(self, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
-        name = f"reconfigured {self._uuid}"
-        group, _ = c10d._new_process_group_helper(
-            size, rank, list(range(size)), self._backend, self._store, name, timeout=timeout, enable_reconfigure=True
-        )
+        own = {"timeout": timeout, "enable_reconfigure": True}
+        place = size, rank, list(range(size)), self._backend
+        group, _ = c10d._new_process_group_helper(*place, self._store, f"reconfigured {self._uuid}", **own)
         c10d._world.pg_group_ranks[group] = {}
         return group
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from common.parallel import making_groups
-from common.parallel.making_groups import abort_groups, groups_of_members
+from common.parallel.making_groups import NewGroups, ReconfiguredGroups, abort_groups, groups_of_members
 from tests.distributed.processes import run_processes
 from tests.ports import free_port
 
@@ -51,6 +51,7 @@ def changing(process: int, n: int, how: str, port: int) -> list[Resources]:
                     dist.all_reduce(torch.ones(1))
         if number < MEMBERSHIPS:
             groups.end()
+            gc.collect()
         resources.append(held())
         served.set(f"over/{number}/{process}", "")
         served.wait([f"over/{number}/{other}" for other in range(n)])
@@ -87,3 +88,31 @@ def test_nothing_is_left_of_former_memberships(groups: str) -> None:
             max(r.pages for r in late) * os.sysconf("SC_PAGE_SIZE")
             < max(r.pages for r in early) * os.sysconf("SC_PAGE_SIZE") + 8e6
         )
+
+
+@pytest.mark.parametrize(
+    ("version", "how", "device", "expected"),
+    [
+        (
+            "2.13.0+cpu",
+            "reconfigured",
+            "cpu",
+            "reconfigured on CPUs with torch 2.13.0.cpu: expected new",
+        ),
+        ("2.14.1", "auto", "cuda", "auto on GPUs with torch 2.14.1: expected auto, with torch 2.15 or later"),
+        ("2.15.0", "new", "cuda", "new on GPUs with torch 2.15.0: expected auto, with torch 2.15 or later"),
+    ],
+)
+def test_what_this_torch_cannot_is_refused(
+    version: str, how: str, device: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(ValueError, match=rf"elastic\.groups={expected}"):
+        groups_of_members(how, 0, torch.device(device))
+
+
+@pytest.mark.parametrize(("version", "makes"), [("2.13.0+cpu", NewGroups), ("2.14.0a0", ReconfiguredGroups)])
+def test_groups_are_reconfigured_where_torch_can(version: str, makes: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert type(groups_of_members("auto", 0, torch.device("cpu"))) is makes
+    assert type(groups_of_members("new", 0, torch.device("cpu"))) is NewGroups
