@@ -35,8 +35,7 @@ from scripts.benchmarks.timed.task import Note, read_notes
 MODULE = "scripts.benchmarks.recovery"
 COLUMNS = {
     "how": "elastic: the others go on, a new worker joins, process groups are new or reconfigured; torchft: so do its, "
-    "with its timeouts or those given; "
-    "restart: the run is started again, from its checkpoint",
+    "with its timeouts or those given; restart: the run is started again, from its checkpoint",
     "workers": "processes",
     "kills": "a random worker each time",
     "step_ms": "of a step while all train: mean from a second after a recovery to the next kill",
