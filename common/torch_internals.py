@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from inspect import signature
 from typing import TYPE_CHECKING
 
@@ -65,9 +66,44 @@ def restart_group_names() -> None:
     dist.distributed_c10d._world.group_count = 0
 
 
-def cpu_backend(group: dist.ProcessGroup) -> dist.Backend:
-    """Return what carries the group's messages between CPUs. Raises RuntimeError if the group has none."""
-    return group._get_backend(torch.device("cpu"))
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> dist.Backend:
+    """Return what carries the group's messages between such devices. Raises RuntimeError if the group has none."""
+    return group._get_backend(device)
+
+
+def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
+    """Set how long a group waits for its peers from now on."""
+    (getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout)(timeout, group)  # public from 2.14
+
+
+def can_reconfigure(device: torch.device) -> bool:
+    """Return whether this version can change the ranks of groups: those of gloo from 2.14 on, of NCCL from 2.15."""
+    return tuple(map(int, torch.__version__.split(".")[:2])) >= ((2, 14) if device.type == "cpu" else (2, 15))
+
+
+def reconfigurable_group(backend: str, store: dist.Store, name: str, timeout: timedelta) -> dist.ProcessGroup:
+    """Return a new group without ranks, which `reconfigure` gives it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    place, own = (size, rank, list(range(size)), backend), {"timeout": timeout, "enable_reconfigure": True}
+    group, _ = dist.distributed_c10d._new_process_group_helper(*place, store, name, **own)
+    dist.distributed_c10d._world.pg_group_ranks[group] = {}
+    return group
+
+
+def reconfigure_handle(group: dist.ProcessGroup) -> bytes:
+    """Return what other ranks need to reach this one in `reconfigure`."""
+    return dist._get_reconfigure_handle(group)
+
+
+def reconfigure(
+    group: dist.ProcessGroup, number: int, ranks: Sequence[int], handles: Sequence[str], timeout: timedelta
+) -> None:
+    """Give a group these ranks, in this order, by their handles; number: unlike that of any other attempt. Collective.
+
+    Raises RuntimeError where a rank does not come in time; some may have been reconfigured then, and others not.
+    """
+    dist._reconfigure(number, handles, group, timeout).wait()
+    dist.distributed_c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
 
 
 # -- sparse tensors, DTensors and FSDP2

@@ -10,29 +10,29 @@ ROOT = Path(__file__).resolve().parents[1]
 # The most lines of Python in each room. A new feature pays for its lines with what it makes superfluous.
 ROOMS = {
     "cnn": 2300,
-    "common": 1950,  # without its rooms
+    "common": 1990,  # without its rooms
     "common/config": 1070,
     "common/elastic": 1350,
     "common/experiments": 1990,
-    "common/launch": 750,
+    "common/launch": 760,
     "common/optim": 1520,
-    "common/parallel": 4240,
+    "common/parallel": 4460,
     "common/planner": 1200,
     "common/record": 1060,
     "common/report": 2030,
     "common/simulate": 640,
     "common/topology": 1760,
-    "common/training": 2120,
+    "common/training": 2130,
     "gpt2": 1660,
     "scripts": 970,  # without its rooms
-    "scripts/benchmarks": 1870,
+    "scripts/benchmarks": 1880,
     "scripts/lib": 330,
     "slurm": 1000,
-    "tests": 30860,
+    "tests": 31160,
     "transformer": 2710,
 }
 SLACK = 0.05  # of a budget: what was won stays won
-FILES = 239  # of all rooms but the tests
+FILES = 240  # of all rooms but the tests
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines, docstrings included
 LONGER = {  # and why
     "common/parallel/decentralized.py": "its docstring documents every argument of the wrapper",

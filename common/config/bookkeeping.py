@@ -7,7 +7,7 @@ import re
 BOOKKEEPING = re.compile(
     r"run_dir|resume|name|profile|peak_tflops|logging(\..*)?"
     r"|training\.(threads|device|checkpoint_every|checkpoints_kept)|data\.(folder|path|copy_to|workers)"
-    r"|elastic\.(min_workers|restarts|agent)"
+    r"|elastic\.(min_workers|restarts|agent|groups)"
 )
 
 

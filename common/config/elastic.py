@@ -67,6 +67,8 @@ class ElasticConfig(Strict):
     keep:        what stays as it is when workers leave or join: each one's batch, or that of all together, as far as it
                  can be divided
     fallback:    topology to use when the configured one does not exist for the remaining number of workers
+    groups:      how members connect after a change: through new process groups, or reconfigured ones (torch >= 2.14);
+                 auto: reconfigured where torch can
     """
 
     script: list[Change] = Field(default_factory=list)
@@ -75,6 +77,7 @@ class ElasticConfig(Strict):
     agent: Annotated[str, AfterValidator(_address)] | None = None
     keep: Literal["local_batch", "global_batch"] = "local_batch"
     fallback: str = "one_peer_exponential"
+    groups: Literal["auto", "new", "reconfigured"] = "auto"
 
     @property
     def key(self) -> str | None:

@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -23,8 +24,7 @@ import torch.distributed as dist
 from common.config.elastic import ranks_of, workers_of
 from common.elastic.membership import DismissedError, Member, Membership, Report
 from common.interruptible import heard_alone
-from common.parallel.collectives import PeerError, explained, gather_objects
-from common.parallel.process_groups import abort_groups
+from common.parallel.collectives import PeerError, explained, gather_objects, sendable
 from common.record.checkpoint import CheckpointError
 from common.record.run_folder import RunFolder, open_on_first
 from common.training.interruption import Interruption, Request
@@ -69,9 +69,11 @@ def train_elastically(run: Run, member: Member, open_folder: Callable[[str], Run
                     status = train_membership(group, membership, interruption, trace)
                 if status is not None:
                     return status
-            except PeerError:
+            except Exception as error:
+                if not isinstance(error, PeerError) and not member.groups.aborted():
+                    raise
                 lost = True
-                abort_groups()
+                member.groups.abort()
             interruption.reset()
             held = leave(group, lost) if group is not None else Held(held.report._replace(lost=True), held.state)
             group = None
@@ -109,7 +111,7 @@ def join(
         raise
     except RuntimeError as error:
         print(f"rank {member.number}: membership {membership.number} failed: {error}", file=sys.stderr, flush=True)
-        abort_groups()
+        member.groups.abort()
         raise PeerError(str(error)) from error
     return group
 
@@ -121,7 +123,7 @@ def restore(run: Run, member: Member, membership: Membership, held: Held) -> Wor
     members = workers_of(membership.members, run.config.ranks_per_worker)
     group = WorkerGroup(run, members, membership.dealing, anew)
     (worker,) = group.workers
-    worker.model.survive(abort_groups)
+    worker.model.survive(member.groups.abort, member.groups.aborted)
     if not membership.holders:
         group.resume(found)
     elif held.state is not None:
@@ -144,12 +146,13 @@ def share_with_ranks(group: WorkerGroup, membership: Membership) -> None:
     if per_worker == 1 or not membership.lost or membership.members[rank] not in membership.holders:
         return
     worker.streams[0].draw_anew()
+    timeout_s = group.config.parallel.timeout_s
     own = worker.state_dict()
     if rank == first:
         for other in range(first + 1, first + per_worker):
-            send_object({key: own[key] for key in REPLICATED}, other)
+            send_object({key: own[key] for key in REPLICATED}, other, timeout_s)
         return
-    state = receive_object(first)
+    state = receive_object(first, timeout_s)
     state["model"] |= {name: own["model"][name] for name, _ in worker.model.named_buffers() if name in own["model"]}
     group.load([own | state])
 
@@ -157,7 +160,7 @@ def share_with_ranks(group: WorkerGroup, membership: Membership) -> None:
 def share_with_joining(group: WorkerGroup, member: Member, membership: Membership) -> None:
     """Give the members without a state a copy of a neighbour's."""
     (worker,), recorder = group.workers, group.run.recorder
-    per_worker = group.config.ranks_per_worker
+    per_worker, timeout_s = group.config.ranks_per_worker, group.config.parallel.timeout_s
     holders = workers_of(membership.holders, per_worker)
     for joining in membership.members:
         if joining in membership.holders:
@@ -165,9 +168,9 @@ def share_with_joining(group: WorkerGroup, member: Member, membership: Membershi
         donor = donor_of(joining // per_worker, holders) * per_worker + joining % per_worker
         if member.number == donor:
             states = {"worker": worker.state_dict(), "recorder": recorder.state_dict()}
-            send_object(states, membership.members.index(joining))
+            send_object(states, membership.members.index(joining), timeout_s)
         elif member.number == joining:
-            states = receive_object(membership.members.index(donor))
+            states = receive_object(membership.members.index(donor), timeout_s)
             group.load([copied(states["worker"])])
             recorder.load_state_dict(states["recorder"])
 
@@ -209,20 +212,22 @@ def leave(group: WorkerGroup, lost: bool) -> Held:
 
 
 @explained("handing over the state of a worker")
-def send_object(value: dict[str, Any], rank: int) -> None:
+def send_object(value: dict[str, Any], rank: int, timeout_s: float) -> None:
     """Send nested dicts, lists and tuples of tensors and plain values to a rank, which calls `receive_object`."""
     file = io.BytesIO()
     torch.save(value, file)
     message = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
-    dist.send(torch.tensor([message.numel()]), rank)
-    dist.send(message, rank)
+    for tensor in (torch.tensor([message.numel()]), message):
+        # gloo's own timeout is that of connecting
+        dist.isend(sendable(tensor, None), rank).wait(timedelta(seconds=timeout_s))
 
 
 @explained("taking over the state of a worker")
-def receive_object(rank: int) -> dict[str, Any]:
+def receive_object(rank: int, timeout_s: float) -> dict[str, Any]:
     """Return what that rank sends."""
-    size = torch.empty(1, dtype=torch.int64)
-    dist.recv(size, rank)
-    message = torch.empty(int(size), dtype=torch.uint8)
-    dist.recv(message, rank)
-    return torch.load(io.BytesIO(message.numpy().tobytes()), weights_only=True)
+    timeout = timedelta(seconds=timeout_s)
+    size = sendable(torch.empty(1, dtype=torch.int64), None)
+    dist.irecv(size, rank).wait(timeout)
+    message = sendable(torch.empty(int(size), dtype=torch.uint8), None)
+    dist.irecv(message, rank).wait(timeout)
+    return torch.load(io.BytesIO(message.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from common.config.elastic import Ranks
-from common.parallel.process_groups import abort_groups
-from common.torch_internals import restart_group_names
+from common.parallel import making_groups
+from common.parallel.making_groups import NewGroups
 from common.training.interruption import Request
 from common.training.stream import BEGINNING, Dealing
 
@@ -87,14 +87,15 @@ class Member:
     """A process's side of the protocol. A thread listens to the agent all the time.
 
     number: of the rank when the run began
+    groups: how the members connect
     """
 
-    def __init__(self, number: int, connection: Connection) -> None:
+    def __init__(self, number: int, connection: Connection, groups: NewGroups | None = None) -> None:
         self.number = number
+        self.groups = groups or NewGroups()
         self._connection = connection
         self._request = Request.NOTHING
         self._named: queue.SimpleQueue[Membership | str] = queue.SimpleQueue()
-        self._groups = threading.Lock()  # connections are not closed while groups are taken down
         threading.Thread(target=self._listen, name="membership", daemon=True).start()
 
     def request(self) -> Request:
@@ -123,18 +124,16 @@ class Member:
         timeout = timedelta(seconds=timeout_s)
         store = dist.TCPStore(membership.address, membership.port, is_master=False, timeout=timeout)
         rank = membership.members.index(self.number)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=len(membership.members), timeout=timeout)
+        making_groups.current = self.groups
+        self.groups.open(store, membership.number, rank, len(membership.members), timeout)
         return rank
 
     def disconnect(self, lost: bool) -> None:
         """Take all process groups down, after their connections were closed if a peer is gone."""
-        with self._groups:
-            if lost:
-                abort_groups()
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            restart_group_names()  # they count failed ones too, which other ranks lack
-        gc.collect()  # groups sit in circles of references, with their threads and sockets
+        if lost:
+            self.groups.abort()
+        self.groups.end()
+        gc.collect()  # groups and wrappers sit in circles of references, with their threads and sockets
 
     def _listen(self) -> None:
         while True:
@@ -152,7 +151,6 @@ class Member:
                     self._request = Request.CHANGE
                 case Notice.LOST:
                     self._request = Request.LEAVE
-                    with self._groups:
-                        abort_groups()
+                    self.groups.abort()
                 case Notice.OVER:
                     self._named.put("the run has ended")

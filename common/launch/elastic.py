@@ -10,6 +10,8 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
+import torch
+
 from common.config.config import Config, ConfigError
 from common.config.elastic import Workers, ranks_of, split
 from common.elastic.agent import Agent
@@ -21,6 +23,7 @@ from common.elastic.wire import LOCAL, Hello, listen, only_here
 from common.interruptible import server_context
 from common.launch.compose import from_launcher
 from common.launch.rank import refuse
+from common.parallel.making_groups import NewGroups, groups_of_members
 from common.record import FAILED, FINISHED, INTERRUPTED
 from common.record.checkpoint import CheckpointError
 from common.record.run_folder import RunFolder, checkpoints_of, claimed, fingerprint
@@ -38,6 +41,7 @@ def run_elastically(config: Config, overrides: list[str]) -> int:
     if config.n < 2:
         where = f"elastic.min_workers={config.elastic.min_workers}"
         raise ConfigError(f"{where} with workers.count={config.n}: expected at least 2 workers")
+    make_groups(config, 0, torch.device("cpu"))  # refused at once where this torch cannot
     listener = listen_for_hosts(config)
     if config.elastic.agent is not None and listener is None:
         return serve_agent(config, overrides)
@@ -133,6 +137,17 @@ def local_host(config: Config, overrides: list[str]) -> LocalHost:
     return LocalHost(process)
 
 
+def make_groups(config: Config, number: int, device: torch.device) -> NewGroups:
+    """Return what makes the groups of a process. Raises ConfigError if this torch, or this device, cannot."""
+    if device.type != "cpu" and config.ranks_per_worker > 1:
+        # NCCL says too late that an average of gradients is torn.
+        raise ConfigError(f"parallel.ranks_per_worker={config.ranks_per_worker} with elastic on GPUs: expected 1")
+    try:
+        return groups_of_members(config.elastic.groups, number, device)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 def run_member(task: str, values: dict, overrides: list[str], number: int, connection: Connection) -> None:
     """Run a local process that its agent has started; ends it with the run's exit code. number: of its rank."""
     # The server that it was forked from ignores SIGTERM; before it trains there is nothing to save.
@@ -141,12 +156,11 @@ def run_member(task: str, values: dict, overrides: list[str], number: int, conne
     config = load_task(task).config_class.model_validate(values)
     per_host = (config.workers.per_host or config.n) * config.ranks_per_worker
     os.environ |= {"LOCAL_RANK": str(number % per_host), "LOCAL_WORLD_SIZE": str(per_host)}
-    member, recorder, code = Member(number, connection), None, FAILED
+    recorder, code = None, FAILED
     try:
         task_class = load_task(task)
         device = prepare_device(config, task_class.fixed_shapes, distributed=True)
-        if device.type != "cpu":
-            raise ConfigError("elastic.min_workers on GPUs: expected training.device=cpu")
+        member = Member(number, connection, make_groups(config, number, device))
         run = new_run(task_class(config), config, device, number, None)
         recorder = run.recorder
         status = train_elastically(run, member, lambda start: RunFolder(config, overrides, start))

@@ -262,14 +262,15 @@ class DecentralizedDataParallel(DataParallel):
             self._local.overwrite(self.clock)
             self._local.reset()
 
-    def survive(self, abort: Callable[[], None]) -> None:
+    def survive(self, abort: Callable[[], None], aborted: Callable[[], bool] = lambda: False) -> None:
         """Finish an update without the buckets that fail, instead of raising: they and all later ones mix with W = I.
 
-        abort: called at the first failure; has to close all connections, see `abort_groups`
+        abort:   called at the first failure; has to close all connections, see `abort_groups`
+        aborted: whether messages that have arrived may be torn
 
         `check_peers` tells after the update; the next one needs another wrapper.
         """
-        self.mixer.abort = abort
+        self.mixer.abort, self.mixer.aborted = abort, aborted
 
     @property
     def merged_of_broken(self) -> int | None:
@@ -277,8 +278,8 @@ class DecentralizedDataParallel(DataParallel):
         return self.mixer.broken
 
     def check_peers(self) -> None:
-        """Raise PeerError after an update that had to do without some of the peers."""
-        if self.mixer.broken is not None:
+        """Raise PeerError after an update that had to do without some of the peers, or if connections are closed."""
+        if self.mixer.broken is not None or self.mixer.aborted():
             raise PeerError(f"rank {self._groups.rank}: peers were lost in step {self.clock - 1}")
 
     def abandon(self) -> None:

@@ -6,20 +6,21 @@ The default group of a program, and those that gossip needs, made once in one or
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from common.parallel import making_groups
 from common.parallel.checks import check_equal_on_all_ranks
 from common.parallel.collectives import explained, is_distributed
+from common.parallel.making_groups import abort_groups
 from common.parallel.streams import is_queued
 from common.rank_environment import check_launcher, find_master, from_launcher
-from common.torch_internals import cpu_backend, open_groups
+from common.torch_internals import open_groups
 
 WATCH_FIRST = timedelta(seconds=10)
-UNUSED_TAG = 1 << 30  # of messages; theirs are smaller, see `common.parallel.gossip.exchange.tag_of`
 
 
 def local_device() -> torch.device:
@@ -74,20 +75,6 @@ def process_group(timeout_s: float) -> Iterator[torch.device]:
         yield device
     finally:
         dist.destroy_process_group()
-
-
-def abort_groups(groups: Iterable[dist.ProcessGroup] | None = None) -> None:
-    """Close all connections of gloo groups (None: of all in this process), so that no peer gets half a message.
-
-    What waits for peers, in any thread, collectives included, and whatever comes later raises at once. `abort()` and
-    `shutdown()` of a gloo group unblock nothing; a receive that runs out of time closes the pairs of its context,
-    unless the pair it waited for was closed already: so each peer gets one. Groups may have been destroyed.
-    """
-    for group in list(open_groups() if groups is None else groups):
-        for peer in range(group.size()):
-            if peer != group.rank():
-                with suppress(RuntimeError):
-                    cpu_backend(group).recv([torch.empty(1)], peer, UNUSED_TAG).wait(timedelta(milliseconds=1))
 
 
 def group_timeout(timeout: timedelta, device: torch.device) -> timedelta:
@@ -189,14 +176,13 @@ class ProcessGroups:
     def close(self) -> None:
         """Destroy all groups; the ranks need not do it together, but each after its last message has arrived."""
         for group in self._made:
-            if group in open_groups():  # else `destroy_process_group()` has come before
-                dist.destroy_process_group(group)
+            making_groups.current.close(group)
         self._made.clear()
         self._groups.clear()
         self.within_worker = self.between_workers = None
 
     def _new_group(self, ranks: tuple[int, ...] | None) -> dist.ProcessGroup:
-        group = dist.new_group(ranks, timeout=self._timeout)
+        group = making_groups.current.new(ranks, self._timeout)
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
             self._made.append(group)
         return group

@@ -15,7 +15,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from common.parallel.process_groups import WATCH_FIRST, abort_groups
+from common.parallel.making_groups import abort_groups
+from common.parallel.process_groups import WATCH_FIRST
 
 BEAT_S = 5.0
 OVER = b"over"

@@ -51,6 +51,7 @@ class WorkerGroup:
 
         def record(metrics: dict[str, float], mean_model: torch.nn.Module) -> None:
             noise = run.recorder.noise.after_evaluation(mean_model, run.recorder.clock)
+            self.workers[0].model.check_peers()  # a mean that was torn on its way is no result
             best, kept = run.recorder.validation(metrics | noise), run.config.evaluation.models_kept
             if not (best or kept):
                 return

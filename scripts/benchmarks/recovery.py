@@ -2,7 +2,8 @@
 
 python -m scripts.benchmarks.recovery [workers=4] [kills=10] [every_s=60] [--torchft]
 
-elastic: gossip that goes on without the dead worker, which is replaced (elastic.min_workers, elastic.restarts)
+elastic: gossip that goes on without the dead worker, which is replaced (elastic.min_workers, elastic.restarts);
+         members connect anew, and in a second row reconfigure their process groups, where torch can (elastic.groups)
 torchft: gradients averaged by torchft, whose workers agree in every step on who takes part; with its own timeouts, and
          with shorter ones
 restart: what one does without either: the run ends, and the same command continues from its last checkpoint
@@ -23,16 +24,18 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, command_of, main_function, parse
+from common.torch_internals import can_reconfigure
 from scripts.benchmarks.record import Benchmark
 from scripts.benchmarks.task import Note, read_notes
 
 MODULE = "scripts.benchmarks.recovery"
 COLUMNS = {
-    "how": "elastic: the others go on, a new worker joins; torchft: so do its, with its timeouts or those given; "
-    "restart: the run is started again, from its checkpoint",
+    "how": "elastic: the others go on, a new worker joins, process groups are new or reconfigured; torchft: so do its, "
+    "with its timeouts or those given; restart: the run is started again, from its checkpoint",
     "workers": "processes",
     "kills": "a random worker each time",
     "step_ms": "of a step while all train: mean from a second after a recovery to the next kill",
@@ -76,10 +79,11 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("--torchft: it is not installed; `make env` does that on Linux on x86-64")
     n = arguments.workers
     training = [*TRAIN, f"workers.count={n}", f"training.batch_size={32 * n}", f"topology={arguments.topology}"]
-    ways = {
-        "elastic": [*training, *ELASTIC, f"elastic.restarts={arguments.kills}"],
-        "restart": [*training, f"training.checkpoint_every={arguments.checkpoint_every}", "resume=true"],
-    }
+    elastic = [*training, *ELASTIC, f"elastic.restarts={arguments.kills}"]
+    ways = {"elastic": [*elastic, "elastic.groups=new"]}
+    if can_reconfigure(torch.device("cpu")):
+        ways["elastic, reconfigured"] = [*elastic, "elastic.groups=reconfigured"]
+    ways["restart"] = [*training, f"training.checkpoint_every={arguments.checkpoint_every}", "resume=true"]
     if arguments.torchft:
         for name, milliseconds in ("torchft", 0), (f"torchft, {TORCHFT_MS} ms", TORCHFT_MS):
             ways[name] = [*TORCHFT, str(n), str(milliseconds), *MODEL, f"training.batch_size={32 * n}"]

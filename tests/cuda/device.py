@@ -211,7 +211,11 @@ class Idle:
 def idle_streams() -> Iterator[None]:
     """Take the engine's path for GPUs: streams do nothing, messages are waited for where a stream would wait."""
     functions = {"torch.cuda.Stream": Idle, "torch.cuda.Event": Idle, "torch.cuda.current_stream": Idle}
-    functions |= {"torch.cuda.stream": lambda _: nullcontext(), "torch.Tensor.record_stream": lambda *_: None}
+    functions |= {
+        "torch.cuda.synchronize": lambda _: None,
+        "torch.cuda.stream": lambda _: nullcontext(),
+        "torch.Tensor.record_stream": lambda *_: None,
+    }
     with replacing(functions):
         yield
 

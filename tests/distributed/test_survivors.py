@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import torch
 from common.flat import flatten
 from common.parallel.collectives import PeerError
 from common.parallel.gossip.network import Network
-from common.parallel.process_groups import abort_groups
+from common.parallel.making_groups import abort_groups
 from common.topology import build
+from tests.cuda.device import idle_streams
 from tests.distributed.processes import collect
 from tests.distributed.scenarios import OPTIMIZERS, Scenario, real
 from tests.naming import case
@@ -29,11 +30,17 @@ OTHERS = [
 ]
 
 
-def surviving(rank: int, n: int, scenario: Scenario, buckets: int, folder: Path) -> dict[str, Any]:
-    """Train until rank DEAD dies with `buckets` buckets of round STOP under way."""
+def surviving_on_streams(*arguments: Any) -> dict[str, Any]:
+    """Do as `surviving`, by the branch for GPUs."""
+    with idle_streams():
+        return surviving(*arguments)
+
+
+def surviving(rank: int, n: int, scenario: Scenario, buckets: int, folder: Path, torn: bool = False) -> dict[str, Any]:
+    """Train until rank DEAD dies with `buckets` buckets of round STOP under way; torn: what arrives then may be so."""
     training = real(rank, scenario)
     model, (vector,) = training.model, training.model.mixer.vectors
-    model.survive(abort_groups)
+    model.survive(abort_groups, lambda: torn and model.clock == STOP)
     training.run(range(STOP - (scenario.order == "awc")))
     if rank == DEAD:
         _die_after(buckets, vector.data, folder)
@@ -84,9 +91,11 @@ def stepped(scenario: Scenario, rank: int, before: np.ndarray, merged: np.ndarra
     return vector.data.numpy()
 
 
-def check(scenario: Scenario, buckets: int, folder: Path) -> dict[int, int | None]:
+def check(
+    scenario: Scenario, buckets: int, folder: Path, function: Callable = surviving, torn: bool = False
+) -> dict[int, int | None]:
     """Compare survivors with matrix arithmetic; return how many buckets each merged."""
-    outcomes = collect(surviving, N, (scenario, buckets, folder))
+    outcomes = collect(function, N, (scenario, buckets, folder, torn))
     results = {}
     for rank in range(N):
         ok, results[rank] = outcomes[rank]
@@ -114,6 +123,13 @@ def check(scenario: Scenario, buckets: int, folder: Path) -> dict[int, int | Non
 def test_buckets_that_fail_keep_their_own_values(buckets: int, tmp_path: Path) -> None:
     """Rank 3 has no link to the dead one: it merges the whole round."""
     assert check(RING, buckets, tmp_path) == {0: buckets, 2: buckets, 3: None}
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_on_gpus_a_batch_arrives_or_does_not(torn: bool, tmp_path: Path) -> None:
+    """NCCL's messages also seem to arrive when they are aborted: only the groups tell."""
+    merged = {0: 0, 2: 0, 3: 0 if torn else None}
+    assert check(RING, 2, tmp_path, surviving_on_streams, torn) == merged
 
 
 @pytest.mark.slow

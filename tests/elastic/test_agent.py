@@ -8,21 +8,27 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore
 
 from common.config.elastic import ElasticConfig
+from common.elastic import membership
 from common.elastic.agent import Agent
 from common.elastic.host import LocalHost
 from common.elastic.membership import DismissedError, Member, Membership, Notice, Report
 from common.elastic.remote import RefusedError, RemoteHost, join, serve
 from common.elastic.wire import LOCAL, Channel, Command, Ended, Hello, listen, receive, send
 from common.parallel.collectives import sum_over_ranks
-from common.parallel.process_groups import abort_groups
+from common.parallel.making_groups import abort_groups, groups_of_members
 from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
 from common.training.interruption import Request
 from common.training.stream import Dealing
@@ -36,9 +42,9 @@ pytestmark = pytest.mark.timeout(500)
 Deeds = Mapping[int, str]  # {membership: what a worker does in it}
 
 
-def work(number: int, connection: Connection, deeds: Deeds, log: Path) -> None:
+def work(number: int, connection: Connection, deeds: Deeds, log: Path, groups: str, timeout_s: float) -> None:
     """Add up with the other members, until a deed is due."""
-    member, report = Member(number, connection), Report()
+    member, report = Member(number, connection, groups_of_members(groups, number, torch.device("cpu"))), Report()
     while True:
         try:
             named = member.next(report)
@@ -48,9 +54,11 @@ def work(number: int, connection: Connection, deeds: Deeds, log: Path) -> None:
         deed = deeds.get(named.number, "")
         if deed == "dies before it connects":
             os.kill(os.getpid(), signal.SIGKILL)
+        if deed.startswith("dies at key "):
+            membership.dist.TCPStore = partial(MortalStore, int(deed.split()[-1]))
         lost, connected = True, False
         try:
-            member.connect(named, TIMEOUT_S)
+            member.connect(named, timeout_s)
             connected = True
             with log.open("a") as file:
                 file.write(json.dumps([named.number, list(named.members), list(named.holders), named.last]) + "\n")
@@ -80,6 +88,29 @@ def work(number: int, connection: Connection, deeds: Deeds, log: Path) -> None:
         report = Report(named.members, added, lost=lost) if connected else report._replace(lost=True)
 
 
+class MortalStore(dist.Store):
+    """A store whose process dies as soon as it has set so many keys."""
+
+    def __init__(self, keys: int, *arguments: Any, **options: Any) -> None:
+        super().__init__()
+        self._left, self._store = keys, TCPStore(*arguments, **options)
+
+    def set(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def get(self, key: str) -> bytes:
+        return self._store.get(key)
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self._store.compare_set(key, expected, desired)
+
+    def wait(self, keys: list[str], *timeout: timedelta) -> None:
+        self._store.wait(keys, *timeout)
+
+
 def run(
     ranks: int,
     deeds: Mapping[int, list[Deeds]],
@@ -87,13 +118,14 @@ def run(
     restarts: int = 0,
     timeout_s: float = TIMEOUT_S,
     per_worker: int = 1,
+    groups: str = "new",
 ) -> tuple[int, dict[int, list]]:
     """Return the exit code, and {number: [members, holders, last]} of every membership that came about.
 
     deeds: of each rank, for its first start, the next, ...
     """
     options, first = ElasticConfig(min_workers=1, restarts=restarts), tuple(range(ranks))
-    host = LocalHost(starting(deeds, log))
+    host = LocalHost(starting(deeds, log, groups, timeout_s))
     code = Agent(host, ranks, first, options, timeout_s, per_worker=per_worker).run()
     assert not multiprocessing.active_children()
     return code, memberships(log)
@@ -107,38 +139,41 @@ def memberships(log: Path) -> dict[int, list]:
     return seen
 
 
-def starting(deeds: Mapping[int, list[Deeds]], log: Path) -> Callable[[int, Connection], BaseProcess]:
+def starting(
+    deeds: Mapping[int, list[Deeds]], log: Path, groups: str = "new", timeout_s: float = TIMEOUT_S
+) -> Callable[[int, Connection], BaseProcess]:
     """Return what starts workers; deeds: of each, for its first start here, the next, ..."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     starts = {number: iter(deeds[number]) for number in deeds}
 
     def start(number: int, connection: Connection) -> BaseProcess:
-        return context.Process(target=work, args=(number, connection, next(starts.get(number, iter(())), {}), log))
+        own = next(starts.get(number, iter(())), {})
+        return context.Process(target=work, args=(number, connection, own, log, groups, timeout_s))
 
     return start
 
 
-def test_deaths_one_after_the_other_and_while_others_connect(tmp_path: Path) -> None:
+def test_deaths_one_after_the_other_and_while_others_connect(groups: str, tmp_path: Path) -> None:
     deeds = {1: [{0: "dies"}], 3: [{1: "dies before it connects"}], 0: [{2: "ends"}]}
-    code, seen = run(5, deeds, tmp_path / "log")
+    code, seen = run(5, deeds, tmp_path / "log", groups=groups)
     assert code == FINISHED
     assert seen == {0: [[0, 1, 2, 3, 4], [], False], 2: [[0, 2, 4], [0, 2, 4], False]}
 
 
-def test_a_dead_worker_is_replaced(tmp_path: Path) -> None:
+def test_a_dead_worker_is_replaced(groups: str, tmp_path: Path) -> None:
     """At once, where it is ready before the others have reported, or later, when these have stopped for it."""
-    code, seen = run(3, {1: [{0: "dies"}, {1: "ends", 2: "ends"}]}, tmp_path / "log", restarts=1)
+    code, seen = run(3, {1: [{0: "dies"}, {1: "ends", 2: "ends"}]}, tmp_path / "log", restarts=1, groups=groups)
     assert code == FINISHED
     assert seen.pop(0) == [[0, 1, 2], [], False]
     assert seen.popitem()[1] == [[0, 1, 2], [0, 2], False]
     assert list(seen.values()) in ([], [[[0, 2], [0, 2], False]])
 
 
-def test_the_ranks_of_a_worker_are_lost_and_replaced_together(tmp_path: Path) -> None:
+def test_the_ranks_of_a_worker_are_lost_and_replaced_together(groups: str, tmp_path: Path) -> None:
     everybody, left = [0, 1, 2, 3, 4, 5], [0, 1, 4, 5]
     deeds = {3: [{0: "dies"}, {1: "ends", 2: "ends"}]}
-    code, seen = run(6, deeds, tmp_path / "log", restarts=1, per_worker=2)
+    code, seen = run(6, deeds, tmp_path / "log", restarts=1, per_worker=2, groups=groups)
     assert code == FINISHED
     assert seen.pop(0) == [everybody, [], False]
     assert seen.popitem()[1] == [everybody, left, False]
@@ -151,6 +186,17 @@ def other_host(address: str, identity: str, deeds: Mapping[int, list[Deeds]], lo
         os._exit(serve(address, LocalHost(starting(deeds, log)), Hello("other", identity), TIMEOUT_S))
     except RefusedError:
         os._exit(BAD_CONFIGURATION)
+
+
+@pytest.mark.parametrize("keys", [1, 2])
+def test_a_death_while_members_connect(keys: int, groups: str, tmp_path: Path) -> None:
+    """With its first key a member says that it is there; with the second where the others can connect to it."""
+    deeds = {2: [{0: "dies"}], 1: [{1: f"dies at key {keys}"}], 0: [dict.fromkeys(range(2, 9), "ends")]}
+    code, seen = run(5, deeds, tmp_path / "log", timeout_s=20.0, groups=groups)
+    assert code == FINISHED
+    assert seen.pop(0) == [[0, 1, 2, 3, 4], [], False]
+    assert seen.popitem()[1] == [[0, 3, 4], [0, 3, 4], False]
+    assert list(seen.values()) in ([], [[[0, 1, 3, 4], [0, 1, 3, 4], False]])  # some may not have missed it at first
 
 
 @pytest.mark.slow
@@ -392,8 +438,8 @@ def test_a_worker_without_a_state_does_not_wait_after_a_signal() -> None:
 def test_messages_between_hosts_are_no_pickles() -> None:
     ours, theirs = Pipe()
     report = Report((0, 2), 7, None, Dealing(1, 2, 3, 0.1), lost=True)
-    membership = Membership(3, (0, 2), (0, 1, 2), (0,), 7, Dealing(1, 2, 3, 0.1), {0: (7, 2)}, True, False, "host", 5)
-    for message in (report, membership, Notice.LOST, Command.KILL, Ended(-9), Hello("name", "identity")):
+    named = Membership(3, (0, 2), (0, 1, 2), (0,), 7, Dealing(1, 2, 3, 0.1), {0: (7, 2)}, True, False, "host", 5)
+    for message in (report, named, Notice.LOST, Command.KILL, Ended(-9), Hello("name", "identity")):
         send(ours, 4, message)
         assert receive(theirs) == (4, message)
     ours.send(report)
@@ -414,9 +460,9 @@ def test_a_minority_saves_and_stops(workers: int, tmp_path: Path, capfd: pytest.
 
 
 @pytest.mark.slow
-def test_who_is_silent_is_killed_and_replaced_and_a_broken_link_needs_no_death(tmp_path: Path) -> None:
+def test_who_is_silent_is_killed_and_replaced_and_a_broken_link_needs_no_death(groups: str, tmp_path: Path) -> None:
     deeds = {1: [{0: "loses its links", 1: "stops"}], 2: [{1: "loses its links"}], 0: [{3: "ends"}]}
-    code, seen = run(4, deeds, tmp_path / "log", timeout_s=5.0, restarts=1)
+    code, seen = run(4, deeds, tmp_path / "log", timeout_s=5.0, restarts=1, groups=groups)
     assert code == FINISHED
     everybody = [0, 1, 2, 3]
     assert [seen[number][0] for number in seen] == [everybody, everybody, [0, 2, 3], everybody]

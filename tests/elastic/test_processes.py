@@ -93,10 +93,10 @@ def arrays(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-def test_survivors_go_on_as_in_a_replay(tmp_path: Path) -> None:
+def test_survivors_go_on_as_in_a_replay(groups: str, tmp_path: Path) -> None:
     """The first worker, which writes the records, dies; the others share its part of the global batch."""
     folder, arguments = tmp_path / "run", ["workers.count=3", "training.batch_size=48", "training.steps=16"]
-    arguments.append("elastic.keep=global_batch")
+    arguments += ["elastic.keep=global_batch", f"elastic.groups={groups}"]
 
     def disturb() -> None:
         wait_for(trained(folder, 4))
@@ -110,10 +110,10 @@ def test_survivors_go_on_as_in_a_replay(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_that_loses_a_rank_is_lost_as_a_whole(tmp_path: Path) -> None:
+def test_a_worker_that_loses_a_rank_is_lost_as_a_whole(groups: str, tmp_path: Path) -> None:
     """Three workers of two ranks. The ranks of those that are left go on alike."""
     folder, arguments = tmp_path / "run", ["workers.count=3", "training.batch_size=48", ENDLESS]
-    arguments += ["parallel.ranks_per_worker=2", "model.norm=group"]
+    arguments += ["parallel.ranks_per_worker=2", "model.norm=group", f"elastic.groups={groups}"]
     assert train(folder, lambda: replace(folder, 3), "elastic.restarts=1", *arguments) == 75
     assert [row["left"] for row in membership_rows(folder) if row["left"]] == [[1]]
     assert_equals_replay(folder, *arguments)
@@ -131,21 +131,22 @@ GOSSIP = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", GOSSIP)
-def test_a_method_goes_on_as_in_a_replay(method: str, tmp_path: Path) -> None:
+def test_a_method_goes_on_as_in_a_replay(method: str, groups: str, tmp_path: Path) -> None:
     """A worker dies and is replaced: it gets anchors and momenta, too."""
     (tmp_path / "edges").write_text("0 1\n1 2\n2 3\n3 0\n0 2\n")
     graph = [f"topology.path={tmp_path / 'edges'}"] if method == "push-sum" else []
     folder = tmp_path / "run"
     arguments = ["workers.count=4", "training.batch_size=64", ENDLESS, *GOSSIP[method], *graph]
+    arguments.append(f"elastic.groups={groups}")
     assert train(folder, lambda: replace(folder, 2), "elastic.restarts=1", *arguments) == 75
     assert membership_rows(folder)[-1]["members"] == [0, 1, 2, 3]
     assert_equals_replay(folder, *arguments)
 
 
 @pytest.mark.slow
-def test_a_minority_saves_and_the_run_goes_on_from_there(tmp_path: Path) -> None:
+def test_a_minority_saves_and_the_run_goes_on_from_there(groups: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    arguments = ["workers.count=3", "training.batch_size=48", "training.steps=40"]
+    arguments = ["workers.count=3", "training.batch_size=48", "training.steps=40", f"elastic.groups={groups}"]
 
     def disturb() -> None:
         wait_for(trained(folder, 8))

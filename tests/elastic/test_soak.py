@@ -55,7 +55,7 @@ def replaced(folder: Path, times: int) -> Callable[[], bool]:
     return lambda: sum(len(row["joined"]) for row in membership_rows(folder)) == times
 
 
-def test_random_losses(tmp_path: Path) -> None:
+def test_random_losses(groups: str, tmp_path: Path) -> None:
     """With 8 workers up to two are lost at a time, the second one perhaps while the others recover from the first."""
     folder, draw = tmp_path / "run", random.Random(SEED)
     arguments = [f"workers.count={WORKERS}", f"training.batch_size={16 * WORKERS}", "training.steps=1000000"]
@@ -80,7 +80,7 @@ def test_random_losses(tmp_path: Path) -> None:
         used.append(held())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    run = ["elastic.restarts=1000", "parallel.timeout_s=8"]
+    run = ["elastic.restarts=1000", "parallel.timeout_s=8", f"elastic.groups={groups}"]
     assert train(folder, disturb, *arguments, *run) == 75
     before, after = used
     print(f"memberships: {len(membership_rows(folder))}, before: {before}, after: {after}")

@@ -78,6 +78,7 @@ class Mixer:
         # What closes all connections after the first failed exchange, so that the update can be finished without
         # peers; None: a failure is raised.
         self.abort: Callable[[], None] | None = None
+        self.aborted: Callable[[], bool] = lambda: False  # whether what has arrived may be torn
         # Exchanges of buckets that were merged in the update that failed, those of `mix_now` first: the others mix
         # with W = I.
         self.broken: int | None = None
@@ -339,6 +340,8 @@ class Mixer:
             if self.abort is None:
                 raise
             self.abort()
+            if self._stalls is not None:
+                torch.cuda.synchronize(exchange.chunk.device)  # until no kernel of a message reads the vectors
             self.broken = self._mixed_now + index
             return False
         return True
@@ -348,6 +351,10 @@ class Mixer:
         try:
             with self._stalls.measured() if self._stalls is not None else nullcontext():
                 exchange.wait(self._timeout)
+                if self.abort is not None and self._stalls is not None:  # no stream can go on without a peer
+                    torch.cuda.current_stream(exchange.chunk.device).synchronize()
+                    if self.aborted():
+                        raise RuntimeError("its process groups were aborted")
         except RuntimeError as error:
             clock, waited = self.buckets[index].clock, time.perf_counter() - begin
             raise PeerError(f"{self._sentence(index, exchange.route, clock, waited)} ({error})") from error

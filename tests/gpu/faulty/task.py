@@ -23,7 +23,7 @@ class Faulty(ImageClassification):
         """Return the loss, or fail."""
         self.calls += 1
         how = os.environ.get(FAULT)
-        if how and self.calls == STEP and os.environ.get("RANK") == RANK:
+        if how and self.calls == STEP and os.environ.get("LOCAL_RANK") == RANK:
             Path(self._config.run_dir, MARK).write_text(str(time.time()))
             if how in SIGNALS:
                 os.kill(os.getpid(), SIGNALS[how])
