@@ -21,7 +21,7 @@ from torch.utils import _pytree
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
-AnyBatchNorm = nn.modules.batchnorm._BatchNorm
+AnyBatchNorm, AnyNormBase = nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._NormBase
 tree_leaves, tree_map, tree_map_only = _pytree.tree_leaves, _pytree.tree_map, _pytree.tree_map_only
 disable_dynamo = torch._disable_dynamo  # as torch.compiler.disable, but imports the compiler when it is called
 

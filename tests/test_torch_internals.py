@@ -25,7 +25,7 @@ OLD = {"_parameters"}  # of torch.nn.Module, since its beginning
 ADAPTERS = {  # to private names of other packages
     "common/launch/cli.py",  # hydra
     "scripts/benchmarks/torchft_run.py",
-    "scripts/emulate/decent_dp.py",
+    "scripts/benchmarks/engines.py",
     "transformer/fairseq_compat.py",
 }
 ROOMS = ("cnn", "common", "gpt2", "scripts", "slurm", "transformer")
@@ -90,7 +90,7 @@ def groups(rank: int, n: int) -> None:
     before = len(internals.open_groups())
     group = dist.new_group()
     assert (len(internals.open_groups()), group in internals.open_groups()) == (before + 1, True)
-    backend, tensor = internals.cpu_backend(group), torch.full((1,), float(rank))
+    backend, tensor = internals.backend_of(group, torch.device("cpu")), torch.full((1,), float(rank))
     (backend.send if rank == 0 else backend.recv)([tensor], 1 - rank, 7).wait()
     assert tensor.item() == 0
     own, full = torch.zeros(2), (rank + 1) * torch.arange(4.0)
