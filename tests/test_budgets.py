@@ -14,26 +14,27 @@ ROOMS = {
     "common/config": 1080,
     "common/elastic": 1350,
     "common/experiments": 1950,
+    "common/explorer": 1130,
     "common/launch": 750,
     "common/optim": 1530,
     "common/parallel": 4260,
     "common/planner": 1200,
     "common/record": 1060,
-    "common/report": 2470,
+    "common/report": 2330,
     "common/simulate": 640,
     "common/topology": 1770,
     "common/training": 2130,
     "gpt2": 1670,
-    "scripts": 680,  # without its rooms
+    "scripts": 725,  # without its rooms
     "scripts/benchmarks": 2030,
     "scripts/emulate": 690,
     "scripts/lib": 365,
     "slurm": 1000,
-    "tests": 31100,
+    "tests": 31700,
     "transformer": 2710,
 }
 SLACK = 0.05  # of a budget: what was won stays won
-FILES = 250  # of all rooms but the tests
+FILES = 255  # of all rooms but the tests
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines, docstrings included
 LONGER = {  # and why
     "common/parallel/decentralized.py": "its docstring documents every argument of the wrapper",

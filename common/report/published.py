@@ -17,6 +17,7 @@ PAPERS = {
     "arXiv 2410.11998)",
     "exponential": "Exponential Graph is Provably Efficient for Decentralized Deep Training (NeurIPS 2021, "
     "arXiv 2110.13363)",
+    "tiny_llm": "tiny-llm, by the first author of arXiv 2410.11998 (https://github.com/WangZesen/tiny-llm)",
 }
 PLUS_MINUS = re.compile(r"(?P<value>\S+) \+- (?P<two_sigma>\S+)")
 
@@ -81,7 +82,7 @@ class PublishedTable(Definition):
     axes:   those metrics, and what each is
     """
 
-    paper: Literal["promise", "exponential"]
+    paper: Literal["promise", "exponential", "tiny_llm"]
     title: str
     source: str
     hardware: str

@@ -83,7 +83,7 @@ def test_curves_end_at_the_values_of_table_2() -> None:
         (("27.79 +- 0.16", "many"), "expected a valid number"),
         (("{bleu: 27", "{blue: 27"), "row 'a': expected values of bleu"),
         (("source", "sauce"), "sauce: unknown key; did you mean 'source'?"),
-        (("paper: promise", "paper: other"), "expected 'promise' or 'exponential'"),
+        (("paper: promise", "paper: other"), "expected 'promise', 'exponential' or 'tiny_llm'"),
         (("hardware: H", "curves: none.csv\nhardware: H"), "no such file in results/paper"),
         (("definition: D", "defn: D"), "quantities.bleu.defn: unknown key"),
     ],
