@@ -110,6 +110,7 @@ function draw() {
   panel.replaceChildren(...[VIEWS[name](now)].flat().filter(Boolean));
   if (scroll) (panel.querySelector(".rows") ?? {}).scrollTop = scroll;
   if (focus) document.getElementById(focus)?.focus({ preventScroll: true });
+  document.body.dataset.shows = location.hash; // for tests: which state this is
 }
 
 function start() {

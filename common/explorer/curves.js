@@ -240,7 +240,7 @@ VIEWS.live = () => {
       encoding: {
       x: axis("step", "steps", false), y: axis("loss", "training loss", true),
         color: { ...looks.color, legend: names.length > 12 ? null : looks.color.legend },
-      strokeDash: { ...looks.dash, legend: null }, tooltip: tips({ name: "run", step: "step", loss: "loss" }) } },
+      strokeDash: names.length > 12 ? { ...looks.dash, legend: null } : looks.dash, tooltip: tips({ name: "run", step: "step", loss: "loss" }) } },
         "Training loss of unfinished runs") : null,
     table(["run", "state", "step", "progress", "left", "loss", "validation", "last row"],
       ABOUT.live.map((run) => [run.run, run.state, run.step,

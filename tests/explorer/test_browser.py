@@ -35,7 +35,7 @@ LIVE = {
 def page_file(tmp_path_factory) -> Path:
     """The kept page's numbers, with the scripts as they are now."""
     path = tmp_path_factory.mktemp("page") / "explorer.html"
-    path.write_text(render(read_page(ROOT / "results" / "explorer.html")[0], [LIVE], str(ROOT / "results")))
+    path.write_text(render(read_page(ROOT / "results" / "explorer.html")[0], None, str(ROOT / "results")))
     return path
 
 
@@ -48,29 +48,37 @@ def browser():
         made.close()
 
 
-@pytest.fixture
-def tab(browser, page_file):
-    """A function that opens the page at a fragment; what it complains of on its console fails the test."""
+@pytest.fixture(scope="module")
+def window(browser, page_file):
+    """The opened page, and what it has complained of on its console."""
     complaints: list[str] = []
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, offline=True)
+    page.set_default_timeout(120_000)
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(page_file.as_uri())
+    yield page, complaints
+    page.close()
+
+
+@pytest.fixture
+def tab(window):
+    """A function that shows a fragment on the page; complaints fail the test."""
+    page, complaints = window
 
     def opened(fragment: str):
-        page = context.new_page()
-        page.set_default_timeout(60_000)
-        page.on("console", lambda message: complaints.append(message.text))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto(f"{page_file.as_uri()}#{fragment.removeprefix('#')}")
+        page.evaluate("(fragment) => { location.hash = fragment; }", fragment)
         return drawn(page)
 
+    complaints.clear()
     yield opened
-    context.close()
     assert complaints == []
 
 
 def drawn(page):
-    """Wait until all charts of the view are drawn."""
+    """Wait until all charts of the state are drawn."""
     page.wait_for_function(
-        "document.querySelectorAll('section.shown').length == 1 && "
+        "document.body.dataset.shows === location.hash && "
         "[...document.querySelectorAll('section.shown .chart')].every((chart) => chart.dataset.drawn)"
     )
     return page
@@ -81,7 +89,7 @@ def signed(text: str) -> list[float]:
     return [float(number.replace("−", "-")) for number in re.findall(r"[−+][\d.]+", text)]
 
 
-@pytest.mark.parametrize("view", [*VIEWS, "live"])
+@pytest.mark.parametrize("view", VIEWS)
 def test_each_view_is_drawn(tab, view):
     page = tab(f"view={view}")
     assert page.locator("section.shown").get_attribute("id") == view
@@ -135,7 +143,7 @@ def test_claims_on_benchmarks_show_their_record(tab):
     assert page.locator("#evidence details table tr").count() > 5
 
 
-def test_a_shared_link_shows_the_same(tab):
+def test_a_shared_link_shows_the_same(tab, browser):
     page = tab("view=curves")
     page.select_option("#set-table", "gpt2_fair")
     page.select_option("#set-x", "megabytes")
@@ -143,14 +151,31 @@ def test_a_shared_link_shows_the_same(tab):
     page.uncheck("#row-allreduce")
     assert page.evaluate("document.activeElement.id") == "row-allreduce"  # the keyboard stays where it was
     address = drawn(page).url
-    other = tab(address.partition("#")[2])
+    other = browser.new_page(viewport={"width": 1280, "height": 900})
+    other.goto(address)
+    drawn(other)
     for what in ("#set-table", "#set-x"):
         assert page.input_value(what) == other.input_value(what)
     assert other.is_checked("#set-logx")
     assert not other.is_checked("#row-allreduce")
     texts = [one.locator("#curves .panel").inner_text() for one in (page, other)]
     assert texts[0] == texts[1]
-    other.go_back()
+    other.close()
+
+
+def test_unfinished_runs_are_shown_and_the_page_loads_itself_anew(browser, tmp_path):
+    data, _ = read_page(ROOT / "results" / "explorer.html")
+    made = tmp_path / "explorer.html"
+    made.write_text(render(data | {"tables": {}, "sweeps": {}, "distances": []}, [LIVE]))
+    page = browser.new_page()
+    page.clock.install()
+    page.goto(f"{made.as_uri()}#view=live")
+    assert "runs/a/seed_1" in page.inner_text("#live table")
+    assert "83 min" in page.inner_text("#live table")
+    made.write_text(made.read_text().replace("runs/a/seed_1", "runs/b/seed_1"))
+    page.clock.fast_forward(31_000)
+    page.wait_for_function("document.querySelector('#live table')?.innerText.includes('runs/b/seed_1')")
+    page.close()
 
 
 def test_search_finds_rows_and_the_keyboard_reaches_them(tab):
