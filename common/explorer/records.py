@@ -22,12 +22,12 @@ from common.experiments.tables import Table
 from common.report.origin import describe_commit
 from common.report.style import line_names
 
-DIGITS, DIGITS_OF_CURVES = 6, 5
-MOST_POINTS = 30  # of a curve; a longer one is averaged over equally many neighbours
+DIGITS = 6
+MOST_POINTS = 40  # of a curve; a longer one is averaged over equally many neighbours
 
 
-def short(value: object, digits: int = DIGITS) -> object:
-    """Return a number with few digits: "nan" or "inf" as text, None where there is none; other objects unchanged."""
+def short(value: object) -> object:
+    """Return a number with six digits: "nan" or "inf" as text, None where there is none; other objects unchanged."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | np.integer):
@@ -35,13 +35,13 @@ def short(value: object, digits: int = DIGITS) -> object:
     number = float(value)
     if not math.isfinite(number):
         return str(number)
-    number = float(f"{number:.{digits}g}")
+    number = float(f"{number:.{DIGITS}g}")
     return int(number) if number.is_integer() and abs(number) < 1e15 else number
 
 
-def shorts(values: Iterable[object], digits: int = DIGITS) -> list[object]:
+def shorts(values: Iterable[object]) -> list[object]:
     """Return `short` of each value."""
-    return [short(value, digits) for value in values]
+    return [short(value) for value in values]
 
 
 def thin(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:
@@ -141,7 +141,7 @@ class Records:
         try:
             frame = run.curve(split, metric).dropna(subset="step")
             steps, values = thin(frame["step"].to_numpy(), frame[metric].to_numpy(float))
-            return [self.grids.add(_grid(run, steps)), shorts(values, DIGITS_OF_CURVES)]
+            return [self.grids.add(_grid(run, steps)), shorts(values)]
         except RunError:
             return None
 
