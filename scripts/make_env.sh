@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 
 ffcv_packages="build-essential pkg-config libopencv-dev libturbojpeg0-dev"
 hosts_packages="iproute2 iptables"  # for scripts/emulate, which only root can use
+browser_packages="chromium"  # for the tests of the page of scripts/report.py
 stamp=.venv/.installed
 
 can_compile_ffcv() {
@@ -86,6 +87,7 @@ install_packages() {
 if command -v apt-get > /dev/null && { [ -z "$as_root" ] || sudo -n true 2>/dev/null; }; then
   can_compile_ffcv || install_packages $ffcv_packages
   [ -n "$as_root" ] || { command -v tc && command -v iptables; } > /dev/null || install_packages $hosts_packages
+  command -v chromium > /dev/null || install_packages $browser_packages
 fi
 without_ffcv="FFCV is not installed; data.loader=torchvision works without it."
 if ! can_compile_ffcv; then

@@ -1,49 +1,93 @@
-"""Write one self-contained HTML page with all tables and figures, which opens from disk.
+"""Write the explorer: one interactive HTML page with everything that kept runs and records say; it opens from disk.
 
-python -m scripts.report output=results/report.html [runs=[runs,results/runs]]
+python -m scripts.report            results/explorer.html, from the kept records alone
+python -m scripts.report --check    fails if a number on that page does not follow from them, and names the first ones
+python -m scripts.report runs=runs/ watch=true
+
+With runs=... the page of one's own runs is runs/report/explorer.html, which also shows how far unfinished runs are.
+With watch=true it is made anew every `every` seconds, and loads itself anew.
 """
 
+import os
 import sys
-import tempfile
+import time
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
-from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, command_of, main_function, parse
-from common.record.environment import describe_environment
-from common.report.origin import describe_commit
-from common.report.page import render, sections_of
+from common.atomic import write_atomically
+from common.cli import Arguments, Folders, Text, UsageError, command_of, main_function, parse
+from common.experiments.definitions import ROOT
+from common.explorer import live
+from common.explorer.data import build
+from common.explorer.page import differences, read_page, render
 
 MODULE = "scripts.report"
+KEPT, PAGE, OWN = "results/runs", "results/explorer.html", "runs/report/explorer.html"
+NAMED = 10  # differences that --check prints
 
 
 class ReportArguments(Arguments):
     """Command line of scripts.report."""
 
-    output: Text = Field(description="the HTML file; links to raw files are relative to it")
-    runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
-    benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
+    output: Text | None = Field(None, description=f"the HTML file (null: {PAGE} of kept runs, else {OWN})")
+    runs: Folders = Field((KEPT,), description="the folder that holds the runs, or several: [a,b]")
+    check: bool = Field(False, description="write nothing; compare the page with the records; 1 if it differs")
+    watch: bool = Field(False, description="go on until interrupted, for runs that are being made")
+    every: PositiveFloat = Field(30, description="seconds between two pages of watch=true")
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Write the page; exit code 2 if a definition is wrong."""
-    arguments = parse(ReportArguments, argv, MODULE, "Write an HTML page with all tables and figures.")
-    output, roots = Path(arguments.output), [Path(folder) for folder in arguments.runs]
-    environment = describe_environment("", [])
-    about = (
-        f"Generated {environment['start']} at commit {describe_commit(environment)} by {command_of(MODULE, arguments)} "
-        "from the files of finished runs and from benchmark records. Published values are the papers', not measured "
-        "here. A proxy is a small version of a paper's experiment: its order of rows can be compared with the paper's, "
-        "its numbers cannot."
-    )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as drawn:
-        page = render(list(sections_of(roots, Path(arguments.benchmarks), Path(drawn))), output, about)
-    output.write_text(page, encoding="utf-8")
-    print(f"written: {output} ({output.stat().st_size / 1e6:.1f} MB)")
-    return 0
+    """Write or check the page; exit code 1 if a check fails, 2 if an argument or a definition is wrong."""
+    arguments = parse(ReportArguments, argv, MODULE, "Write an interactive HTML page of all results.")
+    roots = [Path(folder) for folder in arguments.runs]
+    kept = [root.resolve() for root in roots] == [(ROOT / KEPT).resolve()]
+    output = Path(arguments.output or (PAGE if kept else OWN))
+    if arguments.check and arguments.watch:
+        raise UsageError("check=true: expected without watch=true")
+    if arguments.check:
+        return _check(output, roots, command_of(MODULE, arguments))
+    ended, data = None, {}
+    while True:
+        if (now := live.ended(roots)) != ended:  # else only what has not ended is new
+            ended, data = now, build(roots)
+        running = live.unfinished(roots) if arguments.watch or not kept else None
+        page = _page(data, output, running)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(output, page.encode())
+        left = "" if running is None else f", {len(running)} unfinished runs"
+        print(f"written: {output} ({output.stat().st_size / 1e6:.1f} MB{left})", flush=True)
+        if not arguments.watch:
+            return 0
+        time.sleep(arguments.every)
+
+
+def _page(data: dict[str, Any], output: Path, running: Sequence[dict[str, Any]] | None = None) -> str:
+    return render(data, running, os.path.relpath(ROOT / "results", output.resolve().parent))
+
+
+def _check(output: Path, roots: Sequence[Path], command: str) -> int:
+    """Print where the page differs from one made now; return the exit code."""
+    if not output.is_file():
+        raise UsageError(f"output={output}: no such file; {command.replace(' --check', '')} makes it")
+    (shown, running), made = read_page(output), build(roots)
+    wrong = differences(shown, made)
+    found = [f"{output}: {line}" for line in islice(wrong, NAMED)]
+    more = sum(1 for _ in wrong)
+    # Tables and scripts are made of the page's own data, which are right by now.
+    if not found and output.read_text(encoding="utf-8") != _page(shown, output, running):
+        found = [f"{output}: its tables, scripts or style are not those that its data make with this code"]
+    for line in found:
+        print(line, file=sys.stderr)
+    if more:
+        print(f"and {more} more", file=sys.stderr)
+    if not found:
+        print(f"{output}: every number follows from the records")
+    return int(bool(found))
 
 
 if __name__ == "__main__":

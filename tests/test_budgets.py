@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The most lines of Python in each room. A new feature pays for its lines with what it makes superfluous.
 ROOMS = {
     "cnn": 2300,
-    "common": 1990,  # without its rooms
+    "common": 3120,  # without its rooms
     "common/config": 1070,
     "common/elastic": 1350,
     "common/experiments": 1990,
@@ -19,20 +19,20 @@ ROOMS = {
     "common/parallel": 4460,
     "common/planner": 1200,
     "common/record": 1060,
-    "common/report": 2030,
+    "common/report": 1880,
     "common/simulate": 640,
     "common/topology": 1760,
     "common/training": 2130,
     "gpt2": 1660,
-    "scripts": 970,  # without its rooms
+    "scripts": 1020,  # without its rooms
     "scripts/benchmarks": 1880,
     "scripts/lib": 330,
     "slurm": 1000,
-    "tests": 31160,
+    "tests": 31800,
     "transformer": 2710,
 }
 SLACK = 0.05  # of a budget: what was won stays won
-FILES = 240  # of all rooms but the tests
+FILES = 246  # of all rooms but the tests
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines, docstrings included
 LONGER = {  # and why
     "common/parallel/decentralized.py": "its docstring documents every argument of the wrapper",

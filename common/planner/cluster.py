@@ -33,6 +33,7 @@ class Variation:
     stall_factor: how many times longer these take
     factor:       of all steps
     seed:         such as (seed, worker)
+    normal:       where the logarithms are drawn from
     """
 
     def __init__(
@@ -47,11 +48,11 @@ class Variation:
         self._jitter, self._factor = jitter, factor
         self._stall_share, self._stall_factor = stall_share, stall_factor
         # Of their own, so that many steps at once draw what as many single steps draw.
-        self._normal, self._uniform = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(2))
+        self.normal, self._uniform = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(2))
 
     def draw(self, steps: int = 1) -> np.ndarray:
         """Return the multiples of the next steps, [steps]."""
-        times = self._factor * np.exp(self._jitter * self._normal.standard_normal(steps) - self._jitter**2 / 2)
+        times = self._factor * np.exp(self._jitter * self.normal.standard_normal(steps) - self._jitter**2 / 2)
         times[self._uniform.random(steps) < self._stall_share] *= self._stall_factor
         return times
 

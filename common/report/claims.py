@@ -163,13 +163,17 @@ def load_claims() -> tuple[Claim, ...]:
     return load_definition(DEFINITIONS, "claims", Claims, key="claims").claims
 
 
-def show_claims(claims: Sequence[Claim]) -> str:
-    """Return the scoreboard as Markdown."""
-    papers = {
+def numbers_of_papers() -> dict[str, dict[str, dict[str, float | None]]]:
+    """Return {file of results/paper: {row: {quantity: number}}}, which `Claim.paper` refers to."""
+    return {
         name: {row.name: {key: number.value for key, number in row.values.items()} for row in load_published(name).rows}
         for name in names_in(PAPER)
     }
-    lines = []
+
+
+def show_claims(claims: Sequence[Claim]) -> str:
+    """Return the scoreboard as Markdown."""
+    papers, lines = numbers_of_papers(), []
     for claim in claims:
         rows, paths = [test.found() for test in claim.tests], [PurePosixPath(test.record) for test in claim.tests]
         pages = dict.fromkeys(f"[{path.name}]({path.parent.name or 'benchmarks'}/{path.name}.md)" for path in paths)

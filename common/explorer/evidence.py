@@ -1,0 +1,223 @@
+"""What is concluded from records: the scoreboard with its evidence, and the gap of gossip to all-reduce.
+
+A table appears among the gaps once it has runs of both, and a label or quantity of `CAUSES`.
+"""
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from common.cli import UsageError
+from common.experiments.collect import Collection
+from common.experiments.definitions import names_in
+from common.experiments.quantities import QUANTITIES
+from common.experiments.runs import FinishedRun, RunError
+from common.experiments.table_file import PAPER, Row
+from common.experiments.tables import Table, load_table, table_names
+from common.explorer.records import short, shorts
+from common.report.claims import RECORDS, RULES, Claim, Evidence, load_claims, numbers_of_papers
+from common.report.published import load_published
+from common.report.statistics import difference
+
+
+def claims() -> list[dict[str, Any]]:
+    """Return all claims, in the order of results/definitions/claims.yaml."""
+    papers = numbers_of_papers()
+    return [_claim(claim, papers) for claim in load_claims()]
+
+
+def _claim(claim: Claim, papers: Mapping[str, Any]) -> dict[str, Any]:
+    rows = [test.found() for test in claim.tests]
+    rule = None
+    for name, limit in claim.rule.items():
+        text, limits = RULES[name][0].format(limit), RULES[name][1](limit)
+        rule = {"text": text, "limits": shorts(limits)}
+    return {
+        "claim": claim.claim,
+        "paper": claim.paper.format_map(papers),
+        "here": claim.here(rows),
+        "regime": claim.regime.format_map(rows[0]) if rows else claim.regime,
+        "what": claim.what,
+        "verdict": claim.verdict(rows),
+        "rule": rule,
+        "tests": [_test(test, row) for test, row in zip(claim.tests, rows, strict=True)],
+    }
+
+
+def _test(test: Evidence, row: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = {key: short(row[of]) for key, of in (("value", test.value), ("low", "low"), ("high", "high"))}
+    path = PurePosixPath(test.record)
+    found = {"label": test.label, "record": path.name, "row": test.row, **numbers}
+    if path.parent.name == "tables":
+        return found | {"page": f"tables/{path.name}.md", "compare": _compared(path.name, test.value, row)}
+    return found | {"page": f"benchmarks/{path.name}.md"}
+
+
+def _compared(name: str, value: str, found: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return which rows of a table a number compares, None where it is no difference of two of its rows."""
+    if name not in table_names():
+        return None
+    table = _table(name)
+    row = next((row for row in table.rows if _is(row, found)), None)
+    for column in table.numbers:
+        others = {column.name: table.baseline_of, f"{column.name}_difference": table.equivalent_of}
+        kinds = {"difference": column.name, "equivalent": f"{column.name}_difference"}
+        if row and kinds.get(column.statistic) == value and (other := others[value](row)):
+            chosen = {"table": name, "a": row.name, "b": other, "quantity": column.quantity.name}
+            return chosen | ({"variant": column.variant} if column.variant else {})
+    return None
+
+
+@cache
+def _table(name: str) -> Table:
+    return load_table(name)
+
+
+def _is(row: Row, found: Mapping[str, Any]) -> bool:
+    """Whether a line of a table's CSV file is this row's: the labels that it has are the row's."""
+    labels = {"method": row.method, "topology": row.topology, "workers": row.workers, **row.labels}
+    return all(str(found[key]) == str(value) for key, value in labels.items() if value is not None and key in found)
+
+
+def benchmark_records(claims: list[dict[str, Any]]) -> dict[str, list[list[str]]]:
+    """Return the records of benchmarks that claims rest on, line by line, the columns' names first."""
+    names = {test["record"] for claim in claims for test in claim["tests"] if "compare" not in test}
+    records = {}
+    for name in sorted(names):
+        path = RECORDS / f"{name}.csv"
+        if not path.exists():
+            raise UsageError(f"{path}: no such record")
+        with path.open(encoding="utf-8", newline="") as file:
+            records[name] = [[_shorter(cell) for cell in line] for line in csv.reader(file)]
+    return records
+
+
+def _shorter(text: str) -> str:
+    try:
+        return f"{float(text):.6g}"
+    except ValueError:
+        return text
+
+
+# Each is a label of a table's rows with this name or, where the table has none, the quantity of its runs.
+CAUSES = {
+    "local_over_noise": "a worker's batch over the gradient noise scale",
+    "horizon": "horizon: tokens per parameter",
+    "workers": "workers",
+    "half_life_second": "half-life of the second moment, samples or tokens",
+}
+SAME = {"top1": "accuracy"}  # another name of the same metric
+UNITS = {"validation_loss": "nats", "accuracy": "points", "bleu": "BLEU"}
+
+
+def gaps(collections: Sequence[Collection]) -> list[dict[str, Any]]:
+    """Return a point for each row of gossip and its all-reduce, ours and published ones."""
+    return [*(point for collection in collections for point in _of_table(collection)), *_published()]
+
+
+def _of_table(collection: Collection) -> Iterator[dict[str, Any]]:
+    table, quantity = collection.table, QUANTITIES[collection.table.metric]
+    for variant in table.variants or [None]:
+        runs = {row.name: collection.of(row.name, variant) for row in table.rows}
+        for row in table.rows:
+            partner = _partner(collection, row, runs)
+            if partner is None:
+                continue
+            values, others = ({_seed(run): quantity.of(run) for run in runs[of.name]} for of in (row, partner))
+            shared = values.keys() & others.keys()
+            values, others = ({seed: of[seed] for seed in shared} for of in (values, others))
+            if quantity.higher_is_better:
+                values, others = others, values  # a gap is how far gossip is behind
+            between = difference(values, others)
+            mean = between.mean if between.mean is not None else _mean(values, others)
+            if mean is None:
+                continue
+            yield {
+                "table": table.name,
+                "variant": variant or "",
+                "row": row.name,
+                "partner": partner.name,
+                "quantity": SAME.get(quantity.name, quantity.name),
+                "seeds": len(shared),
+                "tuned": row.takes_tuned and partner.takes_tuned,
+                "gap": short(mean),
+                "low": short(between.low),
+                "high": short(between.high),
+            } | {cause: short(value) for cause in CAUSES if (value := _cause(cause, row, runs[row.name])) is not None}
+
+
+def _seed(run: FinishedRun) -> int:
+    return int(run.config["seed"])
+
+
+def _mean(values: Mapping[int, float | None], others: Mapping[int, float | None]) -> float | None:
+    """Return the mean difference of too few seeds for an interval; None if some number is missing or infinite."""
+    if not values or None in (*values.values(), *others.values()):
+        return None
+    mean = float(np.mean([values[seed] - others[seed] for seed in values]))
+    return mean if np.isfinite(mean) else None
+
+
+def _partner(collection: Collection, row: Row, runs: Mapping[str, Sequence[FinishedRun]]) -> Row | None:
+    """Return the all-reduce that differs least from a row of gossip: as many workers, the most equal labels."""
+    if not runs[row.name] or _is_allreduce(runs[row.name][0]):
+        return None
+    workers, baseline = runs[row.name][0].total("workers"), collection.table.baseline_of(row)
+    found = [
+        other
+        for other in collection.table.rows
+        if runs[other.name] and _is_allreduce(runs[other.name][0]) and runs[other.name][0].total("workers") == workers
+        if other.labels.get("horizon") == row.labels.get("horizon")
+    ]
+    alike = {other.name: sum(other.labels[key] == row.labels[key] for key in row.labels) for other in found}
+    return max(found, key=lambda other: (alike[other.name], other.name == baseline), default=None)
+
+
+def _is_allreduce(run: FinishedRun) -> bool:
+    return run.config.get("parallel", {}).get("method") == "allreduce"
+
+
+def _cause(cause: str, row: Row, runs: Sequence[FinishedRun]) -> float | None:
+    if cause in row.labels:
+        return _number(row.labels[cause])
+    if cause == "workers":
+        return runs[0].total("workers")
+    if cause not in QUANTITIES:
+        return None
+    try:
+        values = [QUANTITIES[cause].of(run) for run in runs]
+    except RunError:
+        return None
+    return None if None in values else float(np.mean(values))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _published() -> Iterator[dict[str, Any]]:
+    """Yield the points of files of results/paper whose rows say their horizon."""
+    for name in names_in(PAPER):
+        published = load_published(name)
+        rows = [row for row in published.rows if "horizon" in row.labels]
+        quantities = [quantity for quantity in published.quantities if quantity in UNITS]
+        base = {_budget(row.labels): row for row in rows if row.labels["method"] == "AllReduce"}
+        for row in rows:
+            for quantity in quantities if row.labels["method"] != "AllReduce" else ():
+                gap = row.values[quantity].value - base[_budget(row.labels)].values[quantity].value
+                causes = {cause: row.labels[cause] for cause in CAUSES if cause in row.labels}
+                names = {"table": name, "variant": "", "row": row.name, "partner": base[_budget(row.labels)].name}
+                label = f"{row.labels['method']}, {row.labels['topology']}, {row.labels['schedule']}"
+                about = {"name": label, "quantity": quantity, "seeds": 3, "tuned": True, "published": True}
+                yield names | about | {"gap": short(gap), "low": None, "high": None} | causes
+
+
+def _budget(labels: Mapping[str, Any]) -> tuple[Any, ...]:
+    return labels["horizon"], labels["schedule"]

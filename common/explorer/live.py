@@ -1,0 +1,88 @@
+"""Runs that have not ended: how far they are, when they may end, and their last loss."""
+
+import json
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from common.experiments.runs import read_json
+from common.explorer.records import short
+
+CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
+RECENT = 20  # training rows whose times say how long the rest takes
+
+
+def unfinished(roots: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return a line for each run below these folders that has not finished, those that train first."""
+    folders = sorted({path.parent for root in roots for path in root.rglob(CONFIG)})
+    lines = [line for folder in folders if (line := _line(folder)) is not None]
+    return sorted(lines, key=lambda line: (line["state"] != "running", line["run"]))
+
+
+def ended(roots: Sequence[Path]) -> frozenset[Path]:
+    """Return the files of runs below these folders that have ended: once there are more, the page's data are old."""
+    return frozenset(path for root in roots for path in root.rglob(SUMMARY))
+
+
+def _line(folder: Path) -> dict[str, Any] | None:
+    try:
+        status = read_json(folder / SUMMARY).get("status") if (folder / SUMMARY).exists() else None
+        config = yaml.load((folder / CONFIG).read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+        training = config["training"]
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
+        return None  # it begins just now, or is no run
+    if status == "finished":
+        return None
+    rows = _rows(folder / METRICS)
+    train = [row for row in rows if row.get("split") == "train"]
+    last = train[-1] if train else {}
+    done = _share(last, training)
+    evaluated = next((row for row in reversed(rows) if row.get("split") == "validation"), {})
+    holds = (folder / ".lock").exists()
+    return {
+        "run": str(folder),
+        "state": "running" if holds else status or "stopped",
+        "step": last.get("step", 0),
+        "share": short(done),
+        "seconds_left": short(_seconds_left(train, done)) if holds else None,
+        "loss": short(last.get("loss")),
+        "validation": {key: short(evaluated[key]) for key in ("loss", "accuracy", "bleu") if evaluated.get(key)},
+        "written": _written(folder / METRICS),
+        "curve": [[row["step"], short(row["loss"])] for row in train[:: -(-len(train) // 60) or 1] if row.get("loss")],
+    }
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file that is being written: its last line may be half a line."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows
+
+
+def _share(last: dict[str, Any], training: dict[str, Any]) -> float | None:
+    """Return how much of a run is done, by its steps or its epochs."""
+    for key, total in (("step", training.get("steps")), ("epoch", training.get("epochs"))):
+        if total and key in last:
+            return min(1.0, last[key] / total)
+    return 0.0
+
+
+def _seconds_left(train: Sequence[dict[str, Any]], done: float | None) -> float | None:
+    times = [row["time_step_ms"] for row in train[-RECENT:] if row.get("time_step_ms")]
+    if not times or not done:
+        return None
+    left = train[-1]["step"] / done - train[-1]["step"]
+    seconds = left * sum(times) / len(times) / 1000
+    return seconds if math.isfinite(seconds) else None
+
+
+def _written(path: Path) -> str:
+    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds") if path.exists() else ""

@@ -1,0 +1,3 @@
+from tests.experiments.conftest import in_an_empty_folder, registered, table
+
+__all__ = ["in_an_empty_folder", "registered", "table"]

@@ -1,0 +1,235 @@
+"""The kept page in a browser: every view is drawn, links restore what they show, and its own numbers are right."""
+
+import random
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from common.experiments.collect import collect
+from common.experiments.definitions import ROOT
+from common.experiments.quantities import QUANTITIES
+from common.experiments.tables import load_table
+from common.explorer import clusters
+from common.explorer.page import read_page, render
+from common.report.statistics import difference
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")]
+VIEWS = ("scoreboard", "compare", "curves", "gap", "rates", "topology", "planner")
+LIVE = {
+    "run": "runs/a/seed_1",
+    "state": "running",
+    "step": 20,
+    "share": 0.25,
+    "seconds_left": 5000,
+    "loss": 2.5,
+    "validation": {"loss": 2.6},
+    "written": "2026-01-02T03:04:05+00:00",
+    "curve": [[10, 3.0], [20, 2.5]],
+}
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory) -> Path:
+    """The kept page's numbers, with the scripts as they are now."""
+    path = tmp_path_factory.mktemp("page") / "explorer.html"
+    path.write_text(render(read_page(ROOT / "results" / "explorer.html")[0], None, str(ROOT / "results")))
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def window(browser, page_file):
+    """The opened page, and what it has complained of on its console."""
+    complaints: list[str] = []
+    page = browser.new_page(viewport={"width": 1280, "height": 900}, offline=True)
+    page.set_default_timeout(120_000)
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(page_file.as_uri())
+    yield page, complaints
+    page.close()
+
+
+@pytest.fixture
+def tab(window):
+    """A function that shows a fragment on the page; complaints fail the test."""
+    page, complaints = window
+
+    def opened(fragment: str):
+        page.evaluate("(fragment) => { location.hash = fragment; }", fragment)
+        return drawn(page)
+
+    complaints.clear()
+    yield opened
+    assert complaints == []
+
+
+def drawn(page):
+    """Wait until all charts of the state are drawn."""
+    page.wait_for_function(
+        "document.body.dataset.shows === location.hash && "
+        "[...document.querySelectorAll('section.shown .chart')].every((chart) => chart.dataset.drawn)"
+    )
+    return page
+
+
+def signed(text: str) -> list[float]:
+    """Return the numbers with a sign."""
+    return [float(number.replace("−", "-")) for number in re.findall(r"[−+][\d.]+", text)]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_each_view_is_drawn(tab, view):
+    page = tab(f"view={view}")
+    assert page.locator("section.shown").get_attribute("id") == view
+    assert page.locator("nav a[aria-current]").count() == 1
+    if view != "scoreboard":
+        assert page.locator("section.shown .chart svg.marks").count() >= 1
+        assert page.locator("section.shown .panel table tr").count() >= 2
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    [
+        "view=curves&table=gpt2_gap&metric=validation_loss&x=samples&logx=1&logy=1&seeds=1",
+        "view=curves&table=quickstart&x=seconds",
+        "view=curves&rows=-",
+        "view=gap&x=workers&quantity=accuracy",
+        "view=gap&x=local_over_noise&mode=given&logy=1",
+        "view=gap&x=half_life_second&quantity=bleu",
+        "view=rates&table=gpt2_short&method=dadam_complete",
+        "view=topology&family=aer&n=32&L=4",
+        "view=topology&family=random_matching&n=64",
+        "view=planner&hosts=16&per_host=1&mbit=100&jitter=0.3",
+        "view=compare&mode=same",
+        "view=compare&mode=given&table=gpt2_gap",
+        "view=compare&table=none&a=none&mode=none",
+        "view=none",
+    ],
+)
+def test_settings_are_drawn(tab, fragment):
+    tab(fragment)
+
+
+def test_a_click_on_a_claim_leads_to_its_evidence_and_that_to_its_seeds(tab):
+    page = tab("")
+    page.click("#claims tr[data-claim='0'] a")
+    evidence = drawn(page).locator("#evidence")
+    assert "AER is as accurate as the complete graph" in evidence.inner_text()
+    assert evidence.locator("svg.marks").count() == 1
+    assert page.evaluate("document.activeElement.id") == "evidence"
+    low, high = evidence.locator("tr:nth-child(2) td.n").all_inner_texts()[1:3]
+    evidence.locator("a", has_text="seed by seed").first.click()
+    answer = drawn(page).locator("#answer").inner_text()
+    assert "DAdam, aer minus DAdam, complete" in answer
+    assert signed(answer)[1:] == pytest.approx([float(low), float(high)], rel=5e-3)
+    assert page.locator("section.shown .panel table tr").count() == 6  # five seeds
+
+
+def test_claims_on_benchmarks_show_their_record(tab):
+    page = tab("view=scoreboard&claim=6")
+    assert "Record scaling" in page.locator("#evidence").inner_text()
+    assert page.locator("#evidence details table tr").count() > 5
+
+
+def test_a_shared_link_shows_the_same(tab, browser):
+    page = tab("view=curves")
+    page.select_option("#set-table", "gpt2_fair")
+    page.select_option("#set-x", "megabytes")
+    page.check("#set-logx")
+    page.uncheck("#row-allreduce")
+    assert page.evaluate("document.activeElement.id") == "row-allreduce"  # the keyboard stays where it was
+    address = drawn(page).url
+    other = browser.new_page(viewport={"width": 1280, "height": 900})
+    other.goto(address)
+    drawn(other)
+    for what in ("#set-table", "#set-x"):
+        assert page.input_value(what) == other.input_value(what)
+    assert other.is_checked("#set-logx")
+    assert not other.is_checked("#row-allreduce")
+    texts = [one.locator("#curves .panel").inner_text() for one in (page, other)]
+    assert texts[0] == texts[1]
+    other.close()
+
+
+def test_unfinished_runs_are_shown_and_the_page_loads_itself_anew(browser, tmp_path):
+    data, _ = read_page(ROOT / "results" / "explorer.html")
+    made = tmp_path / "explorer.html"
+    made.write_text(render(data | {"tables": {}, "sweeps": {}, "distances": []}, [LIVE]))
+    page = browser.new_page()
+    page.clock.install()
+    page.goto(f"{made.as_uri()}#view=live")
+    assert "runs/a/seed_1" in page.inner_text("#live table")
+    assert "83 min" in page.inner_text("#live table")
+    made.write_text(made.read_text().replace("runs/a/seed_1", "runs/b/seed_1"))
+    page.clock.fast_forward(31_000)
+    page.wait_for_function("document.querySelector('#live table')?.innerText.includes('runs/b/seed_1')")
+    page.close()
+
+
+def test_search_finds_rows_and_the_keyboard_reaches_them(tab):
+    page = tab("")
+    page.keyboard.press("/")
+    page.keyboard.type("beta2 = 0.999 clip = none gpt2_gap")
+    hits = page.locator("#hits a")
+    assert 0 < hits.count() < 20
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert "view=curves" in drawn(page).url
+    assert page.input_value("#set-table") == "gpt2_gap"
+
+
+def test_differences_are_those_of_the_tables(tab):
+    for name, pairs in {"table3_fair": [("dadam_aer", "allreduce")], "muon": None}.items():
+        table = load_table(name)
+        collection = collect(table, ROOT / "results" / "runs")
+        rows = [row.name for row in table.rows]
+        metric = QUANTITIES[table.metric]
+        values = {row: {run.config["seed"]: metric.of(run) for run in collection.runs[row]} for row in rows}
+        for a, b in pairs or [(rows[0], rows[1]), (rows[2], rows[0])]:
+            page = tab(f"view=compare&table={name}&a={a}&b={b}")
+            expected = difference(values[a], values[b])
+            shown = [
+                float(text.replace("−", "-"))
+                for text in re.findall(r"[−+][\d.]+", page.inner_text("#answer b >> nth=2"))
+            ]
+            assert shown == pytest.approx([expected.mean, expected.low, expected.high], rel=6e-3)
+
+
+def test_predictions_are_those_of_the_planner(tab):
+    """On the examples, and on clusters of all sizes with random settings."""
+    page, drawn_at = tab("view=planner"), random.Random(0)
+    for hosts, per_host in [(2, 1), (4, 2), (16, 1), (8, 4), (2, 8), (32, 2)]:
+        settings = {"hosts": hosts, "per_host": per_host, "mbit": 10 ** drawn_at.uniform(1, 5)}
+        settings |= {"delay": 10 ** drawn_at.uniform(-2.5, 1), "million": 10 ** drawn_at.uniform(-0.5, 3)}
+        settings |= {"compute": 10 ** drawn_at.uniform(1, 3), "jitter": drawn_at.choice([0, 0.05, 0.3])}
+        found = page.evaluate("(settings) => window.explorer.predictions(settings)", settings)
+        expected = [*clusters._predictions(settings)]
+        assert [line["method"] for line in found] == [line["method"] for line in expected]
+        for one, other in zip(found, expected, strict=True):
+            numbers = [(line["step"], line["compute"]) for line in (one, other)]
+            assert numbers[0] == pytest.approx(numbers[1], rel=1e-6), (settings, one["method"])
+
+
+def test_without_scripts_all_numbers_are_in_tables(browser, page_file):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(page_file.as_uri())
+    for view in VIEWS:
+        assert page.locator(f"#{view} table").count() >= 1
+        assert page.locator(f"#{view} > h2").is_visible()
+    assert page.locator("noscript").count() == 1
+    page.locator("#planner summary").click()
+    assert page.locator("#planner table").first.is_visible()
+    context.close()
