@@ -54,7 +54,7 @@ def test_averaging_under_torchrun(tmp_path: Path) -> None:
     assert list(rows.seconds_per_iteration) == pytest.approx(list(rows.seconds / 2), rel=1e-4)
     text = (tmp_path / "communication.md").read_text()
     assert "Table 1 of arXiv 2410.11998" in text
-    assert "not published, as far as is known here" in text
+    assert "its times are not known here" in text
 
 
 @pytest.mark.slow
