@@ -7,7 +7,6 @@ ones.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
 from datetime import timedelta
 from inspect import signature
 from typing import TYPE_CHECKING
@@ -44,13 +43,6 @@ def version_of(tensor: Tensor) -> int:
 def is_profiling() -> bool:
     """Return whether a profiler records this program."""
     return torch.autograd.profiler._is_profiler_enabled
-
-
-def fresh_compiler_cache() -> AbstractContextManager[None]:
-    """Let nothing that was compiled before be found."""
-    from torch._inductor.utils import fresh_cache
-
-    return fresh_cache()
 
 
 # -- process groups
