@@ -152,7 +152,7 @@ def test_a_shared_link_shows_the_same(tab, browser):
     assert page.evaluate("document.activeElement.id") == "row-allreduce"  # the keyboard stays where it was
     address = drawn(page).url
     other = browser.new_page(viewport={"width": 1280, "height": 900})
-    other.goto(address)
+    other.goto(address, timeout=120_000)
     drawn(other)
     for what in ("#set-table", "#set-x"):
         assert page.input_value(what) == other.input_value(what)
@@ -169,7 +169,7 @@ def test_unfinished_runs_are_shown_and_the_page_loads_itself_anew(browser, tmp_p
     made.write_text(render(data | {"tables": {}, "sweeps": {}, "distances": []}, [LIVE]))
     page = browser.new_page()
     page.clock.install()
-    page.goto(f"{made.as_uri()}#view=live")
+    page.goto(f"{made.as_uri()}#view=live", timeout=120_000)
     assert "runs/a/seed_1" in page.inner_text("#live table")
     assert "83 min" in page.inner_text("#live table")
     made.write_text(made.read_text().replace("runs/a/seed_1", "runs/b/seed_1"))
