@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from common.arguments import require, require_non_negative
+from common.torch_internals import NormWithStatistics
 
 NORM_TYPES: tuple[type[nn.Module], ...] = (
-    _NormBase,  # BatchNorm, SyncBatchNorm, InstanceNorm, of all dimensions, lazy ones too
+    NormWithStatistics,
     nn.LayerNorm,
     nn.GroupNorm,
     nn.RMSNorm,
