@@ -20,7 +20,8 @@ from torch.utils import _pytree
 if TYPE_CHECKING:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
-AnyBatchNorm, AnyNormBase = nn.modules.batchnorm._BatchNorm, nn.modules.batchnorm._NormBase
+AnyBatchNorm = nn.modules.batchnorm._BatchNorm
+NormWithStatistics = nn.modules.batchnorm._NormBase  # BatchNorm, SyncBatchNorm, InstanceNorm, lazy ones too
 tree_leaves, tree_map, tree_map_only = _pytree.tree_leaves, _pytree.tree_map, _pytree.tree_map_only
 disable_dynamo = torch._disable_dynamo  # as torch.compiler.disable, but imports the compiler when it is called
 

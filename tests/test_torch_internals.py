@@ -68,6 +68,7 @@ def test_tensors_and_the_profiler() -> None:
     with profile():
         assert internals.is_profiling()
     assert isinstance(nn.BatchNorm2d(1), internals.AnyBatchNorm)
+    assert all(isinstance(norm(1), internals.NormWithStatistics) for norm in (nn.BatchNorm1d, nn.InstanceNorm3d))
 
 
 def opened(ranks: int = 1) -> str:

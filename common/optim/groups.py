@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 from torch import nn
 
 from common.arguments import require, require_non_negative
-from common.torch_internals import AnyNormBase
+from common.torch_internals import NormWithStatistics
 
 NORM_TYPES: tuple[type[nn.Module], ...] = (
-    AnyNormBase,  # BatchNorm, SyncBatchNorm, InstanceNorm, of all dimensions, lazy ones too
+    NormWithStatistics,
     nn.LayerNorm,
     nn.GroupNorm,
     nn.RMSNorm,
