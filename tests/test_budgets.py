@@ -10,10 +10,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # The most lines of Python in each room. A new feature pays for its lines with what it makes superfluous.
 ROOMS = {
     "cnn": 2300,
-    "common": 3110,  # without its rooms
+    "common": 1980,  # without its rooms
     "common/config": 1070,
     "common/elastic": 1350,
     "common/experiments": 1990,
+    "common/explorer": 1130,
     "common/launch": 760,
     "common/optim": 1520,
     "common/parallel": 4460,
@@ -28,7 +29,7 @@ ROOMS = {
     "scripts/benchmarks": 1880,
     "scripts/lib": 330,
     "slurm": 1000,
-    "tests": 31800,
+    "tests": 31810,
     "transformer": 2710,
 }
 SLACK = 0.05  # of a budget: what was won stays won

@@ -29,6 +29,8 @@ SHORT = ("by_accumulation", "transformer_4_gpus", "gpt2")  # a table of each tas
 WITHOUT_RECIPE = {
     "allreduce_baselines": "the author's own runs on 4 GPUs, not of the paper",
     "exponential_other_models": "neither values nor protocols are known",
+    "gap_by_horizon": "a later study of the first author, with another model and other data",
+    "utilisation": "link rates that others simulate and measure, beside predicted ones",
     "gpt2_log": "which method this one run had is not stated",
 }
 WITHOUT_PROXY = {

@@ -26,6 +26,7 @@ EXPERIMENTS = ROOT / "configs" / "experiment"
 TASK_OF = {  # of the experiments' first names
     "gpt2": "gpt2",
     "gpt2_fair": "gpt2",
+    "gpt2_horizon": "gpt2",
     "figure6": "transformer",
     "table2": "transformer",
     "table2_fair": "transformer",

@@ -6,7 +6,7 @@ import torch
 from common.parallel.gossip.exchange import KINDS, tag_of
 from common.parallel.gossip.hierarchical import Tag
 from common.parallel.gossip.messages import BLOCK, Message, dequantize, message_layout, quantize
-from common.parallel.process_groups import UNUSED_TAG
+from common.parallel.making_groups import UNUSED_TAG
 
 
 @pytest.mark.parametrize("numel", [1, 5, BLOCK, BLOCK + 1, 3 * BLOCK - 7])

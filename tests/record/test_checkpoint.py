@@ -225,5 +225,6 @@ def test_others_wait_while_rank_0_writes_the_best_model(best: bool, monkeypatch:
     checkpoints = SimpleNamespace(save_model=lambda name, _: calls.append(name))
     for rank in range(2):
         evaluator = SimpleNamespace(evaluate=lambda then: then({}, torch.nn.Linear(1, 1)))
-        group_of(recorder, checkpoints, rank, _evaluator=evaluator).evaluate()
+        workers = [SimpleNamespace(model=SimpleNamespace(check_peers=lambda: None))]
+        group_of(recorder, checkpoints, rank, _evaluator=evaluator, workers=workers).evaluate()
     assert calls == (["best.pt", "wait", "wait"] if best else [])
