@@ -84,6 +84,7 @@ def expected_scales(overflows: set[int]) -> list[float]:
     return scales
 
 
+@pytest.mark.slow
 def test_processes_equal_the_simulator() -> None:
     assert_equal_to_simulator(
         4,

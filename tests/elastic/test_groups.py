@@ -78,6 +78,7 @@ def connect(served: dist.Store, groups: making_groups.NewGroups, number: int, ra
             assert received == number + 0.5
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_former_memberships(groups: str) -> None:
     """Threads, descriptors and memory stay as they are, in every process."""
     for resources in run_processes(changing, N, groups, free_port()):
