@@ -66,7 +66,8 @@ def interruptible(function: Callable[[Sequence[str]], int]) -> Callable[[Sequenc
             return 1
         finally:
             for number, handler in former.items():
-                signal.signal(number, handler)
+                if signal.getsignal(number) is first:  # else one has come, and the program is about to end
+                    signal.signal(number, handler)
 
     return main
 

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.slow  # on a real Slurm
 TABLE = """
 title: "Jobs"
 task: cnn
-runs: jobs
 seeds: [1, 2]
 overrides: [experiment=quickstart, training.steps=40, model.width=2, workers.count=2]
 rows:
@@ -31,7 +30,6 @@ rows:
 SWEEP = """
 title: "Tuned jobs"
 task: cnn
-runs: jobs
 seeds: [1]
 overrides: [experiment=quickstart, training.steps=40, model.width=2, workers=simulated, workers.count=2]
 columns: [method, validation_loss_mean]
