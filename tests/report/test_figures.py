@@ -143,7 +143,7 @@ def test_rows_that_are_named_are_drawn_as_many_as_there_are(long, monkeypatch, c
     assert names_in(figures[1]) == set()
     assert " rows" not in figures[1].get_suptitle()
     assert main(["figure=small", "rows=r0,r9"]) == 2
-    assert "rows=r9: unknown; did you mean" in capsys.readouterr().err
+    assert "rows=r9: unknown; expected one of" in capsys.readouterr().err
     assert main(["figure=7", "rows=r0"]) == 2
     assert "rows=r0: expected with a table; figure7.yaml names the figure's rows" in capsys.readouterr().err
 
