@@ -25,6 +25,12 @@ from common.arguments import did_you_mean, expand_home, nearest
 Text = Annotated[str, Field(min_length=1)]
 ONE_OR_SEVERAL = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])  # a, [a,b]
 Folders = Annotated[tuple[Text, ...], ONE_OR_SEVERAL, Field(min_length=1)]
+# One name or several: rows=a, rows=a,b, rows=[a,b].
+Names = Annotated[
+    tuple[Text, ...],
+    BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v if isinstance(v, list | tuple) else [v]),
+    Field(min_length=1),
+]
 SHOWN = 100  # characters of a wrong value in a message
 # Errors that mean a wrong path; any other can happen with a correct one.
 OF_PATHS = {

@@ -1,9 +1,10 @@
 """Draw the papers' figures, those of benchmarks' records, and the learning curves of any table.
 
-python -m scripts.figures figure=7 [runs=[runs,results/runs]] [output=runs/report] [formats=[png,svg]]
+python -m scripts.figures figure=7 [runs=[runs,results/runs]] [output=runs/report] [formats=[png,svg]] [rows=a,b]
 
-figure=7 is figure7 of results/definitions/figures; figure=table3_fair draws that table's runs. The kept
-figures are written with output=results/figures.
+figure=7 is figure7 of results/definitions/figures; figure=table3_fair draws that table's runs: of more than seven rows
+the baseline and the best of each method, or those that rows= names. The kept figures are written with
+output=results/figures.
 """
 
 import sys
@@ -13,10 +14,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from common.cli import DEFAULT_RUNS, ONE_OR_SEVERAL, Arguments, Folders, Text, main_function, parse
+from common.cli import DEFAULT_RUNS, ONE_OR_SEVERAL, Arguments, Folders, Names, Text, UsageError, main_function, parse
 from common.experiments.collect import collect
 from common.experiments.tables import full_name, load_table
-from common.report.figures import figure_names, load_figure, write_figures
+from common.report.figures import figure_names, load_figure, of_rows, write_figures
 from common.report.style import FORMATS, save
 from common.report.tables import missing_summary
 
@@ -31,6 +32,7 @@ class FiguresArguments(Arguments):
     formats: Annotated[tuple[Literal["png", "svg", "pdf"], ...], ONE_OR_SEVERAL, Field(min_length=1)] = Field(
         FORMATS, description="png, svg, pdf, or several: [png,svg]"
     )
+    rows: Names = Field((), description="the rows of a table that are drawn, as rows=a,b (default: seven at most)")
 
 
 @main_function
@@ -41,7 +43,12 @@ def main(argv: Sequence[str]) -> int:
     name = full_name(arguments.figure, "figure")
     if name not in figure_names():
         collection = collect(load_table(arguments.figure, "figure", also=figure_names()), *roots)
-        files, missing = write_figures(collection, output, arguments.formats), missing_summary(collection)
+        if arguments.rows:
+            collection = of_rows(collection, arguments.rows, collection.table.title)
+        files = write_figures(collection, output, arguments.formats, every=bool(arguments.rows))
+        missing = missing_summary(collection)
+    elif arguments.rows:
+        raise UsageError(f"rows={','.join(arguments.rows)}: expected with a table; {name}.yaml names the figure's rows")
     else:
         drawing = load_figure(name).drawing(
             lambda table: collect(load_table(table), *roots, allow_empty=True), Path(arguments.benchmarks)

@@ -16,23 +16,16 @@ Exit codes: 0 all runs are finished; 1 some failed; 2 wrong arguments, or a run 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
-from common.cli import Text, UsageError, command_of, main_function, nearest, parse
+from common.cli import Names, UsageError, command_of, main_function, nearest, parse
 from common.config.base import LARGEST_SEED
 from common.experiments.tables import Cell, Table, load_table
 from scripts.lib.making import INTERRUPTED, make, print_plan, state_of
 from scripts.lib.submitting import LauncherArguments, submit_missing
 
 MODULE = "scripts.reproduce"
-# One name or several: rows=a, rows=a,b, rows=[a,b].
-Names = Annotated[
-    tuple[Text, ...],
-    BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v if isinstance(v, list | tuple) else [v]),
-    Field(min_length=1),
-]
 
 
 class ReproduceArguments(LauncherArguments):

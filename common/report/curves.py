@@ -4,15 +4,19 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from textwrap import fill
 
 import numpy as np
 import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+from scipy.optimize import isotonic_regression
 
 from common.experiments.collect import Collection
 from common.experiments.derived import ASSUMED_SHORT, is_simulated, seconds_until
+from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import FinishedRun, RunError
 from common.experiments.tables import Table
 from common.report.published import load_published
@@ -30,6 +34,8 @@ RECORDED_AS = {
 }
 MARKERS_PER_CURVE = 8
 LINE = ["method", "topology"]  # the columns that tell curves apart
+MOST_NAMED = 7  # lines that are named at their ends
+NAME_SIZE, NAME_WIDTH = 7, 34  # of these names, in points and characters
 
 
 @dataclass(frozen=True)
@@ -44,36 +50,92 @@ class Panel:
     level: float | None = None
 
 
-def draw_table(collection: Collection) -> Figure:
-    """Draw training loss and validation metric (rows) against steps, bytes sent and time (columns): 2 x 3 panels.
+def draw_table(collection: Collection, every: bool = False) -> Figure:
+    """Draw training loss and validation metric (rows) against bytes sent, time and steps (columns): 2 x 3 panels.
 
     A line is the mean over seeds, its band goes from the lowest to the highest seed. Vertical lines are at the steps
-    where workers left or joined in any of them. Rows of one method and topology are told apart by their labels.
+    where workers left or joined in any of them. Rows of one method and topology are told apart by their labels. Of
+    more than seven rows those of `telling_rows` are drawn, or `every` row, and then named in legends.
     """
+    rows, of = collection.table.rows, ""
+    if len(rows) > MOST_NAMED and not every:
+        collection = collection.of_rows(telling_rows(collection), collection.table.title)
+        of = f"{len(collection.table.rows)} of {len(rows)} rows, "
     table = collection.table
     names = zip(table.rows, line_names(table.rows), strict=True)
     rows = tuple(row.model_copy(update={"method": name}) for row, name in names)
     collection = replace(collection, table=table.model_copy(update={"rows": rows}))
-    xs = {"step": "step", "sent_mb": "sent per worker (MB)", "time_s": time_label(collection.all_runs)}
+    # Steps are the last, because all lines end at one of them, beside their names.
+    xs = {"sent_mb": "sent per worker (MB)", "time_s": time_label(collection.all_runs), "step": "step"}
     loss, metric = (curves(collection, name) for name in ("train_loss", table.metric))
     panels = [
         [Panel(data, x, label, label_of(name)) for x, label in xs.items()]
         for data, name in ((loss, "train_loss"), (metric, table.metric))
     ]
-    figure = draw_panels(panels, collection.table, (9.6, 5.6), sharex="col", sharey="row")
+    named = len(rows) <= MOST_NAMED
+    figure = draw_panels(panels, collection.table, (11.4 if named else 9.6, 5.6), sharex="col", sharey="row")
     changes = {step for run in collection.all_runs for step in run.metrics.query("split == 'membership'")["step"]}
-    for ax, step in product(figure.axes[::3], changes):
+    for ax, step in product(figure.axes[2::3], changes):
         ax.axvline(step, color="0.5", linewidth=0.8, linestyle=":")
     losses, sent = loss["value"], metric.groupby(LINE)["sent_mb"].max()
-    if 0 < losses.min() * 10 < losses.max():  # else the ends of all curves coincide
-        figure.axes[0].set_yscale("log")
-        figure.axes[0].yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    if 0 < sent.min() * 10 < sent.max():  # as with local steps
-        figure.axes[1].set_xscale("log")
-        figure.axes[1].xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    for axis, values in ((figure.axes[0].yaxis, losses), (figure.axes[0].xaxis, sent)):
+        if 0 < values.min() * 10 < values.max():  # else the ends of losses coincide; bytes as of local steps
+            axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    if named:
+        for ax, panel in zip(figure.axes[2::3], (row[-1] for row in panels), strict=True):
+            name_ends(ax, panel, collection.table)
+    else:
+        draw_legends(figure, *_kinds(collection.table))
     seeds = seeds_of(pd.concat([loss, metric]).groupby(LINE)["run"].nunique())
-    figure.suptitle(f"{table.title} (mean of {seeds} seeds; band: lowest to highest)")
+    figure.suptitle(f"{table.title} ({of}mean of {seeds} seeds; band: lowest to highest)")
     return figure
+
+
+def telling_rows(collection: Collection) -> list[str]:
+    """Return the baseline and each method's best row by the mean final metric, seven at most, in the table's order."""
+    table, quantity = collection.table, QUANTITIES[collection.table.metric]
+    worst = -np.inf if quantity.higher_is_better else np.inf
+    values = collection.frame[quantity.name].astype(float).fillna(worst).groupby(collection.frame["row"]).mean()
+    ranked = values.sort_values(ascending=not quantity.higher_is_better, kind="stable").index
+    methods = {row.name: row.method for row in table.rows}
+    best = {methods[row]: row for row in reversed(ranked)}.values()
+    others = [row.name for row in table.rows if row.name in best and row.name != table.baseline]
+    with_baseline = {table.baseline} & {*methods}
+    kept = with_baseline | {*others[: MOST_NAMED - len(with_baseline)]}
+    return [row.name for row in table.rows if row.name in kept]
+
+
+def name_ends(ax: Axes, panel: Panel, table: Table) -> None:
+    """Write the lines' names to the right of their ends, in their colours, each joined to its end by a thin line."""
+    means = panel.data.dropna(subset="value").groupby([*LINE, panel.x], sort=False)["value"].mean().reset_index()
+    ends = means.sort_values(panel.x).groupby(LINE).tail(1)
+    ax.get_ylim()  # settles the limits on which the heights depend
+    heights = (ax.transScale + ax.transLimits).transform(ends[[panel.x, "value"]].to_numpy(float))[:, 1]
+    ends = ends.assign(height=heights).sort_values("height")
+    names = [fill(f"{end.method}, {end.topology.replace('_', ' ')}", NAME_WIDTH) for end in ends.itertuples()]
+    lines = max((name.count("\n") + 1 for name in names), default=1)
+    gap = lines * 1.25 * NAME_SIZE / 72 / (0.38 * ax.figure.get_figheight())  # a panel has that much of the figure
+    colours = looks(*_kinds(table))["palette"]
+    for end, name, height in zip(ends.itertuples(), names, spread(ends["height"], gap), strict=True):
+        join = {"arrowstyle": "-", "color": colours[end.method], "linewidth": 0.6, "relpos": (0, 0.5), "shrinkB": 0}
+        ax.annotate(
+            name,
+            (getattr(end, panel.x), end.value),
+            (1.08, height),
+            textcoords="axes fraction",
+            va="center",
+            color=colours[end.method],
+            fontsize=NAME_SIZE,
+            arrowprops=join,
+            annotation_clip=False,
+        )
+
+
+def spread(heights: Sequence[float], gap: float) -> np.ndarray:
+    """Return ascending heights, moved as little as needed (least squares) to be at least a gap apart."""
+    steps = gap * np.arange(len(heights))
+    return isotonic_regression(np.asarray(heights) - steps).x + steps if len(heights) else steps
 
 
 def draw_below_published(collection: Collection, name: str, metrics: dict[str, str]) -> Figure:
@@ -91,13 +153,13 @@ def draw_below_published(collection: Collection, name: str, metrics: dict[str, s
             title = "ours, the proxy" if table.proxy_of else "ours"
             panels[1].append(Panel(curves(collection, ours), "time_s", time_label(runs), label_of(ours), title))
     figure = draw_panels(panels, table, (3.7 * len(metrics), 0.9 + 2.5 * len(panels)))
+    draw_legends(figure, *_kinds(table))
     figure.suptitle(table.title if runs else f"{table.title} (no finished runs of ours)")
     return figure
 
 
 def draw_panels(panels: Sequence[Sequence[Panel]], table: Table, size: tuple[float, float], **shared: object) -> Figure:
     """Draw rows of panels with curves of methods (colours) and topologies (styles), in the order of the table."""
-    methods, topologies = (list(dict.fromkeys(getattr(row, key) for row in table.rows)) for key in LINE)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(panels), len(panels[0]), squeeze=False, **shared)
     for panel, ax in zip((panel for row in panels for panel in row), axes.flat, strict=True):
@@ -105,7 +167,7 @@ def draw_panels(panels: Sequence[Sequence[Panel]], table: Table, size: tuple[flo
         if data.empty:
             ax.text(0.5, 0.5, "not recorded", transform=ax.transAxes, ha="center", va="center", color="0.4")
         else:
-            look = looks(methods, topologies)
+            look = looks(*_kinds(table))
             look["markevery"] = max(1, data.groupby(LINE)["step"].nunique().max() // MARKERS_PER_CURVE)
             look |= {"errorbar": ("pi", 100), "err_kws": {"alpha": 0.12, "linewidth": 0}, "legend": False}
             sns.lineplot(data=data, x=panel.x, y="value", hue="method", style="topology", **look, ax=ax)
@@ -116,8 +178,12 @@ def draw_panels(panels: Sequence[Sequence[Panel]], table: Table, size: tuple[flo
         if shared:
             ax.label_outer()
     figure.align_ylabels(axes)
-    draw_legends(figure, methods, topologies)
     return figure
+
+
+def _kinds(table: Table) -> list[list[str]]:
+    """Return the table's methods and its topologies, each once."""
+    return [list(dict.fromkeys(getattr(row, key) for row in table.rows)) for key in LINE]
 
 
 def curves(collection: Collection, metric: str) -> pd.DataFrame:

@@ -71,7 +71,7 @@ class Bars(Definition):
 class Curves(Definition):
     """Learning curves of a table's runs.
 
-    rows:      some of its rows, as all would be drawn (default: all)
+    rows:      which of its rows, as many as are named (default: as `draw_table` chooses)
     variant:   of which variant
     published: a file of results/paper whose curves are drawn above ours
     metrics:   {metric of the published curves: the metric of ours that is drawn below it}
@@ -96,17 +96,38 @@ class Curves(Definition):
         collection = collection_of(self.table)
         if self.variant is not None:
             collection = collection.of_variant(self.variant)
-        rows = self.rows or [row.name for row in collection.table.rows]
-        collection = collection.of_rows(rows, self.title)
+        collection = of_rows(collection, self.rows or [row.name for row in collection.table.rows], self.title)
         if self.published:
             draw = partial(draw_below_published, collection, self.published, self.metrics)
         else:
-            draw = partial(draw_table, collection)
+            draw = partial(draw_table, collection, every=bool(self.rows))
         return Drawing(draw, missing_summary(collection))
 
 
-FigureFile = Bars | Curves
-KINDS = {"bars": Bars, "curves": Curves}
+class Times(Definition):
+    """Time to a table's target: simulated steps x the time of a step of `model` in step_times.csv of the benchmarks."""
+
+    kind: Literal["times"]
+    title: str
+    table: str
+    model: str
+
+    def drawing(self, collection_of: CollectionOf, benchmarks: Path) -> Drawing:
+        """Return the drawing of the table's runs; UsageError if no step of the model was measured."""
+        collection, file = collection_of(self.table), benchmarks / "step_times.csv"
+        if not file.is_file():
+            raise UsageError(f"benchmarks={benchmarks}: expected step_times.csv in there")
+        measured = pd.read_csv(file)
+        if self.model not in set(measured["model"]):
+            raise UsageError(f"model={self.model}: {nearest(self.model, set(measured['model']))}")
+        times = times_to_target(collection, measured[measured["model"] == self.model])
+        if times.empty:
+            raise UsageError(f"table={self.table}: no finished run of a method whose step was measured")
+        return Drawing(partial(draw_times, times, self.title), missing_summary(collection))
+
+
+FigureFile = Bars | Curves | Times
+KINDS = {"bars": Bars, "curves": Curves, "times": Times}
 
 
 def load_figure(name: str, folder: Path = FIGURES) -> FigureFile:
@@ -124,14 +145,26 @@ def figure_names(folder: Path = FIGURES) -> list[str]:
     return names_in(folder)
 
 
-def write_figures(collection: Collection, folder: Path, formats: Some[str] = FORMATS) -> list[Path]:
+def of_rows(collection: Collection, rows: Sequence[str], title: str) -> Collection:
+    """Return the collection of these rows alone; UsageError naming the first that is unknown."""
+    known = [row.name for row in collection.table.rows]
+    for row in rows:
+        if row not in known:
+            raise UsageError(f"rows={row}: unknown; {nearest(row, known)}")
+    return collection.of_rows(rows, title)
+
+
+def write_figures(
+    collection: Collection, folder: Path, formats: Some[str] = FORMATS, every: bool = False
+) -> list[Path]:
     """Write <folder>/<table>[_<variant>] in these formats for variants with runs; return the paths.
 
-    A table over a setting is one picture with all its variants.
+    A table over a setting is one picture with all its variants. Learning curves have `every` row if asked to.
     """
     parts, draw = [collection], draw_over_setting
     if collection.table.setting is None:
-        parts, draw = [collection.of_variant(name) for name in collection.table.variants] or parts, draw_table
+        parts = [collection.of_variant(name) for name in collection.table.variants] or parts
+        draw = partial(draw_table, every=every)
     drawn = {part.table.name: partial(draw, part) for part in parts if part.all_runs}
     return [file for name, draw in drawn.items() for file in save(draw, folder, name, formats)]
 
@@ -197,4 +230,50 @@ def draw_bars(frame: pd.DataFrame, title: str, ylabel: str) -> Figure:
     handles = {label: handle for ax in axes for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=min(len(handles), 4))
     figure.suptitle(title)
+    return figure
+
+
+def times_to_target(collection: Collection, measured: pd.DataFrame) -> pd.DataFrame:
+    """Return a line for each row of the table and each network: seconds of the median, lowest and highest seed.
+
+    A seed that does not arrive is the slowest: the median is inf where half of them do not, and `highest` is of those
+    that do. `arrived` of `seeds` do. `measured` has columns method, topology, mbit_per_s and step_ms.
+    """
+    steps = collection.frame["steps_to_target"].astype(float)
+    grouped, arrived = (s.groupby(collection.frame["row"]) for s in (steps, steps[np.isfinite(steps)]))
+    parts = {"median": grouped.median(), "lowest": arrived.min(), "highest": arrived.max()}
+    rows = pd.DataFrame(
+        [(row.name, row.method, row.topology) for row in collection.table.rows], columns=["name", "method", "topology"]
+    )
+    counts = pd.DataFrame({"seeds": grouped.size(), "arrived": arrived.size()}).fillna(0).astype(int)
+    times = rows.join(counts.assign(**parts), on="name", how="inner").merge(measured, on=["method", "topology"])
+    return times.assign(**{part: times[part] * times["step_ms"] / 1000 for part in parts})
+
+
+def draw_times(times: pd.DataFrame, title: str) -> Figure:
+    """Draw the lines of `times_to_target` as dots with bars: a panel for each network, its fastest row on top."""
+    panels = list(times.groupby("mbit_per_s"))
+    colours = dict(zip(dict.fromkeys(times["method"]), cycle(COLOURS)))
+    figure = Figure(figsize=(7.2, 0.9 + sum(0.35 + 0.27 * len(panel) for _, panel in panels)), layout="constrained")
+    ratios = {"height_ratios": [len(panel) + 0.5 for _, panel in panels]}
+    axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, gridspec_kw=ratios)[:, 0]
+    for ax, (rate, panel) in zip(axes, panels, strict=True):
+        panel = panel.sort_values("median", kind="stable")
+        for place, row in enumerate(panel.itertuples()):
+            look = {"color": colours[row.method], "va": "center", "fontsize": 7}
+            look["bbox"] = {"color": "white", "pad": 0.5}  # hides the grid
+            note = "" if row.arrived == row.seeds else f"{row.arrived} of {row.seeds} seeds"
+            if np.isfinite(row.median):
+                ax.plot([row.lowest, row.highest], [place, place], color=colours[row.method], linewidth=1.2)
+                ax.plot(row.median, place, "o", color=colours[row.method], markersize=6)
+                ax.annotate(note, (row.highest, place), (5, 0), textcoords="offset points", **look)
+            else:
+                ax.text(0.01, place, note, transform=ax.get_yaxis_transform(), **look)
+        names = panel["method"] + ", " + panel["topology"].str.replace("_", " ")
+        ax.set(title=f"{rate:g} Mbit/s", yticks=range(len(panel)), ylim=(len(panel) - 0.5, -0.5))
+        ax.set_yticklabels(names)
+    axes[-1].set(xlabel="s, simulated steps x measured time of a step", xlim=(0, None))
+    figure.suptitle(
+        f"{title}\nsimulated steps x measured time of a step (dot: median seed; bar: lowest to highest that arrives)"
+    )
     return figure

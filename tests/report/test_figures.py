@@ -1,20 +1,33 @@
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from matplotlib.colors import to_rgba
 from matplotlib.image import imread
 from omegaconf import OmegaConf
 
 from common.cli import UsageError
 from common.experiments.collect import collect
+from common.experiments.definitions import ROOT
 from common.experiments.quantities import QUANTITIES
 from common.experiments.tables import load_table
 from common.launch.compose import compose_config
 from common.report.benchmark_tables import load_benchmark
-from common.report.curves import curves, draw_table
-from common.report.figures import Bars, Curves, draw_over_setting, figure_names, load_figure, write_figures
+from common.report.curves import curves, draw_table, spread, telling_rows
+from common.report.figures import (
+    Bars,
+    Curves,
+    Times,
+    draw_over_setting,
+    draw_times,
+    figure_names,
+    load_figure,
+    write_figures,
+)
 from common.report.published import load_published
 from scripts.figures import main
 from tests.experiments.conftest import CONTENT, make_table
@@ -35,7 +48,7 @@ def test_files_are_made_and_not_blank(filled, capsys):
     assert main(["figure=small", "formats=[png,svg]"]) == 0
     assert "written: runs/report/small.png runs/report/small.svg" in capsys.readouterr().out
     image = imread("runs/report/small.png")
-    assert image.shape[:2] == (1120, 1920)
+    assert image.shape[:2] == (1120, 2280)
     assert image.std() > 0.05
     assert "validation accuracy" in Path("runs/report/small.svg").read_text()
 
@@ -56,8 +69,137 @@ def test_six_panels_with_a_line_for_each_row(filled):
     colours = {line.get_color() for line in figure.axes[0].get_lines()}
     styles = {line.get_linestyle() for line in figure.axes[0].get_lines()}
     assert len(colours) == len(styles) == 2
-    legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    assert legends == ["AllReduce", "AccumAdam", "complete", "aer"]
+    assert figure.legends == []
+    colour_of = {"AllReduce, complete": "#000000", "AccumAdam, aer": "#0072B2"}
+    for ax in figure.axes[2::3]:
+        last = {line.get_color(): line.get_xydata()[-1] for line in ax.get_lines()}
+        assert {text.get_text(): text.get_color() for text in ax.texts} == colour_of
+        for text in ax.texts:  # its line goes to the end of that colour
+            assert list(text.xy) == pytest.approx(list(last[text.get_color()]))
+            assert text.get_position()[0] > 1  # beside the panel
+            assert text.arrow_patch.get_edgecolor() == to_rgba(text.get_color())
+    assert all(not ax.texts for i, ax in enumerate(figure.axes) if i % 3 != 2)
+
+
+@pytest.mark.parametrize(
+    ("heights", "expected"),
+    [
+        ([], []),
+        ([0.1, 0.5, 0.9], [0.1, 0.5, 0.9]),
+        ([0.5, 0.5], [0.4, 0.6]),
+        ([0.1, 0.5, 0.6, 0.7], [0.1, 0.4, 0.6, 0.8]),
+        ([0.0, 0.25, 0.25], [-0.1 / 3, 0.5 / 3, 1.1 / 3]),
+    ],
+)
+def test_names_are_moved_apart_as_little_as_needed(heights, expected):
+    assert list(spread(heights, 0.2)) == pytest.approx(expected)
+
+
+def names_in(figure):
+    """The names at the ends of the lines, as many in both rows of panels."""
+    above, below = ({text.get_text() for text in ax.texts} for ax in figure.axes[2::3])
+    assert above == below
+    return above
+
+
+@pytest.fixture
+def long():
+    """Nine rows of eight methods: the baseline is the last and ends worst, the first method has a better row."""
+    first = CONTENT["rows"][0]
+    methods = ["A", "A", "B", "C", "D", "E", "F", "G", "H"]
+    rows = [
+        first | {"name": f"r{i}", "method": method, "overrides": [*first["overrides"], f"optimizer.lr={i + 1}"]}
+        for i, method in enumerate(methods)
+    ]
+    rows[0]["topology"] = "aer"
+    table = make_table(rows=rows, baseline="r8")
+    for cell in table.cells(RUNS):
+        place = int(cell.row.name[1:])
+        write_run(cell.run_dir, cell.overrides, accuracy=[1.0, 10.0 if place == 8 else 80.0 + place])
+    return table
+
+
+def test_of_many_rows_the_baseline_and_the_best_of_each_method_are_drawn(long):
+    collection = collect(long, RUNS)
+    assert telling_rows(collection) == ["r1", "r2", "r3", "r4", "r5", "r6", "r8"]
+    figure = draw_table(collection)
+    assert names_in(figure) == {f"{method}, complete" for method in "ABCDEFH"}
+    assert "(7 of 9 rows, mean of 3 seeds; " in figure.get_suptitle()
+    metric = QUANTITIES["accuracy"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(QUANTITIES, "accuracy", replace(metric, higher_is_better=False))
+        assert telling_rows(collection)[0] == "r0"
+
+
+def test_rows_that_are_named_are_drawn_as_many_as_there_are(long, monkeypatch, capsys):
+    monkeypatch.setattr("scripts.figures.load_table", lambda *_, **__: long)
+    figures = []
+    monkeypatch.setattr("common.report.figures.save", lambda draw, *_: figures.append(draw()) or [])
+    assert main(["figure=small", "rows=r0,r7"]) == 0
+    assert names_in(figures[0]) == {"A, aer", "G, complete"}
+    assert main(["figure=small", f"rows={','.join(row.name for row in long.rows)}"]) == 0
+    assert [len(ax.get_lines()) for ax in figures[1].axes] == [9] * 6
+    assert len(figures[1].legends) == 2
+    assert names_in(figures[1]) == set()
+    assert " rows" not in figures[1].get_suptitle()
+    assert main(["figure=small", "rows=r0,r9"]) == 2
+    assert "rows=r9: unknown; expected one of" in capsys.readouterr().err
+    assert main(["figure=7", "rows=r0"]) == 2
+    assert "rows=r0: expected with a table; figure7.yaml names the figure's rows" in capsys.readouterr().err
+
+
+TIMED = "model,method,topology,mbit_per_s,step_ms"
+
+
+def test_time_to_a_target_is_simulated_steps_times_the_measured_step(tmp_path):
+    """Steps of 15 and 30; AccumAdam arrives with one seed of three, on the complete graph not."""
+    table = make_table(
+        target={"metric": "accuracy", "value": 90, "best": "highest"},
+        columns=["method", "topology", "steps_to_target_median"],
+    )
+    for cell in table.cells(RUNS):
+        slow, first = cell.row.name != "allreduce", cell.seed == table.seeds[0]
+        accuracy = [95.0, 95.0] if first else [1.0, 2.0] if slow else [1.0, 95.0]
+        write_run(cell.run_dir, cell.overrides, accuracy=accuracy)
+    rows = [
+        "m,AllReduce,complete,10,100",
+        "m,AllReduce,complete,50,40",
+        "m,AccumAdam,aer,10,20",
+        "n,AllReduce,complete,10,1",
+    ]
+    (tmp_path / "step_times.csv").write_text("\n".join([TIMED, *rows, "m,other,aer,10,5"]))
+    times = Times(kind="times", title="T", table="t", model="m")
+    figure = times.drawing(lambda _: collect(table, RUNS), tmp_path).draw()
+    slow = figure.axes[0]
+    assert [ax.get_title() for ax in figure.axes] == ["10 Mbit/s", "50 Mbit/s"]
+    assert [text.get_text() for text in slow.get_yticklabels()] == ["AllReduce, complete", "AccumAdam, aer"]
+    drawn = [[list(line.get_xdata()) for line in ax.get_lines()] for ax in figure.axes]
+    assert drawn == [
+        [pytest.approx([1.5, 3.0]), pytest.approx([3.0])],
+        [pytest.approx([0.6, 1.2]), pytest.approx([1.2])],
+    ]
+    assert [text.get_text() for text in slow.texts] == ["", "1 of 3 seeds"]
+    assert "simulated steps x measured time of a step" in figure.get_suptitle()
+
+    with pytest.raises(UsageError, match="table=t: no finished run"):
+        times.drawing(lambda _: collect(table, tmp_path / "none", allow_empty=True), tmp_path)
+    with pytest.raises(UsageError, match="model=k: expected one of: m, n"):
+        times.model_copy(update={"model": "k"}).drawing(lambda _: collect(table, RUNS), tmp_path)
+    with pytest.raises(UsageError, match=r"expected step_times\.csv in there"):
+        times.drawing(lambda _: collect(table, RUNS), tmp_path / "none")
+
+
+def test_rows_are_sorted_by_time_in_each_panel():
+    times = pd.DataFrame(
+        [("a", 10, 3.0), ("b", 10, np.inf), ("c", 10, 2.0), ("a", 50, 1.0), ("c", 50, 1.5)],
+        columns=["method", "mbit_per_s", "median"],
+    ).assign(topology="aer", seeds=3, arrived=3)
+    figure = draw_times(times.assign(lowest=times["median"], highest=times["median"]), "T")
+    names = [[text.get_text() for text in ax.get_yticklabels()] for ax in figure.axes]
+    assert names == [["c, aer", "a, aer", "b, aer"], ["a, aer", "c, aer"]]
+    dots = [[line.get_color() for line in ax.get_lines() if line.get_marker() == "o"] for ax in figure.axes]
+    assert dots[0] == dots[1][::-1]
+    assert all(ax.yaxis_inverted() for ax in figure.axes)  # the fastest is on top
 
 
 def test_labels_tell_lines_of_one_method_and_topology_apart(monkeypatch, capsys):
@@ -69,10 +211,10 @@ def test_labels_tell_lines_of_one_method_and_topology_apart(monkeypatch, capsys)
     table = make_table(rows=rows, labels={"round": "updates"})
     for cell in table.cells(RUNS):
         write_run(cell.run_dir, cell.overrides)
-    methods = ["AllReduce, round = 1", "AllReduce, round = 8", "AccumAdam"]
+    names = {"AllReduce, round = 1, complete", "AllReduce, round = 8, complete", "AccumAdam, aer"}
     figure = draw_table(collect(table, RUNS))
     assert [len(ax.get_lines()) for ax in figure.axes] == [3] * 6
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == methods
+    assert names_in(figure) == names
 
     # Some rows alone: runs of others are not missed.
     shutil.rmtree(next(table.cells(RUNS)).run_dir)
@@ -84,7 +226,7 @@ def test_labels_tell_lines_of_one_method_and_topology_apart(monkeypatch, capsys)
     monkeypatch.setattr("scripts.figures.save", lambda draw, *_: figures.append(draw()) or [])
     assert main(["figure=some"]) == 0
     assert "missing" not in capsys.readouterr().out
-    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["AllReduce", "AccumAdam"]
+    assert names_in(figures[0]) == {"AllReduce, complete", "AccumAdam, aer"}
     assert figures[0].get_suptitle().startswith("Some of them (mean of 3 seeds")
 
 
@@ -98,7 +240,7 @@ def test_changes_of_workers_are_marked(filled):
         {line.get_xdata()[0] for line in ax.get_lines() if line.get_linestyle() == ":"}
         for ax in draw_table(collect(filled, RUNS)).axes
     ]
-    assert marked == [{18, 24}, set(), set()] * 2
+    assert marked == [set(), set(), {18, 24}] * 2
 
 
 def test_rows_without_runs_are_left_out_but_keep_their_colours(registered):
@@ -199,7 +341,7 @@ def test_bytes_that_differ_much_are_on_a_logarithmic_axis(filled, sent, scale):
         if cell.row.name != "allreduce":
             shutil.rmtree(cell.run_dir)
             write_run(cell.run_dir, cell.overrides, train_loss=[2.0] * 12, bytes_sent=sent)
-    assert [ax.get_xscale() for ax in draw_table(collect(filled, RUNS)).axes] == ["linear", scale, "linear"] * 2
+    assert [ax.get_xscale() for ax in draw_table(collect(filled, RUNS)).axes] == [scale, "linear", "linear"] * 2
 
 
 def test_a_curve_ends_where_a_seed_diverges(filled, caplog):
@@ -210,7 +352,7 @@ def test_a_curve_ends_where_a_seed_diverges(filled, caplog):
     data = curves(collection, "accuracy")
     assert data.dropna()["step"].groupby(data["method"]).max().to_dict() == {"AllReduce": 15, "AccumAdam": 30}
     assert f"{cell.run_dir}: accuracy is not finite from step 30 on" in caplog.text
-    allreduce, accumadam = draw_table(collection).axes[3].get_lines()
+    allreduce, accumadam = draw_table(collection).axes[5].get_lines()
     assert (list(allreduce.get_xdata()), list(accumadam.get_xdata())) == ([15], [15, 30])
 
 
@@ -221,6 +363,12 @@ def test_every_figure_file_names_what_there_is(name):
         assert figure.value in load_benchmark(figure.table).values
         return
     table = load_table(figure.table)
+    if isinstance(figure, Times):
+        times = pd.read_csv(ROOT / "results/benchmarks/step_times.csv").query(f"model == '{figure.model}'")
+        timed = set(zip(times["method"], times["topology"], strict=True))
+        assert {(row.method, row.topology) for row in table.rows} <= timed
+        assert table.target
+        return
     assert set(figure.rows) <= {row.name for row in table.rows}
     if not figure.published:
         return
@@ -238,7 +386,7 @@ def test_every_figure_file_names_what_there_is(name):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{kind: pie, title: T, table: table2}", "kind=pie: expected one of: bars, curves"),
+        ("{kind: pie, title: T, table: table2}", "kind=pie: expected one of: bars, curves, times"),
         ("{kind: bars, title: T, table: figure6, value: step_ms}", "axis=...: missing; expected a value"),
         ("{kind: curves, title: T, table: t, published: figure7}", "expected published with metrics"),
         ("{kind: [", "not valid YAML"),
