@@ -19,10 +19,11 @@ LONGEST = (
 
 @pytest.fixture(autouse=True)
 def signal_handlers() -> None:
-    """Restore Python's own: `pytest -n` ignores SIGINT, as would all programs that tests start, and torchrun leaves its
-    handlers behind where it ran in this process."""
+    """Restore Python's own: `pytest -n` ignores SIGINT, as would all programs that tests start, torchrun leaves its
+    handlers behind where it ran in this process, and a command that a signal has ended ignores all others."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="module")
