@@ -91,7 +91,7 @@ def _seeds() -> dict[str, Any]:
     """Return what the page needs of t distributions, for `fewest` seeds and more.
 
     t:      97.5 % quantiles: a mean's 95 % interval is that times the standard error
-    effect: the least mean difference, in standard deviations, that so many seeds tell from zero with enough power
+    effect: the smallest mean difference, in standard deviations, that this many seeds can tell from zero
     """
     counts = range(FEWEST_SEEDS, MOST + 1)
     return {

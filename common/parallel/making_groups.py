@@ -1,7 +1,8 @@
-"""How process groups come about: torch's own way, or among members that change, anew or by c10d's `reconfigure`.
+"""Make process groups: as torch does, or for a changing membership, by new groups or by c10d's `reconfigure`.
 
-gloo waits for a peer that was to connect, but died, five times a group's timeout, and nothing can end that wait. So
-members that change first meet in the store, whose end ends the wait, and then have little time to connect.
+If a peer dies while groups connect, gloo waits for it for five times the group's timeout, and nothing can interrupt
+that. So the members first wait for each other in the store, which can be interrupted, and then connect with a short
+timeout.
 """
 
 import threading
@@ -25,8 +26,8 @@ from common.torch_internals import (
 )
 
 UNUSED_TAG = 1 << 30  # of messages; theirs are smaller, see `common.parallel.gossip.exchange.tag_of`
-CONNECT = timedelta(seconds=5)  # for a group to connect, at most
-PATIENCE = 8  # in which part of a membership's timeout: five times that leave time to report it
+LONGEST_CONNECT = timedelta(seconds=5)
+CONNECT_SHARE = 1 / 8  # of a membership's timeout: five times that still leaves time to report
 
 
 class TorchGroups:
@@ -50,7 +51,7 @@ class NewGroups(TorchGroups):
 
     def open(self, store: dist.Store, number: int, rank: int, size: int, timeout: timedelta) -> None:
         """Open the default group of a membership by its store. Raises RuntimeError if a member is lost meanwhile."""
-        self._connect = min(CONNECT, timeout / PATIENCE)
+        self._connect = min(LONGEST_CONNECT, timeout * CONNECT_SHARE)
         store.set(f"here/{rank}", "")
         store.wait([f"here/{other}" for other in range(size)])
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=self._connect)
@@ -83,8 +84,8 @@ class NewGroups(TorchGroups):
 class ReconfiguredGroups(NewGroups):
     """Groups that stay, and whose ranks change: c10d's `reconfigure`, of torch >= 2.14.
 
-    A failure leaves some ranks of a group reconfigured and others not, so all go by the handles that the members have
-    put into the store for this attempt; a group's own number, unique in the run, is what they differ by.
+    A failed attempt can leave some ranks of a group reconfigured and others not. So each attempt has a number of its
+    own, unique in the run, under which the members put their handles into the store.
 
     process: number of this process, unlike that of any other member
     """
@@ -100,7 +101,7 @@ class ReconfiguredGroups(NewGroups):
     def open(self, store: dist.Store, number: int, rank: int, size: int, timeout: timedelta) -> None:
         """Open the default group, or reconfigure it. Raises RuntimeError if a member is lost meanwhile."""
         self._store.current = store
-        self._connect = min(CONNECT, timeout / PATIENCE) if self._backend == "gloo" else timeout / 2
+        self._connect = min(LONGEST_CONNECT, timeout * CONNECT_SHARE) if self._backend == "gloo" else timeout / 2
         self._free += self._used
         self._used.clear()
         self._uuid = number << 16
@@ -163,9 +164,9 @@ class ReconfiguredGroups(NewGroups):
 
 
 class MembershipStore(dist.Store):
-    """The store of the current membership: a group keeps the store that it was made with.
+    """The store of the current membership, for groups that outlive it: a group keeps the store it was made with.
 
-    Groups that were made in another order have other prefixes on other ranks, which are left out.
+    Ranks may have made their groups in different orders, with different prefixes of keys; these are dropped.
     """
 
     current: dist.Store
@@ -179,7 +180,7 @@ class MembershipStore(dist.Store):
         return self.current.get(_own(key))
 
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set a value if it is the expected one; return what it is then."""
+        """Replace the value if it equals `expected`; return the value after that."""
         return self.current.compare_set(_own(key), expected, desired)
 
     def wait(self, keys: list[str], *timeout: timedelta) -> None:

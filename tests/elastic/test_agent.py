@@ -89,7 +89,7 @@ def work(number: int, connection: Connection, deeds: Deeds, log: Path, groups: s
 
 
 class MortalStore(dist.Store):
-    """A store whose process dies as soon as it has set so many keys."""
+    """A store that kills its process after the given number of `set` calls."""
 
     def __init__(self, keys: int, *arguments: Any, **options: Any) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ def gap_of(**changes):
 
 
 def test_a_table_with_a_horizon_appears_by_itself():
-    """Each row of gossip is compared with the all-reduce of its own horizon."""
+    """A row of gossip is compared with the all-reduce row that has the same horizon."""
     losses = {"allreduce_5": 4.0, "accumadam_aer_5": 4.3, "allreduce_10": 3.5, "accumadam_aer_10": 3.6}
     table = gap_of()
     for cell in table.cells(Path("runs")):
