@@ -27,7 +27,7 @@ LOOSE = "other_runs"  # the name under which runs of no table are shown
 
 def build(roots: Sequence[Path]) -> dict[str, Any]:
     """Return the page's data, of finished runs below these folders; UsageError if a definition is wrong."""
-    loaded = map(load_table, tqdm(table_names(), "reading tables"))
+    loaded = map(load_table, tqdm(table_names(), "reading tables", disable=None))
     collections = [found for table in loaded if (found := collect(table, *roots, allow_empty=True)).all_runs]
     records = Records()
     tables = {found.table.name: records.table(found) for found in collections}

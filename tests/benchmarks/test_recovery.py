@@ -68,5 +68,6 @@ def test_a_kill_is_outlived_and_restarted_from(
     reconfigured = ["elastic, reconfigured"] if can_reconfigure(torch.device("cpu")) else []
     assert list(record.index) == ["elastic", *reconfigured, "restart", "torchft", "torchft, 300 ms"]
     assert (record.survivors_s <= record.all_s).all()
-    assert (record.goodput > 0).all()
+    assert (record.goodput.drop("restart") > 0).all()  # a restart can take all the time that is measured
+    assert record.goodput["restart"] >= 0
     assert (record.step_ms < 1000 * record.survivors_s).all()

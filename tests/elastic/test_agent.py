@@ -462,7 +462,7 @@ def test_a_minority_saves_and_stops(workers: int, tmp_path: Path, capfd: pytest.
 @pytest.mark.slow
 def test_who_is_silent_is_killed_and_replaced_and_a_broken_link_needs_no_death(groups: str, tmp_path: Path) -> None:
     deeds = {1: [{0: "loses its links", 1: "stops"}], 2: [{1: "loses its links"}], 0: [{3: "ends"}]}
-    code, seen = run(4, deeds, tmp_path / "log", timeout_s=5.0, restarts=1, groups=groups)
+    code, seen = run(4, deeds, tmp_path / "log", timeout_s=15.0, restarts=1, groups=groups)
     assert code == FINISHED
     everybody = [0, 1, 2, 3]
     assert [seen[number][0] for number in seen] == [everybody, everybody, [0, 2, 3], everybody]

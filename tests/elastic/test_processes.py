@@ -22,7 +22,7 @@ from tests.training.replay import membership_rows, replay
 from tests.training.runs import rows, summary, wait_for
 
 RUN = ["model.width=4", "training.threads=1", "evaluation.every=1000", "logging.progress=false", "logging.every=4"]
-RUN += ["parallel.bucket_mb=0.002", "parallel.timeout_s=30", "training.checkpoint_every=1000", "schedule.warmup=5"]
+RUN += ["parallel.bucket_mb=0.002", "parallel.timeout_s=30", "training.checkpoint_every=1000000", "schedule.warmup=5"]
 RUN += ["topology=ring", "parallel.transport=send_recv", "optimizer=accumadamw", "elastic.min_workers=2"]
 PACED = "task=tests.training.paced"
 ENDLESS = "training.steps=1000000"  # the test stops it
