@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         page = _page(data, output, running)
         output.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(output, page.encode())
-        left = "" if running is None else f", {len(running)} unfinished runs"
+        left = "" if running is None else f", unfinished runs: {len(running)}"
         print(f"written: {output} ({output.stat().st_size / 1e6:.1f} MB{left})", flush=True)
         if not arguments.watch:
             return 0

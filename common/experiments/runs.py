@@ -69,6 +69,7 @@ class FinishedRun:
     rows: pa.Table
     evaluation: dict[str, str] = field(default_factory=dict)
     target: Target | None = None
+    _curves: dict[tuple[str, str], pd.DataFrame] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -85,7 +86,9 @@ class FinishedRun:
             raise RunError(f"{self.folder}: metrics.jsonl records no {metric!r}")
         if split not in self._splits:
             raise RunError(f"{self.folder}: metrics.jsonl has no row with split {split!r}")
-        return self._splits[split][["step", metric]]
+        if (split, metric) not in self._curves:
+            self._curves[split, metric] = self._splits[split][["step", metric]]
+        return self._curves[split, metric]
 
     @cached_property
     def _splits(self) -> dict[str, pd.DataFrame]:

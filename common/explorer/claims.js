@@ -29,8 +29,8 @@ function evidence(claim) {
   const records = [...new Set(claim.tests.filter((test) => test.compare === undefined).map((test) => test.record))];
   const shown = el("article", { class: "evidence", id: "evidence", tabindex: -1, "aria-label": "Evidence" },
     el("h3", {}, claim.claim, " ", el("span", { class: claim.verdict }, claim.verdict)),
-    el("p", { class: "note" }, `Paper: ${claim.paper}. Here: ${claim.here}.`),
-    drawing || el("p", {}, `Not tested: ${claim.regime}.`),
+    el("p", { class: "note" }, `Paper: ${claim.paper}. Here: ${[claim.here, claim.regime].filter(Boolean).join("; ")}.`),
+    drawing || null,
     lines.length ? table(["number", "value", "low", "high", "where from"], lines) : null,
     records.map((name) => el("details", { open: records.length === 1 && DATA.records[name].length < 40 },
       el("summary", {}, `Record ${name}`), table(DATA.records[name][0], DATA.records[name].slice(1)))));

@@ -132,7 +132,7 @@ VIEWS.planner = (now) => {
     .reduce((one, other) => (other.step < one.step ? other : one));
   const pays = best.speedup >= 1.05, order = found.map((line) => line.method);
   const speed = (mbit) => (mbit >= 1000 ? `${mbit / 1000} Gbit/s` : `${mbit} Mbit/s`);
-  const y = { field: "method", type: "nominal", sort: order, title: null, axis: { labelLimit: 300 } };
+  const y = { field: "method", type: "nominal", sort: order, title: null, axis: { labelLimit: innerWidth < 600 ? 130 : 300 } };
   return [
     controls(choice("Hosts", "hosts", named(sizes), String(settings.hosts)),
       choice("Workers of a host", "per_host", named(SIZES.perHost), String(settings.per_host)),

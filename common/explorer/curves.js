@@ -117,7 +117,10 @@ VIEWS.gap = (now) => {
   const mode = now.mode === "given" || now.mode === "tuned" ? now.mode : of.some((point) => point.tuned) ? "tuned"
     : "given";
   const logX = (now.logx ?? "1") === "1", logY = now.logy === "1";
-  const label = (point) => (point.published ? `published, ${point.name}` : point.table);
+  // The rows of tables that differ in their horizon alone, gpt2_horizon_10 and so on, are lines.
+  const family = (point) => (cause === "horizon" && /_\d+$/.test(point.table)
+    ? `${point.table.replace(/_\d+$/, "")}: ${nameOf(point)}` : point.table);
+  const label = (point) => (point.published ? `published, ${point.name}` : family(point));
   const nameOf = (point) => point.name ?? DATA.tables[point.table].rows.find((row) => row.id === point.row).name;
   const shown = of.filter((point) => point.tuned === (mode === "tuned") && (!logX || point[cause] > 0)
     && (!logY || point.gap > 0))
@@ -126,11 +129,13 @@ VIEWS.gap = (now) => {
       x: point[cause], href: point.published ? null : link({ view: "compare", table: point.table,
         variant: point.variant, a: point.row, b: point.partner }) }));
   const names = [...new Set(shown.map((point) => point.name))].sort(), looks = looksOf(names);
-  // Beside each other where many have the same number of workers.
-  const aside = (point) => (cause === "workers"
-    ? point.x * 1.025 ** (names.indexOf(point.name) - (names.length - 1) / 2) : point.x);
+  // Beside each other where many have the same number of workers or horizon.
+  const moved = (point) => cause === "workers" || (cause === "horizon" && !point.published);
+  const side = names.filter((name) => shown.some((point) => point.name === name && moved(point)));
+  const aside = (point) => (moved(point)
+    ? point.x * 1.025 ** (side.indexOf(point.name) - (side.length - 1) / 2) : point.x);
   shown.forEach((point) => { point.at = aside(point); });
-  const joined = shown.filter((point) => point.published && cause === "horizon"),
+  const joined = shown.filter((point) => cause === "horizon" && (point.published || family(point) !== point.table)),
     title = `behind all-reduce, ${units[unit]}`;
   const x = axis("at", causes[cause], logX), data = { values: shown };
   return [
@@ -233,9 +238,8 @@ VIEWS.live = () => {
   const names = [...new Set(points.map((point) => point.name))], looks = looksOf(names);
   document.querySelector("#live > .table").hidden = true;
   return [
-    el("p", { class: "note" }, `${ABOUT.live.filter((run) => run.state === "running").length} of ${ABOUT.live.length} `
-      + `unfinished runs are running. `
-      + `This page loads itself every ${RELOAD_S} s.`),
+    el("p", { class: "note" }, `Running: ${ABOUT.live.filter((run) => run.state === "running").length} of `
+      + `${ABOUT.live.length} unfinished. This page loads itself every ${RELOAD_S} s.`),
     points.length ? chart({ height: 320, data: { values: points }, mark: { type: "line", point: { size: 14 } },
       encoding: {
       x: axis("step", "steps", false), y: axis("loss", "training loss", true),

@@ -39,8 +39,8 @@ def _claim(claim: Claim, papers: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "claim": claim.claim,
         "paper": claim.paper.format_map(papers),
-        "here": claim.here(rows),
-        "regime": claim.regime.format_map(rows[0]) if rows else claim.regime,
+        "here": claim.found(rows),
+        "regime": claim.where(rows),
         "what": claim.what,
         "verdict": claim.verdict(rows),
         "rule": rule,

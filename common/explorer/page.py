@@ -4,14 +4,16 @@ import html
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import vl_convert
 
 from common.cli import UsageError
+from common.report.claims import Verdict
 
 PLACE = Path(__file__).parent
 SCRIPTS = ("core.js", "charts.js", "claims.js", "curves.js", "clusters.js", "planner.js")
@@ -121,7 +123,9 @@ def _scoreboard(claims: Sequence[dict[str, Any]]) -> str:
     head = ("claim", "verdict", "regime", "paper", "here")
     lines = [tuple(claim[key] for key in head) for claim in claims]
     marks = [f"data-claim={place} data-verdict={claim['verdict']}" for place, claim in enumerate(claims)]
-    return _table("What the papers claim, and what is known here", head, lines, marks)
+    count = Counter(claim["verdict"] for claim in claims)
+    verdicts = ", ".join(f"{verdict} {count[verdict]}" for verdict in get_args(Verdict) if count[verdict])
+    return _table(f"{len(claims)} claims: {verdicts}", head, lines, marks)
 
 
 def _of_row(table: dict[str, Any], row: int, variant: int) -> list[dict[str, Any]]:

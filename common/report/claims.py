@@ -131,20 +131,24 @@ class Claim(Definition):
         in_papers_regime = papers is None or (papers != "unknown" and papers / 2 <= _noise_of(row) <= papers * 2)
         return "fails" if in_papers_regime and (row["high"] < low or high < row["low"]) else "open"
 
-    def here(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Return the numbers of its tests, the rule, and the regime."""
+    def found(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        """Return the numbers of its tests and the rule; nothing without a test."""
         if not rows:
-            return self.regime
+            return ""
         numbers = []
         for test, row in zip(self.tests, rows, strict=True):
             value, low, high = (f"{number:{self.style}}" for number in (row[test.value], row["low"], row["high"]))
             numbers.append(f"{test.label} {value}" + ("" if low == high else f" [{low}, {high}]"))
         ((name, limit),) = self.rule.items()
-        regime = self.regime.format_map(rows[0])
-        if self.local_over_noise is not None:
-            noise = _noise_of(rows[0])
-            regime += f", local/B {'not recorded' if math.isnan(noise) else format(noise, '.2g')}"
-        return f"{self.what}: {', '.join(numbers)}; rule: {RULES[name][0].format(limit)}; {regime}"
+        return f"{self.what}: {', '.join(numbers)}; rule: {RULES[name][0].format(limit)}"
+
+    def where(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        """Return the regime of the first number, or why there is no test."""
+        if not rows or self.local_over_noise is None:
+            return self.regime.format_map(rows[0] if rows else {})
+        noise = _noise_of(rows[0])
+        local = "not recorded" if math.isnan(noise) else format(noise, ".2g")
+        return f"{self.regime.format_map(rows[0])}, local/B {local}"
 
 
 def _noise_of(row: Mapping[str, Any]) -> float:
@@ -178,7 +182,8 @@ def show_claims(claims: Sequence[Claim]) -> str:
         rows, paths = [test.found() for test in claim.tests], [PurePosixPath(test.record) for test in claim.tests]
         pages = dict.fromkeys(f"[{path.name}]({path.parent.name or 'benchmarks'}/{path.name}.md)" for path in paths)
         paper, verdict = claim.paper.format_map(papers), claim.verdict(rows)
-        lines.append((claim.claim, paper, claim.here(rows), verdict, ", ".join(pages)))
+        here = "; ".join(filter(None, (claim.found(rows), claim.where(rows))))
+        lines.append((claim.claim, paper, here, verdict, ", ".join(pages)))
     return _markdown(["claim", "paper", "here", "verdict", "page"], lines)
 
 

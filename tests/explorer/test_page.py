@@ -189,7 +189,7 @@ def test_watching_makes_the_page_anew_until_interrupted(small, monkeypatch, caps
     assert main(["runs=my runs", "watch=true", "every=5"]) == 130
     assert shares == [[0.25], [0.5], []]
     assert len(built) == 2
-    assert "1 unfinished runs" in capsys.readouterr().out
+    assert "unfinished runs: 1" in capsys.readouterr().out
 
 
 TINY = {
