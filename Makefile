@@ -21,9 +21,10 @@ test-slow: env  ## run the other tests: repetitions, many processes, Slurm, benc
 	$(PYTHON_ENV) -m pytest -n 4 --max-worker-restart=0 -m "slow and not gpu"
 
 RECORD := runs/report
+MINUTES := 25
 
-gpu-check: env  ## check this machine's GPUs, in 25 minutes (CHECKS="races memory": only these); without one, what emulates it
-	@GPU_RECORD=$(RECORD) $(PYTHON_ENV) -m tests.gpu $(CHECKS)
+gpu-check: env  ## check this machine's GPUs, or go on (CHECKS="races memory": only these); without one, what emulates it
+	@GPU_RECORD=$(RECORD) GPU_MINUTES=$(MINUTES) $(PYTHON_ENV) -m tests.gpu $(CHECKS)
 
 lint: env  ## check style
 	$(PYTHON_ENV) -m ruff check

@@ -7,15 +7,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from common.cli import UsageError
 from common.experiments import load
 from common.experiments.tables import Table, load_table
 from common.launch.compose import compose_config
 from gpt2.model import parameter_count
 from scripts import reproduce
-from tests.gpt2.corpora import write_tokens
+from tests.gpt2.corpora import pattern, write_tokens
 from tests.gpu.device import Device, on_gpu, program
 
 CHECK = 12, "GPT-2 by gossip and by all-reduce"
@@ -26,7 +26,7 @@ JOBS = 3  # runs at a time: small ones, which leave most of a GPU idle
 
 def judge(runs: Path, number: int) -> tuple[str, bool]:
     """Return what the finished runs show, and whether that is all of them; each must have learned to use context."""
-    with suppress(reproduce.UsageError):
+    with suppress(UsageError):  # no run has finished
         found = load.load(TABLE, runs)[0]
         assert (found["validation_loss"] < found["unigram_entropy"]).all(), found["validation_loss"].tolist()
         means = found.groupby("row")[["validation_loss", "local_over_noise"]].mean()
@@ -39,12 +39,12 @@ def judge(runs: Path, number: int) -> tuple[str, bool]:
 @on_gpu
 def test_the_matched_run(device: Device, figure: Callable[[str], None]) -> None:
     end = time.monotonic() + float(os.environ.get("GPU_LEFT_S", LIMIT_S)) - TO_END_S
-    code, output = program("gpt2.prepare", TEXT, limit_s=LIMIT_S)
-    if code:
-        pytest.skip(f"no text: {output.splitlines()[-1]}")
-    with suppress(subprocess.TimeoutExpired):  # what is killed goes on from its last checkpoint
-        left = max(1.0, end - time.monotonic())
-        code, output = program("scripts.reproduce", f"table={TABLE}", f"jobs={JOBS}", limit_s=left)
+    with suppress(subprocess.TimeoutExpired):  # what is killed goes on next time, runs from their last checkpoint
+        code, output = program("gpt2.prepare", TEXT, limit_s=end - time.monotonic())
+        if code:
+            pytest.skip(f"no text: {output.strip()[-200:]}")
+        arguments = [f"table={TABLE}", f"jobs={JOBS}"]
+        code, output = program("scripts.reproduce", *arguments, limit_s=max(1.0, end - time.monotonic()))
         assert code == 0, output[-4000:]
     said, complete = judge(Path("runs"), len(list(load_table(TABLE).cells(Path("runs")))))
     if not complete:
@@ -53,11 +53,11 @@ def test_the_matched_run(device: Device, figure: Callable[[str], None]) -> None:
 
 
 def small(folder: Path) -> Table:
-    """Return the table with a tiny model, few steps and a text without meaning."""
-    tokens = np.random.default_rng(0).integers(8, size=20_000)  # all ids are below 8: soon learned
-    write_tokens(folder, tokens, tokens[:4000], vocabulary_size=1024, end_of_text=0, largest_token=7)
-    more = ["data=tokens", f"data.folder={folder}", "model.width=16", "model.heads=2", "model.context=16"]
-    more += ["training.steps=24", "training.threads=1", "schedule.warmup=2", "evaluation.every=8"]
+    """Return the table with a tiny model, few steps and a text that is soon learned."""
+    write_tokens(folder, pattern(20_000), pattern(4_000, seed=1))
+    more = ["data=tokens", f"data.folder={folder}", "model.vocabulary=32", "model.width=16", "model.heads=2"]
+    more += ["model.context=16", "training.steps=80", "training.threads=1", "schedule.warmup=8", "evaluation.every=20"]
+    more += ["optimizer.lr=0.02"]
     table = load_table(TABLE)
     return table.model_copy(update={"seeds": table.seeds[:1], "overrides": (*table.overrides, *more)})
 
