@@ -20,17 +20,11 @@ test: env  ## run the fast tests: every behaviour once, real processes included
 test-slow: env  ## run the other tests: repetitions, many processes, Slurm, benchmarks' programs
 	$(PYTHON_ENV) -m pytest -n 4 --max-worker-restart=0 -m "slow and not gpu"
 
-CHECKS := suite optimizers host_syncs races runs speed ranks memory overlap failures
 RECORD := runs/report
+MINUTES := 25
 
-# Each check in its own process: one that crashes leaves its row in the record, and the others go on.
-gpu-check: env  ## check this machine's GPUs (CHECKS="races memory": only these); without one, what emulates it
-	@if $(PYTHON_ENV) -c "import sys, torch; sys.exit(not torch.cuda.is_available())"; then \
-	  failed=0; for check in $(CHECKS); do \
-	    GPU_RECORD=$(RECORD) $(PYTHON_ENV) -m pytest -n 0 --timeout 1200 -m gpu tests/gpu/test_$$check.py || failed=1; \
-	  done; echo "written: $(RECORD)/gpu_check.csv and .md"; exit $$failed; \
-	else echo "No GPU: running the tests that emulate one; no record is written."; \
-	  $(PYTHON_ENV) -m pytest -n 0 -m "not gpu" tests/cuda tests/gpu/test_races.py; fi
+gpu-check: env  ## check this machine's GPUs, or go on (CHECKS="races memory": only these); without one, what emulates it
+	@GPU_RECORD=$(RECORD) GPU_MINUTES=$(MINUTES) $(PYTHON_ENV) -m tests.gpu $(CHECKS)
 
 lint: env  ## check style
 	$(PYTHON_ENV) -m ruff check

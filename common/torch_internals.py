@@ -46,7 +46,14 @@ def is_profiling() -> bool:
     return torch.autograd.profiler._is_profiler_enabled
 
 
-# -- process groups
+# -- launchers and process groups
+
+
+def waiting_after_signals(seconds: int) -> dict[str, int]:
+    """Return the launcher's option for how long it waits for ranks after a signal; 2.11 has none and waits for 30 s."""
+    from torch.distributed.launcher.api import LaunchConfig  # which most processes do not need
+
+    return {"shutdown_timeout": seconds} if "shutdown_timeout" in signature(LaunchConfig).parameters else {}
 
 
 def open_groups() -> Collection[dist.ProcessGroup]:

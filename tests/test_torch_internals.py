@@ -71,6 +71,12 @@ def test_tensors_and_the_profiler() -> None:
     assert all(isinstance(norm(1), internals.NormWithStatistics) for norm in (nn.BatchNorm1d, nn.InstanceNorm3d))
 
 
+def test_launchers_wait_after_signals_where_they_can() -> None:
+    assert internals.waiting_after_signals(7) == (
+        {} if torch.__version__.startswith("2.11.") else {"shutdown_timeout": 7}
+    )
+
+
 def opened(ranks: int = 1) -> str:
     """Open the default group and another, and close both; return the other's name."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=ranks, timeout=timedelta(seconds=0.1))

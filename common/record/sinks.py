@@ -3,6 +3,7 @@
 The run's own records never depend on these services: one that fails is named once and left out from then on.
 """
 
+import contextlib
 import shlex
 import sys
 import time
@@ -102,6 +103,17 @@ class WandbSink:
         if row["step"] not in self._repeated:
             self._run.log(numbers(row), step=row["step"])
 
+    @staticmethod
+    def abandon() -> None:
+        """Leave a service that has failed: else wandb would try again when the program ends, and print why it cannot.
+
+        Its process hears a signal that Slurm sends to all, and ends before the run.
+        """
+        import wandb
+
+        with contextlib.suppress(Exception, SystemExit):
+            wandb.teardown()
+
     def close(self) -> None:
         """End the run."""
         self._run.finish()
@@ -155,7 +167,8 @@ class Sinks:
         try:
             action()
         except Exception as error:  # a logging service must not end a run of days, whatever it raises
-            self._sinks.pop(name, None)
+            if isinstance(self._sinks.pop(name, None), WandbSink):
+                WandbSink.abandon()
             print(f"warning: {name} failed and is left out from now on: {error}", file=sys.stderr, flush=True)
 
 

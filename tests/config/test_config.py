@@ -8,9 +8,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from common.config.config import Config, ConfigError
 from common.config.overrides import as_hydra_reads, typed
-from common.launch.compose import CONFIGS, compose_config
+from common.launch.compose import CONFIGS, VERSION_BASE, compose_config
 
 MULTISTEP = ["schedule=multistep", "schedule.warmup=2"]
+# A key that is null: hydra 1.3 has nothing to delete, 1.4 deletes it.
+NULL_DELETED = "~training.clip: there is nothing to delete" if VERSION_BASE else "training.clip=...: missing"
 
 
 def names(group: str) -> list[str]:
@@ -145,7 +147,8 @@ def test_batch_and_ranks() -> None:
         (["optimizer.lr=${foo}"], ["optimizer.lr: Interpolation key 'foo' not found"]),
         (["optimizer.lr=${oc.env:NOPE}"], ["optimizer.lr", "Environment variable 'NOPE' not found"]),
         (["optimizer.lr=[1"], ["'optimizer.lr=[1': cannot be read as key=value"]),
-        (["~training.clip"], ["~training.clip: there is nothing to delete"]),
+        (["~training.klip"], ["~training.klip: there is nothing to delete"]),
+        (["~training.clip"], [NULL_DELETED]),
         (["hydra.run.dir=elsewhere"], ["hydra.run.dir=elsewhere: has no effect", "run_dir=FOLDER"]),
         (["lr=1e-3"], ["lr: no such key; did you mean 'optimizer.lr'?"]),
         (["optimizer=adam", "optimizer.accumulation_steps=4"], ["key of optimizer=accumadam, optimizer=accumadamw"]),

@@ -33,6 +33,10 @@ class NamedGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802
         return self.name
 
+    def _get_backend(self, device: torch.device) -> NamedGroup:
+        """Return what carries messages: `batch_isend_irecv` asks any group for it from 2.14 on."""
+        return self
+
     @property
     def group_name(self) -> str:
         """The name by which torch finds it, and forgets it at last."""

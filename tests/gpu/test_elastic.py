@@ -21,7 +21,7 @@ from tests.gpu.faulty import task
 from tests.ports import free_port
 
 CHECK = 11, "GPUs lose and gain ranks"
-TIMEOUT = timedelta(seconds=60)
+TIMEOUT, LATE = timedelta(seconds=60), timedelta(minutes=5)  # of members, and until all processes have begun
 MEMBERS = {0: [0, 1], 1: [0], 2: [0, 2]}  # of each membership; process 1 dies in the first one
 WITHIN_S = 30.0
 
@@ -37,7 +37,7 @@ def changing(process: int, n: int, name: str, port: int) -> float:
     device = torch.device(name, process % 2) if name == "cuda" else torch.device(name)
     if name == "cuda":
         torch.cuda.set_device(device)
-    store = dist.TCPStore("127.0.0.1", port, is_master=process == 0, wait_for_workers=False, timeout=TIMEOUT)
+    store = dist.TCPStore("127.0.0.1", port, is_master=process == 0, wait_for_workers=False, timeout=LATE)
     groups = making_groups.current = groups_of_members("reconfigured", process, device)
     seconds = 0.0
     for number, members in MEMBERS.items():

@@ -121,6 +121,8 @@ def test_what_was_just_saved_stays_and_what_is_damaged_goes(keep: int, tmp_path:
         before.save(step, STATE, 0)
     for step in (200, 300):
         (tmp_path / f"step_{step:08d}" / "rank_0.pt").write_bytes(b"damaged")
+    (tmp_path / "step_00000400").mkdir()
+    (tmp_path / "step_00000400" / "rank_0.pt").write_bytes(b"half")  # not finished: without a manifest
     checkpoints = Checkpoints(tmp_path, "mine", keep)
     assert checkpoints.load(CPU, print).manifest.step == 100
     assert saved_steps(tmp_path) == [50, 100]

@@ -71,7 +71,7 @@ def test_wandb_offline_keeps_its_run_id_after_a_resume(tmp_path: Path, capsys: p
 def test_a_broken_service_is_named_once_and_ends_nothing(
     breaks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logged = []
+    logged, left = [], []
 
     class Wandb:
         """Stands for the module and for a run."""
@@ -89,6 +89,10 @@ def test_a_broken_service_is_named_once_and_ends_nothing(
         def finish(self) -> None:
             self._may_break("finish")
 
+        def teardown(self) -> None:
+            left.append("service")
+            raise ConnectionError("no route to host either")
+
         def _may_break(self, where: str) -> None:
             if where == breaks:
                 raise ConnectionError("no route to host")
@@ -99,3 +103,4 @@ def test_a_broken_service_is_named_once_and_ends_nothing(
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
     everything = [(row["step"], numbers(row)) for row in rows(tmp_path)]
     assert logged == {"init": [], "log": everything[:1], "finish": everything}[breaks]
+    assert left == ["service"] * (breaks != "init")

@@ -105,6 +105,21 @@ def test_a_signal_to_the_launcher_or_to_everybody_saves_and_stops(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_a_logging_service_that_has_ended_is_named_in_a_line(tmp_path: Path) -> None:
+    """The process of wandb, which ends at a signal that Slurm sends to all: perhaps before the run has saved."""
+    process = begin([*PLAIN, "workers=simulated", "logging.wandb=offline"], tmp_path / "run", *LONG)
+    wait_for(lambda: started(tmp_path / "run"))
+    children = " ".join(file.read_text() for file in Path(f"/proc/{process.pid}/task").glob("*/children")).split()
+    (service,) = [pid for pid in children if "wandb-core" in Path(f"/proc/{pid}/cmdline").read_text()]
+    for pid, number in ((service, signal.SIGKILL), (process.pid, signal.SIGTERM)):
+        os.kill(int(pid), number)
+    output = end(process)
+    assert (process.returncode, summary(tmp_path / "run")["status"]) == (75, "interrupted"), output
+    assert output.count("wandb failed and is left out from now on") == 1
+    assert "Traceback" not in output
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [PLAIN, TORCHRUN], ids=["local", "torchrun"])
 def test_an_error_on_one_rank_ends_the_run_and_is_shown_first(command: list[str], tmp_path: Path) -> None:
     """Although closing the process group blocks, as with NCCL, whose kernels wait for peers."""

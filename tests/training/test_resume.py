@@ -159,8 +159,18 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SIMULATED = [*RUN, "workers=simulated", "workers.count=2", "training.checkpoints_kept=1"]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "no manifest", "foreign", "missing"])
-def test_without_a_usable_checkpoint_nothing_starts_afresh(damage: str, simulated: Path, tmp_path: Path) -> None:
+DAMAGES = {
+    "truncated": "rank_0.pt is damaged: size or sha256 are not those of manifest.json",
+    "no manifest": "manifest.json is not a manifest",
+    "foreign": "is foreign: it was written with another configuration",
+    "missing": "rank_0.pt cannot be read (No such file or directory)",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_without_a_usable_checkpoint_nothing_starts_afresh(
+    damage: str, simulated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = shutil.copytree(simulated, tmp_path / "run")
     arguments = [*SIMULATED, f"run_dir={folder}"]
     (folder / "summary.json").unlink()
@@ -177,6 +187,9 @@ def test_without_a_usable_checkpoint_nothing_starts_afresh(damage: str, simulate
         case "missing":
             file.unlink()
     assert launch("cnn", arguments) == 2
+    said = capsys.readouterr().err
+    assert str(manifest.parent) in said
+    assert DAMAGES[damage] in said
     assert (folder / "metrics.jsonl").read_text() == before
 
 
