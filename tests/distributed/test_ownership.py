@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from common.optim import AccumAdamW, DmSGD, MuonAdamW, QGDmSGD, compiled, decay_groups
+from common.optim import AccumAdamW, DmSGD, QGDmSGD, compiled, decay_groups
 from common.parallel import DataParallel, DecentralizedDataParallel, Outer
 from common.simulate import simulate
 from tests.distributed.processes import run_processes
@@ -195,15 +195,3 @@ def test_a_communication_state_is_resumed_in_another_layout_and_in_one_order() -
     other = simulate(nn.Sequential(nn.Linear(20, 4), nn.Linear(4, 20), nn.Linear(2, 6)), N, **options)[0]
     with pytest.raises(ValueError, match="communication state: "):
         other.load_communication_state(communication)
-
-
-def test_muon_steps_groups_that_are_added() -> None:
-    net, extra = Net(), nn.Parameter(torch.ones(3))
-    matrices = [p for p in net.parameters() if p.ndim == 2]
-    rest = [p for p in net.parameters() if p.ndim == 1]
-    optimizer = MuonAdamW(torch.optim.Muon(matrices, lr=0.1), torch.optim.AdamW(rest, lr=0.1))
-    optimizer.add_param_group({"params": [extra], "lr": 0.2})
-    extra.grad = torch.ones(3)
-    optimizer.step()
-    assert (extra - 1).abs().min() > 0.1
-    assert optimizer.param_groups[-1]["betas"] == (0.9, 0.999)

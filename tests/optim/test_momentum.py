@@ -1,4 +1,4 @@
-"""DmSGD and QGDmSGD: alone they are known optimizers; their halves with mixing between them are the published rules."""
+"""DmSGD and QGDmSGD: alone they are known optimizers. Mixed, see also tests/distributed/test_matrix_form.py."""
 
 import copy
 import pickle
@@ -25,9 +25,13 @@ def set_grads(params, t):
         param.grad = torch.randn(param.shape, generator=generator, dtype=param.dtype)
 
 
-def steps_of_both(optimizers, ours, theirs, steps):
-    """Step both optimizers on equal gradients, at a falling rate, and yield after each step."""
-    for t in range(steps):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 0.05), (0.0, 0.0)])
+def test_alone_equals_torch_sgd_bit_for_bit(momentum, weight_decay, dtype):
+    ours, theirs = pairs(dtype)
+    options = {"lr": 0.1, "momentum": momentum, "weight_decay": weight_decay}
+    optimizers = [DmSGD(ours, **options), torch.optim.SGD(theirs, **options)]
+    for t in range(5):
         set_grads(ours, t)
         set_grads(theirs, t)
         if t in (0, 3):  # no gradient: no decay, no momentum, no move
@@ -35,73 +39,8 @@ def steps_of_both(optimizers, ours, theirs, steps):
         for optimizer in optimizers:
             optimizer.param_groups[0]["lr"] = 0.1 / (1 + t)
             optimizer.step()
-        yield t
-
-
-@pytest.mark.parametrize("chunk_bytes", [1 << 19, 16])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("momentum", [0.9, 0.0])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
-def test_alone_equals_torch_sgd_bit_for_bit(weight_decay, momentum, dtype, chunk_bytes, monkeypatch):
-    monkeypatch.setattr("common.optim.foreach.CPU_CHUNK_BYTES", chunk_bytes)
-    ours, theirs = pairs(dtype)
-    options = {"lr": 0.1, "momentum": momentum, "weight_decay": weight_decay}
-    optimizers = [DmSGD(ours, **options), torch.optim.SGD(theirs, **options)]
-    for _ in steps_of_both(optimizers, ours, theirs, 5):
         for a, b in zip(ours, theirs, strict=True):
             assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("mixing", [True, False])
-def test_halves_with_mixing_are_algorithm_1(mixing):
-    """Three workers, a doubly stochastic W: the halves, mixed here by hand, against numpy."""
-    w = np.array([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.3, 0.2, 0.5]])
-    lr, beta, decay = 0.1, 0.9, 0.01
-    rng = np.random.default_rng(0)
-    x, m = rng.normal(size=(3, 4)), np.zeros((3, 4))
-    params = [nn.Parameter(torch.tensor(row)) for row in x]
-    optimizers = [DmSGD([p], lr=lr, momentum=beta, weight_decay=decay, momentum_mixing=mixing) for p in params]
-
-    @torch.no_grad()
-    def mix(tensors):
-        stacked = torch.tensor(w) @ torch.stack(list(tensors))
-        for tensor, row in zip(tensors, stacked, strict=True):
-            tensor.copy_(row)
-
-    for optimizer in optimizers:
-        optimizer.deferred = True
-        optimizer.init_state()
-    for _ in range(4):
-        g = rng.normal(size=(3, 4))
-        for param, row in zip(params, g, strict=True):
-            param.grad = torch.tensor(row)
-        for optimizer in optimizers:
-            optimizer.step()
-        if optimizers[0].momentum_mixing:
-            mix([optimizer.state[p]["momentum_buffer"] for p, optimizer in zip(params, optimizers, strict=True)])
-        for optimizer in optimizers:
-            optimizer.descend()
-        mix(params)
-
-        m = beta * m + g + decay * x
-        if mixing:
-            m = w @ m
-        x = w @ (x - lr * m)
-        np.testing.assert_allclose(torch.stack(params).detach().numpy(), x, rtol=1e-12)
-
-
-def test_deferred_step_moves_nothing_and_writes_no_grad():
-    params, _ = pairs()
-    optimizer = DmSGD(params, lr=0.1, weight_decay=0.1)
-    optimizer.deferred = True
-    before = [param.detach().clone() for param in params]
-    set_grads(params, 0)
-    grads = [param.grad.clone() for param in params]
-    optimizer.step()
-    for param, old, grad in zip(params, before, grads, strict=True):
-        assert torch.equal(param, old)
-        assert torch.equal(param.grad, grad)
-        torch.testing.assert_close(optimizer.state[param]["momentum_buffer"], grad + 0.1 * old)
 
 
 def test_init_state_is_eager_and_keeps_layout_and_values():
@@ -138,23 +77,10 @@ def test_alone_it_is_quasi_hyperbolic_momentum(mu):
         np.testing.assert_allclose(param.detach().numpy(), x, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_alone_and_without_memory_it_is_sgd_with_momentum(momentum):
-    ours, theirs = pairs(torch.float64)
-    optimizers = [
-        QGDmSGD(ours, lr=0.1, momentum=momentum, tracking=0.0, weight_decay=0.05),
-        torch.optim.SGD(theirs, lr=0.1, momentum=momentum, weight_decay=0.05),
-    ]
-    for _ in steps_of_both(optimizers, ours, theirs, 8):
-        for a, b in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize("chunk_bytes", [1 << 19, 16])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_halves_with_mixing_are_the_published_rule(nesterov, chunk_bytes, monkeypatch):
+def test_halves_with_mixing_are_the_published_rule(nesterov, monkeypatch):
     """Three workers, a doubly stochastic W: the halves, mixed here by hand, against numpy; lr changes, even to 0."""
-    monkeypatch.setattr("common.optim.foreach.CPU_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr("common.optim.foreach.CPU_CHUNK_BYTES", 16)
     w = np.array([[0.5, 0.3, 0.2], [0.2, 0.5, 0.3], [0.3, 0.2, 0.5]])
     beta, mu, decay = 0.9, 0.8, 0.01
     rng = np.random.default_rng(0)
@@ -192,9 +118,10 @@ def test_halves_with_mixing_are_the_published_rule(nesterov, chunk_bytes, monkey
         np.testing.assert_allclose(torch.stack(momenta).numpy(), m, rtol=1e-9, atol=1e-12)
 
 
-def test_no_grad_is_written_and_layout_is_kept():
+@CLASSES
+def test_no_grad_is_written_and_layout_is_kept(cls):
     param = nn.Parameter(torch.ones(2, 3, 2, 2).contiguous(memory_format=torch.channels_last))
-    optimizer = QGDmSGD([param], lr=0.1, weight_decay=0.1, nesterov=True)
+    optimizer = cls([param], lr=0.1, weight_decay=0.1)
     param.grad = torch.ones_like(param)
     optimizer.step()
     assert (param.grad == 1).all()

@@ -169,3 +169,13 @@ def test_a_closure_runs_once_with_gradients() -> None:
     assert optimizer.step(closure) == 3.5
     assert calls == [True]
     assert not torch.equal(module.output.weight, model().output.weight)
+
+
+def test_groups_that_are_added_are_stepped() -> None:
+    module, extra = model(), nn.Parameter(torch.ones(3))
+    optimizer = build_optimizer(CONFIG, CONFIG.lr, module)
+    optimizer.add_param_group({"params": [extra], "lr": 0.2})
+    extra.grad = torch.ones(3)
+    optimizer.step()
+    assert (extra - 1).abs().min() > 0.1
+    assert optimizer.param_groups[-1]["betas"] == CONFIG.betas

@@ -9,10 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from common.flat import Bucket, FlatVector
+from common.flat import FlatVector
 from common.optim import AccumAdam, AccumAdamW, DmSGD, Hyper, QGDmSGD, compiled, cosine_with_warmup
-from common.optim.flat_state import Incoming
-from common.parallel.optimizers import MomentumVectors
 from tests.host_sync import NoHostSync
 
 pytestmark = pytest.mark.usefixtures("eager_kernel")
@@ -45,24 +43,6 @@ def train(make: Callable[..., Optimizer], prepare: Callable[[Optimizer, list[Fla
 @pytest.mark.parametrize("make", OPTIMIZERS, ids=str)
 def test_alone(make: Callable[..., Optimizer]) -> None:
     train(make, lambda *_: None)
-
-
-def test_fused_bucket_by_bucket() -> None:
-    def prepare(optimizer: AccumAdamW, vectors: list[FlatVector]) -> None:
-        optimizer.flatten_state(vectors, place_gradients=True)
-        spans = [slice(0, 7), slice(7, vectors[0].numel)]
-        received = torch.ones(vectors[0].numel)
-        optimizer.arriving = lambda: ((Bucket(0, span), Incoming(received[span], 0.5, 0.5)) for span in spans)
-
-    train(partial(AccumAdamW, **ACCUM, fused=True), prepare)
-
-
-def test_mixed_momentum() -> None:
-    def prepare(optimizer: DmSGD, vectors: list[FlatVector]) -> None:
-        momentum = MomentumVectors(optimizer, vectors)
-        optimizer.register_step_post_hook(lambda *_: (momentum.flat(), momentum.descend()))
-
-    train(partial(DmSGD, lr=0.1), prepare)
 
 
 def test_scalars_travel_to_a_gpu_from_pinned_memory() -> None:

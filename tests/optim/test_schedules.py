@@ -89,11 +89,9 @@ def test_cosine_final_lr_is_common_and_final_fraction_is_relative():
 
 def test_inverse_square_root_values():
     """The warm-up begins at zero by default."""
-    optimizer = make_optimizer()
-    assert first_group(lrs_used(optimizer, inverse_square_root(optimizer, warmup_steps=2), 3)) == [0.0, 0.5, 1.0]
     optimizer = make_optimizer(0.5)
     used = first_group(lrs_used(optimizer, inverse_square_root(optimizer, warmup_steps=4), 65))
-    assert [used[t] for t in (4, 16, 64)] == [0.5, 0.25, 0.125]
+    assert [used[t] for t in (0, 2, 4, 16, 64)] == [0.0, 0.25, 0.5, 0.25, 0.125]
     assert used[5] == pytest.approx(0.5 * math.sqrt(4 / 5), rel=1e-15)
 
 
@@ -121,19 +119,6 @@ def test_multistep_values_and_torch_without_warmup():
     assert used == first_group(lrs_used(other, torch_schedule, 7))
 
 
-def test_a_constant_stays():
-    optimizer = make_optimizer()
-    assert first_group(lrs_used(optimizer, constant_with_warmup(optimizer), 4)) == [1.0] * 4
-
-
-def test_resumed_run_keeps_the_schedule_it_began_with():
-    saved = cosine_with_warmup(make_optimizer(), 10).state_dict()
-    other = make_optimizer()
-    scheduler = cosine_with_warmup(other, 20)
-    scheduler.load_state_dict(saved)
-    assert first_group(lrs_used(other, scheduler, 11))[10] == 0
-
-
 @CASES
 def test_state_dict_and_pickle_round_trip(schedule):
     optimizer = make_optimizer(0.3, 0.7)
@@ -159,9 +144,7 @@ def test_state_dict_and_pickle_round_trip(schedule):
     ("make", "message"),
     [
         (lambda o: cosine_with_warmup(o, 0), "total_steps=0: expected an integer >= 1"),
-        (lambda o: cosine_with_warmup(o, 1e4), "total_steps=10000.0: expected an integer >= 1"),
         (lambda o: cosine_with_warmup(o, 5, 5), "warmup_steps=5: expected fewer than total_steps=5"),
-        (lambda o: cosine_with_warmup(o, 5, -1), "warmup_steps=-1: expected an integer >= 0"),
         (lambda o: cosine_with_warmup(o, 5, 1, 1.5), r"warmup_start=1.5: expected a number in \[0, 1\]"),
         (lambda o: cosine_with_warmup(o, 5, final_fraction=2), r"final_fraction=2: expected a number in"),
         (lambda o: cosine_with_warmup(o, 5, final_lr=-1), "final_lr=-1: expected a finite number >= 0"),
@@ -172,11 +155,7 @@ def test_state_dict_and_pickle_round_trip(schedule):
         ),
         (lambda o: inverse_square_root(o, 0), "warmup_steps=0: expected an integer >= 1"),
         (lambda o: inverse_square_root(o, 1, first=-1), "first=-1: expected an integer >= 0"),
-        *(
-            (lambda o, m=m: multistep_with_warmup(o, m), "milestones=.*: expected a list")
-            for m in (5, "5", None, {5: 1})
-        ),
-        (lambda o: multistep_with_warmup(o, [[5]]), r"milestones\[0\]=\[5\]: expected an integer"),
+        (lambda o: multistep_with_warmup(o, "5"), "milestones=.*: expected a list"),
         (lambda o: multistep_with_warmup(o, [5, 5]), r"milestones=\(5, 5\): expected strictly increasing"),
         (lambda o: multistep_with_warmup(o, [2, 5], warmup_steps=3), r"milestones\[0\]=2: expected an integer >= 3"),
         (lambda o: multistep_with_warmup(o, [2.5]), r"milestones\[0\]=2.5: expected an integer"),
