@@ -147,6 +147,7 @@ def test_state_dict_and_pickle_round_trip(schedule):
         (lambda o: cosine_with_warmup(o, 5, 5), "warmup_steps=5: expected fewer than total_steps=5"),
         (lambda o: cosine_with_warmup(o, 5, 1, 1.5), r"warmup_start=1.5: expected a number in \[0, 1\]"),
         (lambda o: cosine_with_warmup(o, 5, final_fraction=2), r"final_fraction=2: expected a number in"),
+        (lambda o: cosine_with_warmup(o, 5, hold=0), "hold=0: expected an integer >= 1"),
         (lambda o: cosine_with_warmup(o, 5, final_lr=-1), "final_lr=-1: expected a finite number >= 0"),
         (lambda o: cosine_with_warmup(o, 5, final_lr=3), "final_lr=3: expected at most the lr of parameter group 0"),
         (
