@@ -65,36 +65,38 @@ ALLREDUCE = [
 ]
 
 
-def saved(rank: int, scenario: Scenario) -> dict[str, Any]:
-    """Return what a checkpoint of this rank holds; no message is in it."""
+def interrupted(rank: int, scenario: Scenario) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the end of a training that goes back to its middle and on from there, and a checkpoint of the middle."""
     training = real(rank, scenario).run(range(HALF))
-    checkpoint = {
-        "model": {name: tensor.clone() for name, tensor in training.model.state_dict().items()},
-        "optimizers": [optimizer.state_dict() for optimizer in training.optimizers[0]],
-        "clock": training.model.clock,
-        "communication": {name: tensor.clone() for name, tensor in training.model.communication_state().items()},
-        "bytes_sent": training.model.counters.bytes_sent,
-    }
+    checkpoint = copy.deepcopy(
+        {
+            "model": training.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in training.optimizers[0]],
+            "clock": training.model.clock,
+            "communication": training.model.communication_state(),
+            "bytes_sent": training.model.counters.bytes_sent,
+        }
+    )
+    training.run(range(50, 53))
+    state = snapshot(load(training, copy.deepcopy(checkpoint)).run(range(HALF, 2 * HALF)).model)
     training.model.close()
-    return checkpoint
+    return state, checkpoint
 
 
-def resumed(rank: int, scenario: Scenario) -> dict[str, Any]:
-    """Return the end of a training that goes on in new objects from a checkpoint of its middle."""
-    checkpoint = saved(rank, scenario)
-    training = loaded(rank, scenario, checkpoint).run(range(HALF, 2 * HALF))
+def resumed(rank: int, scenario: Scenario, checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return the end of a training that goes on in new objects from a checkpoint."""
+    training = real(rank, scenario)
+    if training.model.settles_in_first_backward:  # PowerSGD remembers by bucket; the loop rehearses a step likewise
+        training.backward(0)
+        training.model.zero_grad()
+    load(training, checkpoint).run(range(HALF, 2 * HALF))
     bytes_sent = checkpoint["bytes_sent"] + training.model.counters.bytes_sent
     result = {"state": snapshot(training.model), "clock": training.model.clock, "bytes_sent": bytes_sent}
     training.model.close()
     return result
 
 
-def loaded(rank: int, scenario: Scenario, checkpoint: dict[str, Any]) -> Training:
-    """Return a training in new objects that goes on from a checkpoint."""
-    training = real(rank, scenario)
-    if training.model.settles_in_first_backward:  # PowerSGD remembers by bucket; the loop rehearses a step likewise
-        training.backward(0)
-        training.model.zero_grad()
+def load(training: Training, checkpoint: dict[str, Any]) -> Training:
     training.model.load_state_dict(checkpoint["model"])
     for optimizer, state in zip(training.optimizers[0], checkpoint["optimizers"], strict=True):
         optimizer.load_state_dict(state)
@@ -103,27 +105,13 @@ def loaded(rank: int, scenario: Scenario, checkpoint: dict[str, Any]) -> Trainin
     return training
 
 
-def rewound(rank: int, scenario: Scenario) -> dict[str, np.ndarray]:
-    """Go back to the middle with the same objects and on from there; return the parameters at the end."""
-    training = real(rank, scenario).run(range(HALF))
-    model = copy.deepcopy(training.model.state_dict())
-    communication = copy.deepcopy(training.model.communication_state())
-    states = copy.deepcopy([optimizer.state_dict() for optimizer in training.optimizers[0]])
-    training.run(range(50, 53))
-    training.model.load_state_dict(model)
-    for optimizer, state in zip(training.optimizers[0], states, strict=True):
-        optimizer.load_state_dict(state)
-    training.model.load_clock(HALF)
-    training.model.load_communication_state(communication)
-    state = snapshot(training.run(range(HALF, 2 * HALF)).model)
-    training.model.close()
-    return state
-
-
 def all_ways(rank: int, n: int, scenarios: list[Scenario]) -> list[tuple[dict, dict, dict]]:
-    """Run each scenario uninterrupted, resumed and rewound, in one process so that kernels are compiled once."""
-    uninterrupted = in_process(rank, n, scenarios)
-    return [(uninterrupted[i], resumed(rank, s), rewound(rank, s)) for i, s in enumerate(scenarios)]
+    """Return the ends of each scenario: uninterrupted, rewound, resumed."""
+    results = []
+    for scenario, uninterrupted in zip(scenarios, in_process(rank, n, scenarios), strict=True):
+        rewound, checkpoint = interrupted(rank, scenario)
+        results.append((uninterrupted, rewound, resumed(rank, scenario, checkpoint)))
+    return results
 
 
 @pytest.mark.parametrize(
@@ -138,7 +126,7 @@ def all_ways(rank: int, n: int, scenarios: list[Scenario]) -> list[tuple[dict, d
 )
 def test_resuming_and_rewinding_are_exact(n: int, scenarios: list[Scenario]) -> None:
     for rank, results in enumerate(run_processes(all_ways, n, scenarios)):
-        for scenario, (whole, resumed, rewound) in zip(scenarios, results, strict=True):
+        for scenario, (whole, rewound, resumed) in zip(scenarios, results, strict=True):
             with case("rank", rank, scenario):
                 assert_same(resumed["state"], whole["state"], "resumed")
                 assert resumed["clock"] == 2 * HALF

@@ -112,7 +112,7 @@ def test_median_and_mean_time_of_a_step(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_what_a_run_folder_holds_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
-    arguments = [*SHORT, *QUIET, "workers.count=2", f"run_dir={run}"]
+    arguments = [*SHORT, *QUIET, "workers=simulated", "workers.count=2", f"run_dir={run}"]
     run.mkdir()
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
     assert launch("cnn", arguments) == 2
