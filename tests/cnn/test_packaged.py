@@ -20,11 +20,6 @@ from common.launch.compose import compose_config
 from tests.registry import Registry, write_deb, write_wheel
 
 
-@pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    return Registry(tmp_path / "registry", monkeypatch)
-
-
 def prepare(name: str, folder: Path) -> None:
     assert main([f"source={name}", f"output={folder}/{name}", f"archives={folder}/archives"]) == 0
 
