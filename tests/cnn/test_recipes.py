@@ -14,18 +14,8 @@ from common.launch.compose import compose_config
 
 TABLES = {
     name: load_table(name)
-    for name in (
-        "quickstart",
-        "table3",
-        "table3_fair",
-        "exponential",
-        "exponential_fair",
-        "exponential_methods",
-        "exponential_cifar10",
-        "heterogeneous",
-    )
+    for name in ("table3", "table3_fair", "exponential", "exponential_fair", "exponential_methods")
 }
-ROWS = [(table, row) for table in TABLES.values() for row in table.rows]
 
 
 def composed(table: Table, row: Row) -> CnnConfig:
@@ -35,38 +25,6 @@ def composed(table: Table, row: Row) -> CnnConfig:
 @cache
 def compose(*overrides: str) -> CnnConfig:
     return compose_config("cnn", list(overrides))
-
-
-@pytest.mark.parametrize(("table", "row"), ROWS, ids=lambda value: value.name)
-def test_every_row_composes_to_what_its_labels_say(table: Table, row: Row) -> None:
-    config, name = composed(table, row), row.method.partition(",")[0]
-    method = {
-        "AllReduce": "adam",
-        "Parallel SGD": "sgd",
-        "DAdam": "adam",
-        "AccumAdam": "accumadam",
-        "DSGD": "sgd",
-        "vanilla DmSGD": "dmsgd",
-        "DmSGD": "dmsgd",
-        "QG-DmSGD": "qg_dmsgd",
-    }
-    assert config.optimizer.name == method[name]
-    if "DmSGD" in name:
-        assert getattr(config.optimizer, "momentum_mixing", False) == (name == "DmSGD")
-    if "SGD" in name:
-        assert config.optimizer.momentum == (0 if name == "DSGD" else 0.9)
-        assert getattr(config.parallel, "order", "atc") == "atc"
-    assert config.parallel.method == ("allreduce" if name in ("AllReduce", "Parallel SGD") else "decentralized")
-    assert config.topology.name == row.topology
-    assert config.n == (row.workers or config.n)
-    assert config.seed == table.seeds[0]
-    assert config.build_topology().world_size == config.n
-
-
-def test_rows_of_table3_differ_in_method_topology_and_optimizer_only() -> None:
-    free = {"name", "run_dir", "parallel", "topology", "optimizer", "schedule"}  # schedule: final lr as a fraction
-    shared = [composed(TABLES["table3"], row).model_dump(exclude=free) for row in TABLES["table3"].rows]
-    assert all(values == shared[0] for values in shared)
 
 
 @pytest.mark.parametrize("servers", [4, 32])
