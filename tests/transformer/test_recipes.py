@@ -12,8 +12,6 @@ from common.launch.compose import compose_config
 from transformer.config import TransformerConfig
 
 TABLES = {name: load_table(name) for name in ("table2", "table2_fair")}
-CELLS = [(row, pair) for row in TABLES["table2"].rows for pair in TABLES["table2"].variants]
-METHODS = {"AllReduce": "allreduce", "DAdam": "decentralized", "AccumAdam": "decentralized"}
 OF_8_WORKERS = {"AllReduce": "allreduce", "DAdam": "dadam_8", "AccumAdam": "accumadam_8"}
 
 
@@ -26,17 +24,6 @@ def composed(table: Table, row: Row, pair: str) -> TransformerConfig:
     return compose(*table.cell(row, table.seeds[0], Path("runs"), pair).overrides)
 
 
-@pytest.mark.parametrize(("row", "pair"), CELLS, ids=lambda value: getattr(value, "name", value))
-def test_every_cell_composes_to_what_its_labels_say(row: Row, pair: str) -> None:
-    table = TABLES["table2"]
-    config = composed(table, row, pair)
-    assert (config.parallel.method, config.topology.name) == (METHODS[row.method], row.topology)
-    assert config.optimizer.name == ("accumadam" if row.method == "AccumAdam" else "adam")
-    assert (config.n, config.workers.per_host, config.seed) == (16, 4, table.seeds[0])
-    assert f"{config.data.source}_{config.data.target}" == pair
-    assert config.build_topology().world_size == 16
-
-
 @pytest.mark.parametrize("method", OF_8_WORKERS)
 def test_the_published_rows_of_the_proxy_have_the_values_for_8_workers(method: str) -> None:
     (row,) = (row for row in TABLES["table2_fair"].rows if row.method == f"{method}, published rate")
@@ -44,15 +31,6 @@ def test_the_published_rows_of_the_proxy_have_the_values_for_8_workers(method: s
     theirs = compose(f"experiment=figure6/{OF_8_WORKERS[method]}").optimizer
     for key in ("betas", "lr", "accumulation_steps"):
         assert getattr(ours, key, None) == getattr(theirs, key, None)
-
-
-@pytest.mark.parametrize(("experiment", "name"), [("dadam_16", "dadam_{}_16"), ("allreduce", "allreduce_16")])
-@pytest.mark.parametrize("topology", ["hypercube", "one_peer_exponential"])
-def test_runs_of_figure6_are_named_by_topology_and_workers(experiment: str, name: str, topology: str) -> None:
-    choice = ["workers.count=16"] if experiment == "allreduce" else [f"topology={topology}"]
-    config = compose(f"experiment=figure6/{experiment}", *choice)
-    assert config.name == f"figure6_{name.format(topology)}"
-    assert config.build_topology().world_size == 16
 
 
 @pytest.mark.parametrize("name", TABLES)

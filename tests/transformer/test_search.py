@@ -85,26 +85,12 @@ def test_padded_batches_of_a_trained_model(trained: Transformer, compat: Any) ->
 
 
 @pytest.mark.parametrize("extra_length", [0, 3])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_hypotheses_that_are_stopped_by_the_limit(
-    model: Transformer, compat: Any, extra_length: int, seed: int
-) -> None:
-    source = pad(random_sentences([5] * 20, 90, seed))  # one length: fairseq has one limit for the batch
+def test_hypotheses_that_are_stopped_by_the_limit(model: Transformer, compat: Any, extra_length: int) -> None:
+    source = pad(random_sentences([5] * 20, 90, seed=0))  # one length: fairseq has one limit for the batch
     search = Search(beam=4, extra_length=extra_length)
     ours = beam_search(model, source, None, search)
     assert_same(ours, fairseq_search(model, source, search))
     assert max(len(h.tokens) for hypotheses in ours for h in hypotheses) == 6 + extra_length
-
-
-def test_a_translation_does_not_depend_on_its_batch(model: Transformer) -> None:
-    rows = random_sentences([2, 9, 4, 14, 1], 90, seed=3)
-    source = pad(rows)
-    together = beam_search(model, source, mask_of(source), Search(extra_length=5))
-    for row, found in zip(rows, together, strict=True):
-        (alone,) = beam_search(model, row[None], None, Search(extra_length=5))
-        assert [h.tokens for h in alone] == [h.tokens for h in found]
-        assert [h.score for h in alone] == pytest.approx([h.score for h in found], abs=1e-4)
-        assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
 
 
 def test_scores_are_the_models_own_and_a_beam_of_one_is_greedy(model: Transformer) -> None:
@@ -129,26 +115,3 @@ def test_too_small_a_vocabulary_for_the_beam_is_an_error() -> None:
     small = Transformer(12, 8, 16, 2, 1, 1, 0.0).eval()
     with pytest.raises(ValueError, match="beam=6: expected less than half of the 12 tokens"):
         beam_search(small, torch.tensor([[5, EOS]]), None, Search(beam=6))
-
-
-@torch.no_grad()
-def test_hypotheses_that_begin_alike_stay_alike(trained: Transformer) -> None:
-    """Why the BLEU of the authors' code is that of greedy translations.
-
-    In its search every hypothesis proposes its best tokens, and the best proposals of all go on. Since all hypotheses
-    begin as the same one, each proposal is there once for each of them, and the best one takes all places.
-    """
-    beam, steps = 4, 6
-    for source in random_sentences([3, 5, 8], WORDS, seed=5):
-        sources, tokens = source.repeat(beam, 1), torch.full((beam, 1), EOS)
-        scores = torch.zeros(beam, 1)
-        for _ in range(steps):
-            proposals = trained(sources, tokens)[:, -1].log_softmax(-1).topk(beam)
-            totals, best = (scores + proposals.values).flatten().topk(beam)
-            parents = best // beam
-            tokens = torch.cat([tokens[parents], proposals.indices.flatten()[best, None]], dim=1)
-            scores = totals[:, None]
-        greedy = torch.full((1, 1), EOS)
-        for _ in range(steps):
-            greedy = torch.cat([greedy, trained(source[None], greedy)[:, -1:].argmax(-1)], dim=1)
-        assert tokens.tolist() == greedy.tolist() * beam
