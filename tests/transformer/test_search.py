@@ -58,30 +58,30 @@ def assert_same(ours: list[list[Hypothesis]], theirs: list[list[Any]]) -> None:
 @pytest.mark.parametrize("search", [Search(), Search(beam=5, length_penalty=1.0), Search(beam=1)])
 def test_sentences_of_a_trained_model(trained: Transformer, compat: Any, search: Search) -> None:
     best, rows = [], []
-    for length in range(1, 13):  # one length in a batch: fairseq has one limit for all its sentences
+    for length in range(1, 13, 2):  # one length in a batch: fairseq has one limit for all its sentences
         batch = random_sentences([length] * 8, WORDS, seed=length)
         ours = beam_search(trained, pad(batch), None, search)
         assert_same(ours, fairseq_search(trained, pad(batch), search))
         best += [hypotheses[0].tokens for hypotheses in ours]
         rows += batch
     right = sum(b == tuple(row[:-1].flip(0).tolist()) for b, row in zip(best, rows, strict=True))
-    assert 8 < right < 95  # it has learned something, and the search has something to decide
-    assert len(set(best)) > 60
+    assert 4 < right < 47  # it has learned something, and the search has something to decide
+    assert len(set(best)) > 30
 
 
 def test_padded_batches_of_a_trained_model(trained: Transformer, compat: Any) -> None:
-    rows = random_sentences([1 + 7 * i % 12 for i in range(120)], WORDS, seed=7)
+    rows = random_sentences([1 + 7 * i % 12 for i in range(60)], WORDS, seed=7)
     same = 0
-    for first in range(0, 120, 40):
-        source = pad(rows[first : first + 40])
+    for first in range(0, 60, 30):
+        source = pad(rows[first : first + 30])
         ours = beam_search(trained, source, mask_of(source))
         theirs = fairseq_search(trained, source, Search())
-        for row, mine, others in zip(rows[first : first + 40], ours, theirs, strict=True):
+        for row, mine, others in zip(rows[first : first + 30], ours, theirs, strict=True):
             # Up to its own limit a sentence is searched alike; fairseq goes on to that of the longest one.
             if all(len(other["tokens"]) <= len(row) + 50 for other in others):
                 assert_same([mine], [others])
                 same += 1
-    assert same >= 100
+    assert same >= 50
 
 
 @pytest.mark.parametrize("extra_length", [0, 3])
