@@ -41,37 +41,18 @@ def test_the_experiment_beats_the_task_and_the_command_line_beats_both() -> None
     assert (config.training.steps, config.schedule.warmup, config.optimizer.lr) == (7, 2, 0.003)
 
 
-def test_allreduce_brings_the_complete_topology() -> None:
-    config = compose_config("cnn", ["parallel=allreduce", "workers.count=2"])
-    assert (config.parallel.method, config.topology.name) == ("allreduce", "complete")
-
-
-def test_sgp_is_gossip_with_push_sum() -> None:
-    sgp = compose_config("cnn", ["parallel=sgp"]).parallel
-    assert sgp == compose_config("cnn", ["parallel=decentralized", "parallel.push_sum=true"]).parallel
-
-
 @pytest.mark.parametrize(("overrides", "order"), [([], "awc"), (["parallel.merge_after=0"], "atc")])
 def test_the_order_follows_from_when_rounds_are_merged(overrides: list[str], order: str) -> None:
     assert compose_config("cnn", ["parallel=gossip_diloco", *overrides]).parallel.order == order
-
-
-def test_batch_and_ranks() -> None:
-    overrides = ["workers=simulated", "workers.count=2", "parallel.ranks_per_worker=4"]
-    config = compose_config("cnn", overrides)
-    assert (config.n, config.ranks_per_worker, config.ranks) == (2, 4, 8)
 
 
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
         (["optimizer.lr=-1"], ["optimizer.lr=-1", "greater than 0"]),
-        (["optimizer.lr=abc"], ["optimizer.lr='abc'", "valid number"]),
         (["optimizer.lr=nan"], ["optimizer.lr", "finite"]),
         (["optimizer.lrr=1"], ["optimizer.lrr", "no such key", "did you mean 'optimizer.lr'?"]),
-        (["+optimizer.lrr=1"], ["optimizer.lrr=1", "no such key", "did you mean 'optimizer.lr'?"]),
         (["optimizer.name=adamm"], ["optimizer.name=adamm", "'adamw'"]),
-        (["optimizer.accumulation_steps=0"], ["optimizer.accumulation_steps=0", "greater than 0"]),
         (["optimizer=adam", "+optimizer.accumulation_steps=4"], ["optimizer.accumulation_steps=4", "no such key"]),
         (["optimizer.betas=[0.9,1.0]"], ["optimizer.betas.1=1.0", "less than 1"]),
         ([f"training.steps={10**30}"], [f"training.steps={10**30}", "expected at most 10000000000000"]),
@@ -84,10 +65,7 @@ def test_batch_and_ranks() -> None:
         (["topology=base_k", "topology.k=0", "workers.count=4"], ["topology=base_k", "k"]),
         (["+topology.cols=2"], ["topology=one_peer_exponential", "cols"]),
         (["workers.count=4", "workers.per_host=3"], ["workers.per_host=3", "divisor", "4"]),
-        (["workers.count=0"], ["workers.count=0", "greater than 0"]),
         (["workers.count=20000"], ["world_size: expected an integer <= 16384, got 20000"]),
-        (["data.shift=9"], ["data.shift=9", "less than or equal to 8"]),
-        (["workers.count=abc"], ["workers.count='abc'", "valid integer"]),
         (
             ["parallel=allreduce", "parallel.hook=fp16", "workers=simulated", "workers.count=2"],
             ["parallel.hook=fp16 with workers=simulated", "expected workers=processes"],
@@ -105,7 +83,6 @@ def test_batch_and_ranks() -> None:
             ["optimizer=dmsgd", "parallel.order=atc", "parallel.local_steps=2"],
             ["parallel.local_steps=2", "optimizer.momentum_mixing=true", "expected a round in every update"],
         ),
-        (["parallel.local_steps=0"], ["parallel.local_steps=0", "greater than 0"]),
         (["parallel.local_steps=4", "parallel.merge_after=5"], ["parallel.merge_after=5: expected 0 to local_steps=4"]),
         (
             ["parallel.order=awc", "parallel.merge_after=0"],
@@ -113,7 +90,6 @@ def test_batch_and_ranks() -> None:
         ),
         (["parallel.order=atc", "parallel.merge_after=1"], ["parallel.merge_after=1 with order=atc", "order=awc"]),
         (["parallel.outer.lr=2"], ["parallel.outer.lr=2.0: expected a number in (0, 2)"]),
-        (["parallel.outer.momentum=1"], ["parallel.outer.momentum=1.0: expected a number in [0, 1)"]),
         (["parallel.outer.lrr=1"], ["parallel.outer.lrr: no such key; did you mean 'parallel.outer.lr'?"]),
         (["parallel.fragments=2"], ["parallel.fragments=2: expected 1 to local_steps=1"]),
         (["parallel.local_steps=4", "parallel.outer.displacement=mixed"], ["parallel.merge_after=2", "order=atc"]),
@@ -123,22 +99,16 @@ def test_batch_and_ranks() -> None:
             ["parallel.local_steps=4", "+topology.idle_rounds=1", "workers.count=4"],
             ["parallel.local_steps=4", "idle_rounds=1", "expected idle_rounds=0"],
         ),
-        (["parallel=allreduce", "+parallel.local_steps=3"], ["parallel.local_steps=3", "no such key"]),
         (["schedule.warmup=300"], ["schedule.warmup=300", "training.steps=300"]),
         ([*MULTISTEP, "schedule.milestones=5"], ["schedule.milestones=5", "list"]),
-        ([*MULTISTEP, "schedule.milestones=[5,5]"], ["schedule.milestones=[5.0, 5.0]", "ever later milestones"]),
         ([*MULTISTEP, "schedule.milestones=[5,3]"], ["schedule.milestones=[5.0, 3.0]", "ever later milestones"]),
         ([*MULTISTEP, "schedule.milestones=[1,4]"], ["[1.0, 4.0], warmup=2", "none of them in the warm-up"]),
-        ([*MULTISTEP, "schedule.milestones=[5]", "schedule.gamma=1.1"], ["schedule.gamma=1.1", "equal to 1"]),
-        (["seed=-1"], ["seed=-1", "greater than or equal to 0"]),
         (["seed=20261128103000"], ["seed=20261128103000", "less than or equal to 10000000000000"]),
         (["name=../../up"], ["name=../../up: expected a name without `..`"]),
-        (["name="], ["name=: expected a name without", "empty parts"]),
         (["name=/a"], ["name=/a: expected a name without", "empty parts"]),
         (["run_dir=~nobody-of-that-name/x"], ["run_dir=~nobody-of-that-name/x: no such user"]),
         (["optimizer=null"], ["optimizer=null: expected one of: accumadam, accumadamw, adam"]),
         (["experiment=null"], ["experiment=null: expected one of"]),
-        (["optimizer=[1]"], ["optimizer=[1]: expected one of: accumadam"]),
         (["=1"], ["=1: expected key=value"]),
         (["workers=4"], ["workers=4: expected one of: processes, simulated"]),
         (["topology=rign"], ["topology=rign: unknown; did you mean 'ring'?"]),
@@ -150,13 +120,7 @@ def test_batch_and_ranks() -> None:
         (["lr=1e-3"], ["lr: no such key; did you mean 'optimizer.lr'?"]),
         (["optimizer=adam", "optimizer.accumulation_steps=4"], ["key of optimizer=accumadam, optimizer=accumadamw"]),
         (["traning.steps=3"], ["traning.steps", "did you mean 'training.steps'?"]),
-        (["optimizer.weight_decay=-0.1"], ["optimizer.weight_decay=-0.1", "greater than or equal to 0"]),
-        (["optimizer=sgd", "optimizer.momentum=2"], ["optimizer.momentum=2", "less than or equal to 1"]),
         (["training.steps=null"], ["steps=None, epochs=None", "exactly one"]),
-        (["training.on_nan=ignore"], ["training.on_nan='ignore'", "'warn'"]),
-        (["training.device=tpu"], ["training.device='tpu'", "'cuda'"]),
-        (["logging.progress=3"], ["logging.progress=3", "boolean"]),
-        (["parallel.timeout_s=0"], ["parallel.timeout_s=0", "greater than 0"]),
         (["parallel.timeout_s=1e300"], ["parallel.timeout_s=1e+300", "less than or equal to 1000000000"]),
         (["parallel.bucket_mb=-2"], ["parallel.bucket_mb=-2", "greater than 0, or auto"]),
         (
@@ -164,8 +128,6 @@ def test_batch_and_ranks() -> None:
             ["parallel.message_dtype=int8 with workers=simulated", "expected workers=processes"],
         ),
         (["topology=file", "topology.path=nowhere.txt", "workers.count=4"], ["topology=file", "nowhere.txt"]),
-        (["label_smoothing=1"], ["label_smoothing=1", "less than 1"]),
-        (["data.validation_fraction=1.5"], ["data.validation_fraction=1.5", "less than 1"]),
     ],
 )
 def test_bad_input_is_refused_by_name(overrides: list[str], expected: list[str]) -> None:
@@ -178,11 +140,7 @@ def test_bad_input_is_refused_by_name(overrides: list[str], expected: list[str])
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["elastic=true", "elastic.agent=10.0.0.1:29500"],
-        ["elastic.agent=10.0.0.1:29500", "elastic=true"],
-        ["elastic=false", "elastic.agent=10.0.0.1:29500", "elastic=true"],
-    ],
+    [["elastic=true", "elastic.agent=10.0.0.1:29500"], ["elastic.agent=10.0.0.1:29500", "elastic=true"]],
 )
 def test_elastic_true_stands_beside_its_keys_in_any_order(words: list[str]) -> None:
     elastic = compose_config("cnn", ["workers.count=8", "workers.per_host=4", *words]).elastic
@@ -197,9 +155,7 @@ def test_keys_of_elastic_beat_its_shorthand() -> None:
     assert compose_config("cnn", ["elastic=false"]).elastic.min_workers is None
 
 
-@pytest.mark.parametrize(
-    "text", ["1", "1e-3", "007", "true", "nan", "a=b", "a b", "[x", "lr=0.1,seed=2", "ü(1)", "a#b", "2024-01-01"]
-)
+@pytest.mark.parametrize("text", ["1e-3", "007", "true", "a=b", "a b", "[x", "lr=0.1,seed=2", "ü(1)", "a#b"])
 def test_texts_are_taken_as_typed(text: str) -> None:
     words = [f"name={text}", f"run_dir={text}/run", f"init_from={text}/best.pt"]
     config = compose_config("cnn", words)
