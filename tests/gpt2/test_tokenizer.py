@@ -54,6 +54,12 @@ def test_bpe_has_the_size_asked_for_compresses_and_is_the_same_when_loaded(bpe, 
     assert np.array_equal(again.encode(TEXTS[1]), tokenizer.encode(TEXTS[1]))
 
 
+def test_encoding_is_tiktokens_own(bpe):
+    encoding = bpe[0]._encoding
+    for text in TEXTS:
+        assert bpe[0].encode(text).tolist() == encoding.encode_ordinary(text)
+
+
 @pytest.mark.parametrize(
     "text", ["a  b", " \t\n " * 500 + "x", "x" + " " * 3000, "a" + "\n" * 1500 + "'s 12" + "\u3000" * 1500]
 )
