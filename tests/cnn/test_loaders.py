@@ -196,6 +196,24 @@ def test_ffcvs_threads_end_with_their_epoch_and_leave_pytorchs_alone(opened: dic
     assert torch.get_num_threads() == torchs_threads
 
 
+@needs_ffcv
+def test_what_goes_wrong_in_ffcvs_thread_reaches_the_reader(opened: dict[str, ImageFolderData], monkeypatch) -> None:
+    from cnn.images.ffcv_loader import Epoch
+
+    original = Epoch.run_pipeline
+
+    def fail(self: Epoch, number: int, *arguments: object) -> object:
+        if number == 2:
+            raise MemoryError("no memory for batch 2")
+        return original(self, number, *arguments)
+
+    monkeypatch.setattr(Epoch, "run_pipeline", fail)
+    batches = opened["ffcv"].train(0, 1, 7, CPU).epoch(0)
+    assert [len(next(batches)[1]) for _ in range(2)] == [7, 7]
+    with pytest.raises(MemoryError, match="no memory for batch 2"):
+        next(batches)
+
+
 def test_an_unreadable_image_is_named(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_tree(tmp_path / split, {"ant": 3, "bee": 3}, seed=0)

@@ -154,6 +154,14 @@ def test_a_second_preparation_waits_and_is_then_refused(source: Path, capsys: py
 
 
 @needs_ffcv
+def test_a_class_of_corrupt_images_only_is_an_error(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for file in (source / "train" / "bee").iterdir():
+        file.write_text("no image")
+    run(f"source={source}", "corrupt=skip", code=2)
+    assert "no image is left of bee" in capsys.readouterr().err
+
+
+@needs_ffcv
 def test_what_is_there_is_only_replaced_on_request(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(f"source={source}")
     before = (source / "train.beton").read_bytes()

@@ -41,6 +41,11 @@ def test_the_experiment_beats_the_task_and_the_command_line_beats_both() -> None
     assert (config.training.steps, config.schedule.warmup, config.optimizer.lr) == (7, 2, 0.003)
 
 
+def test_sgp_is_gossip_with_push_sum() -> None:
+    sgp = compose_config("cnn", ["parallel=sgp"]).parallel
+    assert sgp == compose_config("cnn", ["parallel=decentralized", "parallel.push_sum=true"]).parallel
+
+
 @pytest.mark.parametrize(("overrides", "order"), [([], "awc"), (["parallel.merge_after=0"], "atc")])
 def test_the_order_follows_from_when_rounds_are_merged(overrides: list[str], order: str) -> None:
     assert compose_config("cnn", ["parallel=gossip_diloco", *overrides]).parallel.order == order

@@ -180,7 +180,7 @@ def test_an_interrupted_preparation_goes_on_and_gives_the_same(
     wmt14: DataManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "Recipe", lambda *a, **k: pipeline.Recipe(*a, **k, chunk=8))
-    assert run(tmp_path, f"output={tmp_path}/whole") == 0
+    assert run(tmp_path, f"output={tmp_path}/whole", "jobs=2") == 0
     original, done = pipeline.encode_chunk, []
 
     def breaks(*arguments: Any) -> None:
