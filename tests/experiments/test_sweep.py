@@ -171,7 +171,7 @@ def test_the_grid_grows_for_all_methods_while_one_is_best_at_an_edge_but_not_for
     assert "| highest | dadam" in (SWEEPS / "small.md").read_text()
 
 
-def test_a_trial_that_diverged_is_the_worst_and_not_made_again(launched, capsys):
+def test_a_trial_that_diverged_is_the_worst_and_not_made_again(undrawn, launched, capsys):
     launched.accuracy = lambda settings: None if settings["optimizer.lr"] > 0.015 else 1
     define(rows=CONTENT["rows"][:1], sweep={"extensions": 0})
     assert sweep(["table=small"]) == 0
@@ -282,7 +282,7 @@ def test_what_was_chosen_for_another_definition_is_refused(undrawn, launched):
         load("small")
 
 
-def test_choices_and_variants_are_tuned_for_each_method(launched):
+def test_choices_and_variants_are_tuned_for_each_method(undrawn, launched):
     values = ["[0.9,0.999]", "[0.8,0.9]"]
     variants = {"noisy": ["data.label_noise=0.2"], "clean": ["data.label_noise=0"]}
     columns = ["method", "noisy_accuracy"]

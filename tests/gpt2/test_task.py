@@ -108,7 +108,8 @@ def test_throughput_in_tokens_and_model_flops(folder, monkeypatch):
 
 
 def test_known_peaks():
-    names = {"NVIDIA A100-SXM4-40GB": 312.0, "NVIDIA H100 PCIe": 756.0, "NVIDIA RTX A4000": None, "NVIDIA A40": 149.7}
+    names = {"NVIDIA A100-SXM4-40GB": 312.0, "NVIDIA H100 PCIe": 756.0, "NVIDIA H100 80GB HBM3": 989.0}
+    names |= {"Tesla V100-SXM2-16GB": 125.0, "NVIDIA RTX A4000": None, "NVIDIA A40": 149.7}
     assert {name: known_peak_tflops(name) for name in names} == names
 
 
