@@ -74,6 +74,10 @@ def test_how_many_windows_are_drawn_must_be_said(folder):
         make(folder, "data.evaluation_windows=drawn", "data.evaluation_batches=null")
 
 
+def test_simulated_workers_may_be_batched(folder):
+    make(folder, "workers=simulated", "workers.count=2", "workers.batched=true")
+
+
 def test_loss_is_that_of_the_next_token(folder):
     task = make(folder)
     torch.manual_seed(0)

@@ -51,7 +51,7 @@ def test_multirun_refuses_everything_if_one_run_is_refused(
     assert "sweep type" in capsys.readouterr().err
     monkeypatch.setenv("RANK", "0")
     assert run(monkeypatch, "-m", "seed=1,2") == 2
-    assert "torchrun" in capsys.readouterr().err
+    assert "--multirun: expected one run under torchrun" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
