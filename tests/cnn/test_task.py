@@ -37,6 +37,14 @@ def test_model_shape_and_size() -> None:
     assert sum(p.numel() for p in model.parameters()) == 77_754
 
 
+def test_weights_are_scaled_by_the_outputs_of_a_convolution() -> None:
+    torch.manual_seed(0)
+    for module in SmallResNet(in_channels=1, classes=10, width=16).modules():
+        if isinstance(module, torch.nn.Conv2d):
+            deviation = (2 / module.weight[:, 0].numel()) ** 0.5
+            assert module.weight.std().item() == pytest.approx(deviation, rel=4 / module.weight.numel() ** 0.5)
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "accumadam"])
 @pytest.mark.parametrize("no_decay", get_args(NoDecay))
 def test_what_the_optimizer_decays(optimizer: str, no_decay: str) -> None:
