@@ -1,9 +1,12 @@
 """How tests are shared out among the processes of `pytest -n`: file by file, so that fixtures are made once."""
 
 import signal
+from pathlib import Path
 
 import pytest
 import torch
+
+from tests.registry import Registry
 
 SLURM = "tests/slurm/"  # in one process, as there is one Slurm on the machine
 # Begin first: at the end one process would be left with them.
@@ -39,6 +42,12 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     from common.optim import compiled
 
     monkeypatch.setattr(compiled, "fused_kernel", compiled.fused_kernel)
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """Return an empty registry of packages."""
+    return Registry(tmp_path / "registry", monkeypatch)
 
 
 @pytest.fixture

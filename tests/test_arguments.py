@@ -61,12 +61,6 @@ def test_what_users_try(options: dict[str, Any], message: str) -> None:
             taker(nn.Linear(2, 2), **{"topology": "ring"} | options)
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
-    counts = {"local_steps": np.int64(4), "merge_after": np.int32(2), "fragments": np.int64(1)}
-    (replica,) = simulate(nn.Linear(2, 2), np.int64(1), outer=Outer(np.float32(0.5)), **counts)
-    assert replica.plan == LocalSteps(4, 2, Outer(0.5))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -12,7 +12,7 @@ import cnn.prepare
 import gpt2.prepare
 import transformer.evaluate
 import transformer.prepare
-from common.cli import Arguments, Folders, Text, UsageError, command_of, main_function, parse, words_of
+from common.cli import Arguments, Folders, Text, UsageError, command_of, main_function, parse
 from scripts import emulate, figures, keep, reproduce, tables
 
 
@@ -133,11 +133,6 @@ def test_help_names_the_keys(main, capsys):
     assert re.search(r"runs=\.\.\.  the folder that holds the runs.* \(default: .*runs", capsys.readouterr().out)
 
 
-def test_a_number_may_be_a_folder(capsys):
-    assert tables.main(["table=quickstart", "runs=7"]) == 2
-    assert "no finished run in 7/quickstart" in capsys.readouterr().err
-
-
 def test_a_path_that_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main_function(lambda argv: (tmp_path / "file/sub").mkdir(parents=True))([]) == 2
@@ -166,8 +161,3 @@ def test_output_that_cannot_be_written_is_one_line() -> None:
         words = [sys.executable, "-m", "common.topology", "ring", "world_size=3"]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "error: output: No space left on device\n")
-
-
-def test_words_of_a_shell_that_are_none() -> None:
-    with pytest.raises(UsageError, match='run=-m "x: expected words as in a shell'):
-        words_of("run", '-m "x')

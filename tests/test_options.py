@@ -73,13 +73,6 @@ def test_fragments_are_launched_again_in_the_order_of_their_rounds(merge_after: 
         assert rounds == sorted(rounds)
 
 
-def test_fragments_take_turns() -> None:
-    plan = LocalSteps(6, 2, fragments=3)
-    merges = [plan.merging(clock) for clock in range(6)]
-    assert sorted(f for fragments in merges for f in fragments) == [0, 1, 2]
-    assert max(map(len, merges)) == 1
-
-
 def test_defaults() -> None:
     assert GossipOptions().plan.every_update
     assert GossipOptions().plan == LocalSteps(1, 1) == GossipOptions("awc", merge_after=1).plan

@@ -10,11 +10,6 @@ from common.packages import debian_package, files_of, html_blocks, pypi_wheel
 from tests.registry import Registry, write_deb, write_wheel
 
 
-@pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    return Registry(tmp_path / "registry", monkeypatch)
-
-
 def left(folder: Path) -> set[str]:
     return {file.name for file in folder.iterdir() if file.suffix != ".lock"} - {"apt"}
 

@@ -17,7 +17,6 @@ from torch.profiler import profile
 
 from common import torch_internals as internals
 from tests.distributed.processes import run_processes
-from tests.distributed.sharded import Uneven, mesh_of, shard
 
 ROOT = Path(__file__).resolve().parents[1]
 STANDARD = {"_asdict", "_exit", "_replace"}
@@ -119,45 +118,6 @@ def buffers(rank: int, n: int) -> None:
     assert module.running_mean.tolist() == pytest.approx([0.19 * rank] * 2)
 
 
-def shards(rank: int, n: int) -> None:
-    module = shard(Uneven(), mesh_of(n, n))
-    everything = list(internals.fsdp_parameters([part for part in module.modules() if part is not module]))
-    assert len(everything) == 6
-    everything = list(internals.fsdp_parameters([*module.modules()]))
-    assert {id(managed.sharded_param) for managed in everything} == set(map(id, module.parameters()))
-    before = []
-    for managed in everything:
-        parameter = managed.sharded_param
-        padded, part = internals.shard_memory(managed), internals.local(parameter)
-        assert internals.is_dtensor(parameter)
-        assert part is not parameter.to_local()
-        # What FSDP gathers, and the view of it that the DTensor holds.
-        assert padded.shape == (managed.padded_sharded_param_size.numel(),)
-        assert part.untyped_storage().data_ptr() == padded.untyped_storage().data_ptr()
-        assert part.shape == managed.sharded_size
-        assert managed.fsdp_placement == parameter.placements[0]
-        assert managed.mesh_info.replicate_mesh_dim is None
-        assert managed.mesh_info.shard_process_group.size() == n
-        assert managed.is_dtensor is managed.offload_to_cpu is False
-        assert internals.gathered_parameter(managed) is None
-        # Memory that was given to it stays, as long as both are views of one storage.
-        memory = torch.zeros(padded.numel() + 16)[16:]
-        memory.copy_(padded)
-        internals.move_shard(managed, memory)
-        assert torch.equal(internals.local(parameter), part)
-        before.append((memory.data_ptr(), internals.local(parameter)))
-    with torch.no_grad():
-        module(torch.zeros(1, 5))  # the first forward resets shards that were moved
-    gathered = {id(internals.gathered_parameter(managed)) for managed in everything}
-    assert id(module.scale) in gathered  # of the root, after a forward without a backward
-    module.reshard()
-    assert id(module.scale) not in gathered
-    for managed, (address, part) in zip(everything, before, strict=True):
-        managed.reset_sharded_param()
-        assert internals.shard_memory(managed).data_ptr() == address
-        assert internals.local(managed.sharded_param) is part
-
-
-@pytest.mark.parametrize("check", [groups, buffers, shards])
-def test_process_groups_ddp_and_fsdp(check: Callable) -> None:
+@pytest.mark.parametrize("check", [groups, buffers])
+def test_process_groups_and_ddp(check: Callable) -> None:
     run_processes(check, 2)

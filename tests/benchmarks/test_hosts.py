@@ -8,13 +8,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from torch import nn
 
 from common.experiments.definitions import ROOT
-from common.parallel import Outer
 from common.report.published import load_published
-from scripts.benchmarks import engines, tables
 from scripts.benchmarks import hosts as bench
+from scripts.benchmarks import tables
 from scripts.benchmarks.arguments import StepArguments
 from scripts.emulate import EmulateArguments, emulated_hosts, run_on
 from tests.scripts.namespaces import needs_namespaces
@@ -38,29 +36,11 @@ def run(*command: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def under_torchrun(folder: Path, *arguments: str) -> None:
-    """Run the benchmark in two ranks."""
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    run(*launcher, bench.MODULE, *arguments, f"output={folder}")
-
-
-@pytest.mark.slow
-def test_averaging_under_torchrun(tmp_path: Path) -> None:
-    under_torchrun(tmp_path, *AVERAGING, "topologies=allreduce,complete,aer")
-    rows = pd.read_csv(tmp_path / "communication.csv")
-    assert list(rows.topology) == ["allreduce", "complete", "aer"]
-    assert (rows[["workers", "hosts", "ranks_per_host"]] == [2, 1, 2]).all(axis=None)
-    assert rows[["mbit_per_s", "bytes_per_host"]].isna().all(axis=None)
-    assert list(rows.seconds_per_iteration) == pytest.approx(list(rows.seconds / 2), rel=1e-4)
-    text = (tmp_path / "communication.md").read_text()
-    assert "Table 1 of arXiv 2410.11998" in text
-    assert "its times are not known here" in text
-
-
 @pytest.mark.slow
 def test_scaling_under_torchrun(tmp_path: Path) -> None:
     chosen = "methods=allreduce,sgp_exp,decent_exp,decent_aer_accumulated,decent_exp_between_hosts"
-    under_torchrun(tmp_path, *SCALING, chosen)
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    run(*launcher, bench.MODULE, *SCALING, chosen, f"output={tmp_path}")
     rows = pd.read_csv(tmp_path / "scaling.csv").set_index("method")
     labels = ["AllReduce", "SGP (Exp)", "Decent (Exp)", "Decent (AER), accumulated", "Decent (Exp between hosts)"]
     assert list(rows.index) == labels
@@ -100,23 +80,6 @@ def test_bytes_that_leave_a_host_by_its_interface(tmp_path: Path, hosts: int, en
     assert measured["step_ms"] > 0
     assert measured["startup_s"] > 0
     assert (measured["waited_ms"] is None) == (engine == "ddp")
-
-
-def test_topologies_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 8)
-    made: list[tuple] = []
-    monkeypatch.setattr(
-        "common.parallel.DecentralizedDataParallel", lambda *args, **options: made.append((args, options))
-    )
-    engines.gossip(nn.Linear(1, 1), "one_peer_ring/between_hosts/staggered", 2.0, L=2)
-    (((_, topology), options),) = made
-    assert topology.round(0).groups[0] == (0, 1, 2, 3)
-    assert options == {"bucket_mb": 2.0, "timeout_s": engines.TIMEOUT_S, "phases": "staggered"}
-    engines.gossip(nn.Linear(1, 1), "aer/atc/push_sum/10/4", 2.0, L=2)
-    local = {"local_steps": 10, "merge_after": 4, "outer": Outer(lr=0.4, momentum=0.9)}
-    assert made[1][1] == {"bucket_mb": 2.0, "timeout_s": engines.TIMEOUT_S, "order": "atc", "push_sum": True} | local
-    with pytest.raises(ValueError, match="one rank each"):
-        engines.gossip(nn.Linear(1, 1), "one_peer_ring/between_hosts", 2.0, L=1)
 
 
 # -- what is said above the tables

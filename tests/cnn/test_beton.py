@@ -98,12 +98,6 @@ def test_free_space_is_checked_first(files: list[Path], tmp_path: Path, monkeypa
     assert stage(files[:1], tmp_path / "local") == copies
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(files: list[Path], tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"data.copy_to=.*file/local: cannot copy"):
-        stage(files, tmp_path / "file" / "local")
-
-
 def test_data_sets_with_files_of_the_same_name_do_not_meet(files: list[Path], tmp_path: Path) -> None:
     other = tmp_path / "other" / "data" / "train.beton"
     other.parent.mkdir(parents=True)

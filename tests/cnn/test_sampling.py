@@ -7,7 +7,6 @@ from PIL import Image
 from scipy import stats
 
 from cnn.images.sampling import (
-    INDEX_MASK,
     RATIO,
     CentralCrop,
     EpochOrder,
@@ -57,8 +56,7 @@ def test_draws_are_uniform_and_independent() -> None:
     assert 0.46 < np.mean([flipped(key) for key in keys(DRAWS)]) < 0.54
 
 
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 375), (64, 64), (60, 200)])
-@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.5, 0.9)])
+@pytest.mark.parametrize(("height", "width", "scale"), [(375, 500, (0.08, 1.0)), (60, 200, (0.5, 0.9))])
 def test_random_crops_follow_torchvisions_law(height: int, width: int, scale: tuple[float, float]) -> None:
     torch.manual_seed(0)
     image = Image.new("L", (width, height))
@@ -89,7 +87,7 @@ def test_where_no_crop_fits_the_centre_is_torchvisions(height: int, width: int) 
         assert random_resized_crop(key, height, width, 0.5, 1.0) == tuple(expected)
 
 
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (480, 320), (50, 50), (33, 90)])
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (33, 90)])
 def test_the_central_crop_shows_what_resize_and_centre_crop_show(height: int, width: int) -> None:
     top, left, side, same = central_crop(height, width, 224 / 256)
     assert side == same == pytest.approx(224 / 256 * min(height, width), abs=0.5)
@@ -121,39 +119,6 @@ def test_crops_depend_on_seed_epoch_and_image_only() -> None:
     assert not any(
         RandomCrop(24, (0.08, 1.0), False, seed=1).function()(t, 300, 400)[4] for t in make_tickets(range(50), 0)
     )
-
-
-# -- the order of an epoch
-
-
-@pytest.mark.parametrize(("ranks", "batch_size"), [(1, 8), (3, 4), (4, 5), (7, 2)])
-def test_ranks_share_each_epoch_without_overlap_in_equal_steps(ranks: int, batch_size: int) -> None:
-    orders = [EpochOrder(61, rank, ranks, batch_size, seed=3) for rank in range(ranks)]
-    steps = 61 // (ranks * batch_size)
-    epochs = []
-    for epoch in range(2):
-        tickets = [order.tickets(epoch) for order in orders]
-        assert {len(share) for share in tickets} == {steps * batch_size}
-        assert {order.steps for order in orders} == {steps}
-        images = np.concatenate(tickets) & INDEX_MASK
-        assert len(np.unique(images)) == len(images)
-        assert images.max() < 61
-        epochs.append(images)
-    assert not np.array_equal(*epochs)
-
-
-def test_global_batches_do_not_depend_on_the_number_of_ranks() -> None:
-    def global_batches(ranks: int) -> list[list[int]]:
-        shares = [EpochOrder(64, rank, ranks, 16 // ranks, seed=5).tickets(2).reshape(4, -1) for rank in range(ranks)]
-        return np.sort(np.concatenate(shares, axis=1), axis=1).tolist()
-
-    assert global_batches(1) == global_batches(2) == global_batches(8)
-
-
-def test_an_epoch_can_be_entered_anywhere() -> None:
-    order = EpochOrder(100, 1, 3, 4, seed=0)
-    for start in range(order.steps + 1):
-        assert np.array_equal(order.tickets(7, start), order.tickets(7)[4 * start :])
 
 
 def test_fewer_images_than_a_global_batch_are_an_error() -> None:

@@ -37,7 +37,15 @@ def test_model_shape_and_size() -> None:
     assert sum(p.numel() for p in model.parameters()) == 77_754
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "accumadam", "dmsgd"])
+def test_weights_are_scaled_by_the_outputs_of_a_convolution() -> None:
+    torch.manual_seed(0)
+    for module in SmallResNet(in_channels=1, classes=10, width=16).modules():
+        if isinstance(module, torch.nn.Conv2d):
+            deviation = (2 / module.weight[:, 0].numel()) ** 0.5
+            assert module.weight.std().item() == pytest.approx(deviation, rel=4 / module.weight.numel() ** 0.5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "accumadam"])
 @pytest.mark.parametrize("no_decay", get_args(NoDecay))
 def test_what_the_optimizer_decays(optimizer: str, no_decay: str) -> None:
     overrides = [f"optimizer={optimizer}", f"optimizer.no_decay={no_decay}", "parallel.order=atc"]
@@ -64,7 +72,7 @@ def test_table3_exempts_by_name_as_the_published_code_does() -> None:
         assert decay[id(exempt)] == 0
 
 
-@pytest.mark.parametrize("shards", [1, 3, 7, 400])
+@pytest.mark.parametrize("shards", [3, 400])
 def test_evaluation_does_not_depend_on_the_number_of_shards(task: TASK, shards: int) -> None:
     torch.manual_seed(0)
     model = task.build_model().eval()

@@ -29,13 +29,11 @@ HALF_LIVES = ["optimizer.half_life.first=50", "optimizer.half_life.second=800"]
     [
         ("cnn", ["parallel=allreduce", "optimizer=adam"], 32),
         ("cnn", ["parallel=allreduce", "optimizer=accumadam", "optimizer.accumulation_steps=2"], 64),
-        ("cnn", ["optimizer=adamw"], 8),
         ("cnn", ["optimizer=adamw", "training.gradient_accumulation=2"], 8),
         ("cnn", ["optimizer=accumadamw", "optimizer.accumulation_steps=3"], 24),
         ("cnn", ["optimizer=adam", "workers.count=2", "parallel.ranks_per_worker=2"], 16),
         ("cnn", ["optimizer=adam", "parallel=diloco", "parallel.local_steps=5"], 8),
         ("gpt2", ["optimizer=adamw", "model.context=64"], 8 * 64),  # batches are sequences, half-lives tokens
-        ("gpt2", ["experiment=gpt2_fair", "workers.count=4", "optimizer.betas=null"], 4 * 8 * 64),
         ("transformer", ["optimizer=adam"], 8),
     ],
 )

@@ -1,22 +1,20 @@
 """Published hyperparameters, results/paper/hyperparameters/<family>.yaml, and how a recipe differs from them."""
 
 from collections.abc import Iterator, Mapping
-from functools import cache, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import Field, model_validator
 
-from common.experiments.definitions import Definition, parse_override
+from common.experiments.definitions import Definition
 from common.experiments.tables import load_table
 from common.launch.compose import CONFIGS, compose_config
 from common.report.published import PAPER
 
 FOLDER = PAPER / "hyperparameters"
 EXPERIMENTS = CONFIGS / "experiment"
-PRESETS = ("data", "model")  # groups whose files are recipes themselves; those of others hold defaults
-NAME_OF = {"parallel": "method", "workers": "kind"}  # of a group's choice; elsewhere "name"
 
 
 class Value(Definition):
@@ -90,15 +88,14 @@ def load_family(path: Path) -> Family:
 
 
 def differences(family: Family, recipe: str) -> list[str]:
-    """Return a line for each key in which the recipe is not what is published, or leaves it to a default."""
+    """Return a line for each key in which the recipe is not what is published."""
     experiment, _, variant = recipe.partition("@")
     overrides = load_table(experiment.split("/")[0]).variants[variant] if variant else ()
     config = compose_config(family.task, [f"experiment={experiment}", *overrides]).model_dump(mode="json")
-    stated = set(_stated(experiment)) | {key for text in overrides for key in _stated_by(text)}
-    return list(_differences(config, stated, family.values(recipe)))
+    return list(_differences(config, family.values(recipe)))
 
 
-def _differences(config: dict[str, Any], stated: set[str], values: Mapping[str, Value]) -> Iterator[str]:
+def _differences(config: dict[str, Any], values: Mapping[str, Value]) -> Iterator[str]:
     for key, value in values.items():
         expected = f"expected {value.expected} ({value.source or f'unknown; searched {value.searched}'})"
         *path, last = key.split(".")
@@ -107,41 +104,3 @@ def _differences(config: dict[str, Any], stated: set[str], values: Mapping[str, 
             yield f"{key}: no such key; {expected}"
         elif not value.is_met_by(holder[last]):
             yield f"{key}={holder[last]}: {expected}"
-        elif key not in stated:
-            yield f"{key}: not set by the recipe, only by a default; {expected}"
-
-
-@cache
-def _stated(experiment: str) -> frozenset[str]:
-    """Return the keys that an experiment's file sets, with those of its bases and of the presets that it chooses."""
-    content = yaml.safe_load((EXPERIMENTS / f"{experiment}.yaml").read_text(encoding="utf-8"))
-    keys: set[str] = set()
-    for default in content.pop("defaults", []):
-        if isinstance(default, dict):
-            ((group, choice),) = default.items()
-            keys |= _chosen(group.removeprefix("override /"), choice)
-        elif default != "_self_":
-            keys |= _stated(default.removeprefix("/experiment/"))
-    return frozenset(keys | set(_flat(content)))
-
-
-def _stated_by(override: str) -> set[str]:
-    key, value = parse_override(override)
-    return _chosen(key, value) if (CONFIGS / key).is_dir() else {key}
-
-
-def _chosen(group: str, choice: str) -> set[str]:
-    keys = {f"{group}.{NAME_OF.get(group, 'name')}"}
-    if group in PRESETS:
-        content = yaml.safe_load((CONFIGS / group / f"{choice}.yaml").read_text(encoding="utf-8"))
-        for default in content.pop("defaults", []):
-            keys |= _chosen(group, default) if default != "_self_" else set()
-        keys |= {f"{group}.{key}" for key in _flat(content)}
-    return keys
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in content.items():
-        yield prefix + key
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")

@@ -2,8 +2,7 @@
 
 import pytest
 
-from common.experiments.quantities import NOISE_KINDS, Column, parse_column
-from common.noise_scale import KINDS
+from common.experiments.quantities import parse_column
 
 
 @pytest.mark.parametrize(
@@ -24,12 +23,3 @@ def test_variant_quantity_and_statistic(name, variant, quantity, statistic, of_r
     assert (column.variant, column.quantity.name, column.statistic) == (variant, quantity, statistic)
     assert column.of_runs == of_runs
     assert column.published_name == (f"{variant}_{quantity}" if variant else quantity)
-
-
-def test_labels():
-    assert parse_column("overlap", ["overlap"]) == Column("overlap")
-    assert not parse_column("workers").of_runs
-
-
-def test_quantities_of_the_gradient_noise_are_named_as_it_records_them():
-    assert NOISE_KINDS == KINDS

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from tests.experiments.hyperparameters import EXPERIMENTS, FOLDER, Family, Value, differences, load_family
+from tests.experiments.hyperparameters import EXPERIMENTS, FOLDER, Family, differences, load_family
 
 FAMILIES = {path.stem: load_family(path) for path in sorted(FOLDER.glob("*.yaml"))}
 RECIPES = [(family, recipe) for family, file in FAMILIES.items() for recipe in file.recipes]
@@ -37,10 +37,7 @@ def family(**values: dict[str, object]) -> Family:
     [
         ("optimizer.lr", {"value": 7e-4, "source": "EXP a"}, "optimizer.lr=0.0006: expected 0.0007 (EXP a)"),
         ("optimizer.betas", {"value": [0.9, 0.98], "source": "EXP a"}, "optimizer.betas=[0.9, 0.95]: expected [0.9, "),
-        ("training.compile", {"value": 1, "source": "EXP a"}, "training.compile=True: expected 1"),
         ("optimizer.rho", {"value": 1.0, "source": "EXP a"}, "optimizer.rho: no such key; expected 1.0 (EXP a)"),
-        ("optimizer.lr.rho", {"value": 1.0, "source": "EXP a"}, "optimizer.lr.rho: no such key"),
-        ("training.on_nan", {"value": "stop", "source": "EXP a"}, "training.on_nan: not set by the recipe, only by a"),
         ("optimizer.lr", {"value": "unknown", "searched": "EXP a", "used": 1.0}, "expected 1.0 (unknown; searched EXP"),
     ],
 )
@@ -49,21 +46,7 @@ def test_a_recipe_that_differs_is_named_with_its_key(key: str, value: dict[str, 
     assert line in found
 
 
-def test_tolerance_is_for_rounded_numbers_only() -> None:
-    assert Value(value=25_000, source="text", within=0.03).is_met_by(24_992)
-    assert not Value(value=25_000, source="text").is_met_by(24_992)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        {"value": 1.0},
-        {"value": "unknown", "source": "EXP a"},
-        {"value": "unknown", "searched": "EXP a"},
-        {"value": 1.0, "source": "EXP a", "used": 2.0},
-        {"value": 1.0, "source": "somebody"},
-    ],
-)
+@pytest.mark.parametrize("value", [{"value": 1.0}, {"value": "unknown"}, {"value": 1.0, "source": "somebody"}])
 def test_a_value_needs_its_source_and_an_unknown_one_where_it_was_searched(value: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         family(**{"optimizer.lr": value})

@@ -7,16 +7,6 @@ from common.experiments.runs import RunError, read_run
 from tests.experiments.synthetic import write_run
 
 
-def test_reads_all_four_files(tmp_path):
-    run = read_run(write_run(tmp_path / "a", ["seed=1"], train_loss=[2.0, 0.5], accuracy=[50.0, 90.0]))
-    assert run.config["workers"]["count"] == 4
-    assert run.environment["overrides"] == ["seed=1"]
-    assert run.summary["steps"] == 30
-    assert list(run.metrics["step"]) == [15, 15, 30, 30]
-    assert run.last("train", "loss") == 0.5
-    assert run.last("validation", "accuracy") == 90.0
-
-
 def test_a_metric_or_number_that_was_not_recorded_is_named(tmp_path):
     run = read_run(write_run(tmp_path / "a", []))
     with pytest.raises(RunError, match=r"a: metrics\.jsonl records no 'bleu'"):

@@ -158,26 +158,20 @@ def test_every_method_gets_the_same_trials_and_the_best_is_kept(launched, capsys
     assert "written: results/sweeps/small.csv" in capsys.readouterr().out
 
 
-def test_the_grid_grows_for_all_methods_while_one_is_best_at_an_edge(undrawn, launched):
-    launched.accuracy = peaks(allreduce=0.0025, dadam=0.04)
+def test_the_grid_grows_for_all_methods_while_one_is_best_at_an_edge_but_not_for_ever(undrawn, launched):
+    launched.accuracy = peaks(allreduce=0.0025, dadam=1e3)
     assert sweep(["table=small"]) == 0
     rates = records().groupby("row")["optimizer.lr"].unique().map(sorted).to_dict()
     assert rates == {
-        "allreduce": [0.00125, 0.0025, 0.005, 0.01, 0.02],
-        "dadam": [0.005, 0.01, 0.02, 0.04, 0.08],
+        "allreduce": [0.00125, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08],
+        "dadam": [0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32],
     }
     assert (tuned("allreduce").best.overrides, tuned("allreduce").edge) == (("optimizer.lr=0.0025",), None)
+    assert tuned("dadam").edge == "highest"
+    assert "| highest | dadam" in (SWEEPS / "small.md").read_text()
 
 
-def test_it_grows_at_both_ends_at_most_as_often_as_the_sweep_says(undrawn, launched):
-    launched.accuracy = peaks(allreduce=1e-6, dadam=1e3)
-    assert sweep(["table=small"]) == 0
-    assert records().groupby("row")["optimizer.lr"].nunique().to_dict() == {"allreduce": 7, "dadam": 7}
-    assert (tuned("allreduce").edge, tuned("dadam").edge) == ("lowest", "highest")
-    assert "| lowest | allreduce" in (SWEEPS / "small.md").read_text()
-
-
-def test_a_trial_that_diverged_is_the_worst_and_not_made_again(launched, capsys):
+def test_a_trial_that_diverged_is_the_worst_and_not_made_again(undrawn, launched, capsys):
     launched.accuracy = lambda settings: None if settings["optimizer.lr"] > 0.015 else 1
     define(rows=CONTENT["rows"][:1], sweep={"extensions": 0})
     assert sweep(["table=small"]) == 0
@@ -288,7 +282,7 @@ def test_what_was_chosen_for_another_definition_is_refused(undrawn, launched):
         load("small")
 
 
-def test_choices_and_variants_are_tuned_for_each_method(launched):
+def test_choices_and_variants_are_tuned_for_each_method(undrawn, launched):
     values = ["[0.9,0.999]", "[0.8,0.9]"]
     variants = {"noisy": ["data.label_noise=0.2"], "clean": ["data.label_noise=0"]}
     columns = ["method", "noisy_accuracy"]
@@ -346,32 +340,6 @@ def test_a_parabola_is_fitted_for_the_best_values_on_other_axes_and_the_fit_is_k
     assert "- Axes of dadam: optimizer.weight_decay 0, 0.1, 0.01; training.clip null, 1" in page
     define(sweep=sweeps, rows=[rows[0], CONTENT["rows"][1]])
     assert "was made by another definition of dadam; " in load("small").untuned
-
-
-def test_rows_with_several_numbers_of_workers_are_tuned_one_by_one():
-    define(workers=[2, 4], overrides=[text for text in SMALL if not text.startswith("workers.count")])
-    table = load("small")
-    assert [table.method(row, None) for row in table.rows] == [
-        "allreduce_2", "allreduce_4", "dadam_2", "dadam_4", "dadam_2", "dadam_4",
-    ]  # fmt: skip
-
-
-def test_a_sweep_over_workers_has_panels_for_each_number_and_tells_rows_apart_by_their_labels(launched, monkeypatch):
-    figures = []
-    monkeypatch.setattr("common.report.sweep_files.save", lambda draw, *_: figures.append(draw()) or [])
-    rows = [CONTENT["rows"][0] | {"name": f"s{s}", "labels": {"s": str(s)}} for s in (1, 4)]
-    overrides = [text for text in SMALL if not text.startswith("workers.count")]
-    define(
-        sweep={"extensions": 0}, workers=[2, 4], overrides=overrides, rows=rows, labels={"s": "steps"}, baseline=None
-    )
-    launched.accuracy = lambda settings: 90
-    assert sweep(["table=small"]) == 0
-    (figure,) = figures
-    assert [ax.get_ylabel().partition(":")[0] for ax in figure.axes] == ["2 workers", "4 workers"]
-    names = ["AllReduce, s = 1, complete", "AllReduce, s = 4, complete"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
-    (header,) = [line for line in (SWEEPS / "small.md").read_text().splitlines() if line.startswith("| method")]
-    assert [name.strip() for name in header.split("|")[1:5]] == ["method", "topology", "s", "workers"]
 
 
 def test_a_row_that_has_all_values_itself_is_not_tuned(undrawn, launched) -> None:
@@ -464,16 +432,3 @@ def test_kept_choices_belong_to_their_definitions_and_choosing_again_from_their_
                 other = kept.runner_up  # none where a parabola chooses and there are no further axes
                 if other is None or kept.best.mean != pytest.approx(other.mean, rel=1e-9):  # files hold ten digits
                     assert (made.best.overrides, made.edge) == (kept.best.overrides, kept.edge)
-
-
-@pytest.mark.slow
-def test_a_real_sweep_from_trials_to_rows():
-    """Real runs of three steps; the rates of one row are so high that its loss is not finite."""
-    rows = [CONTENT["rows"][0], CONTENT["rows"][1] | {"centre": 1e20}]
-    define(rows=rows, seeds=[1], sweep={"quantity": "validation_loss", "best": "lowest", "seeds": [7], "extensions": 1})
-    assert sweep(["table=small"]) == 2  # every trial of the second row diverged
-    define(rows=[rows[0]], seeds=[1], sweep={"seeds": [7], "extensions": 0})
-    assert sweep(["table=small"]) == 0
-    assert reproduce(["table=small"]) == 0
-    (rate,) = tuned("allreduce").best.overrides
-    assert rate in json.loads(Path("runs/small/allreduce/seed_1/environment.json").read_text())["overrides"]

@@ -8,36 +8,15 @@ from omegaconf import OmegaConf
 
 from common.cli import UsageError
 from common.experiments.definitions import parse_override
-from common.experiments.tables import load_table, table_names
+from common.experiments.tables import load_table
 from common.record.run_folder import compare
 from tests.experiments.conftest import CONTENT
-
-
-def test_quickstart_has_its_rows_and_commands():
-    table = load_table("quickstart")
-    labels = [(row.method, row.topology) for row in table.rows]
-    gossip = ["complete", "aer", "one_peer_exponential"]
-    assert labels == [("AllReduce", "complete")] + [(m, t) for m in ("DAdam", "AccumAdam") for t in gossip]
-    cells = list(table.cells(Path("runs")))
-    assert len(cells) == 21
-    assert cells[0].command == (
-        "python -m cnn.train experiment=quickstart parallel=allreduce optimizer=adam seed=1 "
-        "run_dir=runs/quickstart/allreduce/seed_1"
-    )
-    assert cells[16].command == (
-        "python -m cnn.train experiment=quickstart parallel=decentralized topology=aer optimizer=accumadam "
-        "seed=2 run_dir=runs/quickstart/accumadam_aer/seed_2"
-    )
 
 
 def test_runs_lie_in_a_folder_of_the_tables_name(tmp_path):
     folder = write(tmp_path, lambda content: None)
     (folder / "small.yaml").rename(folder / "mine.yaml")
     assert next(load_table("mine", folder=folder).cells(Path("runs"))).run_dir == Path("runs/mine/allreduce/seed_1")
-
-
-def test_every_table_is_valid():
-    assert [load_table(name).name for name in table_names()] == table_names()
 
 
 def write(folder: Path, change) -> Path:
@@ -108,12 +87,8 @@ def test_a_wrong_file_is_refused_by_file_key_value_and_expectation(tmp_path):
 
 def test_a_table_makes_each_row_with_every_number_of_workers(tmp_path):
     table = load_table("small", folder=write(tmp_path, lambda c: c.update(workers=[4, 8])))
-    assert [(row.name, row.workers) for row in table.rows] == [
-        ("allreduce_4", 4),
-        ("allreduce_8", 8),
-        ("accumadam_aer_4", 4),
-        ("accumadam_aer_8", 8),
-    ]
+    names = ["allreduce_4", "allreduce_8", "accumadam_aer_4", "accumadam_aer_8"]
+    assert [(row.name, row.workers) for row in table.rows] == list(zip(names, [4, 8, 4, 8], strict=True))
     cells = list(table.cells(Path("runs")))
     assert len(cells) == 12
     assert cells[4].overrides == [
@@ -153,12 +128,9 @@ def test_overrides_are_compared_by_meaning(table):
     [
         ("data.workers", True),
         ("data.folder", True),
-        ("data.copy_to", True),
         ("training.threads", True),
-        ("logging.noise_scale_every", True),
         ("data.seed", False),
         ("training.steps", False),
-        ("optimizer.name", False),
         ("elastic.keep", False),
     ],
 )

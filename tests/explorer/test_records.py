@@ -12,7 +12,6 @@ from common.experiments.definitions import ROOT
 from common.experiments.sweeps import read_tuned
 from common.experiments.tables import load_table
 from common.explorer.records import Records, line_of, names_of, short, sweep_of, thin
-from tests.experiments.conftest import make_table
 from tests.experiments.synthetic import write_run
 
 
@@ -63,16 +62,6 @@ def test_a_table(table):
     assert records.grids.kept[grid]["megabytes"] == 0.001
     assert not any(run["measured"] for run in data["runs"])
     assert records.commits.kept[data["runs"][0]["commit"]].startswith("0123456789ab")
-
-
-def test_measured_times_are_those_of_the_training_rows():
-    table = make_table(seeds=[1])
-    for cell in table.cells(Path("runs")):
-        write_run(cell.run_dir, cell.overrides, kind="processes", time_step_ms=20.0)
-    records = Records()
-    run = records.table(collect(table, Path("runs")))["runs"][0]
-    assert run["measured"]
-    assert records.grids.kept[run["curves"]["accuracy"][0]]["seconds"] == 0.02
 
 
 def test_rows_have_names_of_their_own_and_settings_that_differ():

@@ -44,9 +44,6 @@ PROCESSES = ["workers=processes", "workers.count=2", "workers.per_host=1"]
 SGD = ["optimizer=sgd", "optimizer.momentum=0.9", "optimizer.lr=0.05"]
 CASES: dict[str, tuple[str, list[str]]] = {
     "cnn allreduce adamw": ("cnn", [*CNN, "parallel=allreduce", "optimizer=adamw", "training.clip=1.0"]),
-    "cnn allreduce sgd": ("cnn", [*CNN, "parallel=allreduce", *SGD, "schedule=multistep", "schedule.milestones=[10]"]),
-    "cnn adam complete atc": ("cnn", [*CNN, "topology=complete", "optimizer=adam", "parallel.order=atc"]),
-    "cnn adam ring awc": ("cnn", [*CNN, "topology=ring", "optimizer=adam"]),
     "cnn accumadam aer": ("cnn", [*CNN, "topology=aer", "optimizer=accumadam", "optimizer.accumulation_steps=4"]),
     "cnn accumadamw staggered": (
         "cnn",
@@ -61,8 +58,6 @@ CASES: dict[str, tuple[str, list[str]]] = {
         [*CNN, "topology=static_exponential", "optimizer=qg_dmsgd", "optimizer.lr=0.05", "parallel.order=atc"],
     ),
     "gpt2 muon random_matching": ("gpt2", [*GPT2, "topology=random_matching", "optimizer=muon"]),
-    "cnn sgd base_k": ("cnn", [*CNN, "topology=base_k", *SGD]),
-    "cnn local_sgd": ("cnn", [*CNN, "parallel=local_sgd", *SGD]),
     "cnn diloco": ("cnn", [*CNN, "parallel=diloco", "parallel.local_steps=5", "optimizer=adamw"]),
     "cnn gossip_diloco": (
         "cnn",
@@ -85,8 +80,6 @@ CASES: dict[str, tuple[str, list[str]]] = {
         [*CNN, "topology=ring", "optimizer=adam", "elastic.script=[{step: 6, leave: [2]}, {step: 12, join: [2]}]"],
     ),
     "cnn processes": ("cnn", [*CNN, "topology=complete", "optimizer=accumadam", *PROCESSES]),
-    "cnn processes allreduce": ("cnn", [*CNN, "parallel=allreduce", "optimizer=adamw", *PROCESSES]),
-    "gpt2 allreduce": ("gpt2", [*GPT2, "parallel=allreduce", "optimizer=adamw"]),
     "gpt2 accumadamw aer": ("gpt2", [*GPT2, "topology=aer", "optimizer.accumulation_steps=4"]),
     "gpt2 half-lives": (
         "gpt2",
@@ -104,7 +97,6 @@ CASES: dict[str, tuple[str, list[str]]] = {
         "gpt2",
         [*GPT2, "topology=complete", "parallel.share_second_moment=mean", "optimizer.accumulation_steps=1"],
     ),
-    "transformer allreduce": ("transformer", TRANSFORMER),
     "transformer accumadam aer": (
         "transformer",
         [*TRANSFORMER, "parallel=decentralized", "topology=aer", "optimizer=accumadam"],

@@ -10,6 +10,7 @@ from tests.golden.record import CASES, FILE, experiments, machine, run
 GOLDEN = json.loads(FILE.read_text())
 
 
+@pytest.mark.slow  # dozens of compositions
 def test_every_experiment_composes_to_the_same_configuration() -> None:
     assert experiments() == GOLDEN["experiments"]
 

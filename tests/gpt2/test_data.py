@@ -14,18 +14,8 @@ CPU = torch.device("cpu")
 TOKENS = np.arange(1000, dtype=np.uint16)  # a window is known by its first token
 
 
-def windows(
-    rank=0,
-    ranks=1,
-    batch_size=4,
-    seed=0,
-    shard="independent",
-    tokens=TOKENS,
-    context=10,
-    vocabulary=1000,
-    first_ranks=None,
-):
-    return Windows(tokens, context, vocabulary, batch_size, rank, ranks, seed, shard, CPU, first_ranks or ranks)
+def windows(rank=0, ranks=1, batch_size=4, seed=0, shard="independent", tokens=TOKENS, context=10, first_ranks=None):
+    return Windows(tokens, context, 1000, batch_size, rank, ranks, seed, shard, CPU, first_ranks or ranks)
 
 
 def firsts(data, batches):
@@ -39,7 +29,7 @@ def test_a_window_is_a_piece_of_the_file_and_the_token_after_it():
     assert torch.equal(batch, batch[:, :1] + torch.arange(11))
 
 
-@pytest.mark.parametrize("length", [11, 12, 1000])
+@pytest.mark.parametrize("length", [11, 1000])
 def test_every_start_is_as_likely_and_none_is_outside(length):
     data = windows(batch_size=20_000, tokens=TOKENS[:length])
     counts = np.bincount(data.starts(0), minlength=length - 10)
@@ -57,9 +47,8 @@ def test_batches_depend_on_seed_rank_and_step_alone(shard):
     assert len({tuple(batch) for batch in first}) == 60
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 8])
-def test_contiguous_parts_are_side_by_side_and_each_is_drawn_from_as_a_file_of_its_own(ranks):
-    part = 1000 // ranks
+def test_contiguous_parts_are_side_by_side_and_each_is_drawn_from_as_a_file_of_its_own():
+    ranks, part = 3, 333
     for rank in range(ranks):
         drawn = windows(rank, ranks, 500, shard="contiguous").starts(0)
         alone = windows(rank, ranks, 500, tokens=TOKENS[:part]).starts(0)
@@ -76,7 +65,7 @@ def test_resuming_needs_only_the_step():
         assert [batch[:, 0].tolist() for batch in islice(stream, 60 - drawn)] == whole[drawn:]
 
 
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 1), (2, 1), (4, 2), (8, 1), (1, 8)])
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(4, 2), (8, 1), (1, 8)])
 def test_global_windows_are_the_same_for_any_number_of_ranks_and_micro_batches(ranks, micro_batches):
     size = 16 // (ranks * micro_batches)
     shares = [firsts(windows(r, ranks, size, shard="global"), 5 * micro_batches) for r in range(ranks)]
@@ -87,11 +76,7 @@ def test_global_windows_are_the_same_for_any_number_of_ranks_and_micro_batches(r
     assert updates == [sorted(batch) for batch in firsts(windows(0, 1, 16, shard="global"), 5)]
 
 
-def test_independent_ranks_do_not_depend_on_how_many_there_are():
-    assert firsts(windows(1, 2), 20) == firsts(windows(1, 8), 20)
-
-
-@pytest.mark.parametrize(("ranks", "batch_size", "steps"), [(1, 4, 25), (2, 4, 12), (8, 2, 6), (64, 4, 1)])
+@pytest.mark.parametrize(("ranks", "batch_size", "steps"), [(2, 4, 12), (64, 4, 1)])
 def test_an_epoch_is_as_many_windows_as_lie_side_by_side(ranks, batch_size, steps):
     assert windows(0, ranks, batch_size).steps_per_epoch == steps
 
@@ -103,7 +88,7 @@ def test_a_token_outside_the_vocabulary_is_named_with_its_place():
         firsts(windows(tokens=tokens), 100)
 
 
-@pytest.mark.parametrize(("length", "context"), [(100, 10), (101, 10), (105, 10), (11, 10), (12, 10)])
+@pytest.mark.parametrize(("length", "context"), [(101, 10), (105, 10), (11, 10)])
 def test_a_whole_split_is_evaluated_with_every_token_predicted_once(length, context):
     starts = evaluation_starts(length, context, None)
     batches = list(evaluation_batches(TOKENS[:length], starts, context, 1000, 3, CPU))
@@ -112,7 +97,7 @@ def test_a_whole_split_is_evaluated_with_every_token_predicted_once(length, cont
     assert all(len(batch) == 3 for batch in batches[:-2])
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 9])
+@pytest.mark.parametrize("count", [1, 7])
 def test_some_windows_are_spread_evenly(count):
     starts = evaluation_starts(1000, 100, count)
     assert len(set(starts)) == count
@@ -134,12 +119,6 @@ def test_drawn_windows_depend_on_seed_split_and_step_alone():
     assert all(first != drawn_starts(1000, 100, 50, *other) for other in others)
     training = windows(batch_size=50, seed=1, context=100).starts(7)
     assert first != training.tolist()
-
-
-def test_every_drawn_start_is_as_likely_and_none_is_outside():
-    counts = np.bincount(drawn_starts(110, 100, 20_000, seed=0, split=1, step=1000), minlength=10)
-    assert len(counts) == 10
-    assert (abs(counts - 2000) < 6 * 2000**0.5).all()
 
 
 def test_the_rest_of_an_epoch_is_dealt_to_fewer_ranks():

@@ -83,21 +83,16 @@ def test_sources_are_a_file_a_folder_or_a_glob(tmp_path):
             find_inputs(str(nothing))
 
 
-def test_how_many_are_left_out_is_said_and_globs_give_each_file_once(tmp_path, caplog):
-    for name in ("source/a/1.txt", "source/B.TXT", "source/.hidden/2.txt", "source/3.gz", "elsewhere/4.txt"):
+def test_how_many_are_left_out_is_said(tmp_path, caplog):
+    for name in ("source/a.txt", "source/.hidden/2.txt", "source/3.gz", "elsewhere/4.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
     source = tmp_path / "source"
     (source / "link").symlink_to("../elsewhere")
-    (source / "c.txt").symlink_to("a/1.txt")
-    (source / "broken.txt").symlink_to("nowhere")
-    assert [file.name for file in find_inputs(str(source))] == ["B.TXT", "a/1.txt", "c.txt"]
-    kinds = "hidden, of another kind, or a folder"
-    assert f"source={source}: 4 left out ({kinds}), such as {source}/.hidden/2.txt" in caplog.text
-    (source / "loop").symlink_to(".")
-    assert [file.name for file in find_inputs(f"{source}/**/*.txt")] == ["a/1.txt", "c.txt", "link/4.txt"]
-    assert [file.name for file in find_inputs(f"{source}/[Ba]*")] == ["B.TXT"]
-    assert f"source={source}/[Ba]*: 1 left out ({kinds}), such as {source}/a" in caplog.text
+    assert [file.name for file in find_inputs(str(source))] == ["a.txt"]
+    assert (
+        f"source={source}: 3 left out (hidden, of another kind, or a folder), such as {source}/.hidden" in caplog.text
+    )
 
 
 def test_the_standard_library_is_python_without_tests_and_installed_packages():

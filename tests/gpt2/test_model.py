@@ -79,11 +79,6 @@ def test_sizes_are_those_of_openais_models(name, parameters):
     assert parameter_count(shape) == parameters
 
 
-def test_the_papers_model_and_the_proxy():
-    assert parameter_count(compose_config("gpt2", ["model=gpt2_small"]).model.shape) == 124_373_760
-    assert 1e6 < parameter_count(compose_config("gpt2", []).model.shape) < 3e6
-
-
 def test_flops_are_those_that_torch_counts():
     model, tokens = GPT2(TINY), torch.zeros(1, TINY.context + 1, dtype=torch.int64)
     backend = torch.nn.attention.SDPBackend.MATH
@@ -91,15 +86,6 @@ def test_flops_are_those_that_torch_counts():
         model(tokens[:, :-1], tokens[:, 1:]).backward()
     norms = sum(p.numel() for p in model.parameters() if p.dim() == 1)  # of which 6 N credits what is no product
     assert counter.get_total_flops() == TINY.context * (flops_per_token(TINY) - 6 * norms)
-
-
-def test_a_token_sees_itself_and_what_came_before():
-    torch.manual_seed(0)
-    model, tokens = GPT2(TINY), torch.randint(61, (1, 10))
-    changed = tokens.clone()
-    changed[0, 6] = (tokens[0, 6] + 1) % 61
-    same = (model(tokens) == model(changed)).all(-1)[0]
-    assert same.tolist() == [True] * 6 + [False] * 4
 
 
 def test_start_is_near_the_uniform_distribution_with_smaller_residual_branches():

@@ -26,8 +26,7 @@ def make(folder, *overrides):
     return TASK(compose_config("gpt2", [*tokens, *overrides]))
 
 
-@pytest.mark.parametrize("shards", [1, 3, 7, 600])
-@pytest.mark.parametrize("batches", ["null", "5"])
+@pytest.mark.parametrize(("shards", "batches"), [(1, "null"), (7, "5"), (600, "null")])
 def test_evaluation_does_not_depend_on_the_number_of_shards(folder, shards, batches):
     task = make(folder, f"data.evaluation_batches={batches}", "evaluation.batch_size=6")
     torch.manual_seed(0)
@@ -75,6 +74,10 @@ def test_how_many_windows_are_drawn_must_be_said(folder):
         make(folder, "data.evaluation_windows=drawn", "data.evaluation_batches=null")
 
 
+def test_simulated_workers_may_be_batched(folder):
+    make(folder, "workers=simulated", "workers.count=2", "workers.batched=true")
+
+
 def test_loss_is_that_of_the_next_token(folder):
     task = make(folder)
     torch.manual_seed(0)
@@ -108,19 +111,10 @@ def test_throughput_in_tokens_and_model_flops(folder, monkeypatch):
     assert make(folder).throughput(1000.0).keys() == {"tokens_per_s"}  # nobody knows a CPU's peak
 
 
-@pytest.mark.parametrize(
-    ("name", "peak"),
-    [
-        ("NVIDIA A100-SXM4-40GB", 312.0),
-        ("NVIDIA H100 PCIe", 756.0),
-        ("NVIDIA H100 80GB HBM3", 989.0),
-        ("Tesla V100-SXM2-16GB", 125.0),
-        ("NVIDIA RTX A4000", None),
-        ("NVIDIA A40", 149.7),
-    ],
-)
-def test_known_peaks(name, peak):
-    assert known_peak_tflops(name) == peak
+def test_known_peaks():
+    names = {"NVIDIA A100-SXM4-40GB": 312.0, "NVIDIA H100 PCIe": 756.0, "NVIDIA H100 80GB HBM3": 989.0}
+    names |= {"Tesla V100-SXM2-16GB": 125.0, "NVIDIA RTX A4000": None, "NVIDIA A40": 149.7}
+    assert {name: known_peak_tflops(name) for name in names} == names
 
 
 def test_utilisation_of_the_papers_own_log():

@@ -77,10 +77,6 @@ def test_more_spaces_than_tiktoken_can_match_are_encoded(bpe):
     assert bpe[0].decode(bpe[0].encode(text).tolist()) == text
 
 
-def test_a_bpe_is_trained_from_long_words_in_bounded_time(tmp_path):
-    assert train_bpe("bpe_300", [" " * 1_000_000 + "x", *TEXTS], tmp_path).vocabulary_size == 300
-
-
 def test_byte_table_is_gpt2s():
     """tiktoken reads it off GPT-2's files in the same way."""
     from tokenizers.pre_tokenizers import ByteLevel

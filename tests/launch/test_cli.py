@@ -51,7 +51,7 @@ def test_multirun_refuses_everything_if_one_run_is_refused(
     assert "sweep type" in capsys.readouterr().err
     monkeypatch.setenv("RANK", "0")
     assert run(monkeypatch, "-m", "seed=1,2") == 2
-    assert "torchrun" in capsys.readouterr().err
+    assert "--multirun: expected one run under torchrun" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -79,16 +79,12 @@ def test_a_run_dir_that_several_runs_would_share_gets_folders() -> None:
     ("argv", "message"),
     [
         (["topology=file"], "topology.path: missing"),
-        (["optimizer.lr=${foo}"], "optimizer.lr: Interpolation key 'foo' not found"),
-        (["experiment=quickstart", "nonsense=1"], "nonsense: "),
         (["task=nope"], "task=nope: expected a package with a module `task`"),
         (["task=gpt2"], "task=gpt2: expected a task with the configuration of this command"),
         (["init_from=nope.pt"], "init_from=nope.pt: cannot be read"),
         (["data=null"], "data=null: expected one of: "),
-        (["data=null", "--cfg", "job"], "data=null: expected one of: "),
         (["topology=rign", "--cfg", "job"], "topology=rign: unknown; did you mean 'ring'?"),
         (["-m", "--cfg", "job", "seed=1,2"], "--multirun --cfg: expected one of them"),
-        (["-m", "--info", "all", "seed=1,2"], "--multirun --info: expected one of them"),
         (["-m", "--config-name", "gpt2", "seed=1,2"], "--config-name: expected none"),
         (["-m", "--config-dir", ".", "seed=1,2"], "--config-dir . with --multirun"),
         (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
@@ -120,12 +116,11 @@ def test_the_help_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         assert part in shown
 
 
-@pytest.mark.parametrize("wrong", ["optimizer.lr=-1", "optimizer.lrr=1"])
 def test_the_traceback_of_a_refused_configuration_on_request(
-    wrong: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    assert run(monkeypatch, wrong) == 2
+    assert run(monkeypatch, "optimizer.lrr=1") == 2
     error = capsys.readouterr().err
     assert "Traceback" in error
     assert "error: optimizer.lr" in error

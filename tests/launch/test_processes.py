@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed.elastic.multiprocessing.api
 
 from common.config.config import ConfigError
 from common.launch import cli, rank
@@ -141,7 +140,6 @@ def test_under_nohup_a_closed_terminal_stays_ignored() -> None:
 @pytest.mark.parametrize(
     ("value", "torchrun", "threads"),
     [
-        ("3", False, 3),
         ("3", True, 3),
         ("1", False, 1),
         ("1", True, 6),
@@ -176,9 +174,3 @@ def test_numbers_of_a_launcher_that_are_none(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("WORLD_SIZE", "two")
     with pytest.raises(ConfigError, match="WORLD_SIZE=two in the environment: expected a number"):
         compose_config("cnn", [])
-
-
-def test_torch_shows_how_long_it_waits_after_a_failure() -> None:
-    """A long shutdown_timeout would keep a failed run alive if torch used it there."""
-    context = torch.distributed.elastic.multiprocessing.api.PContext
-    assert context.close.__defaults__ == (None, 30)

@@ -55,6 +55,7 @@ def test_what_a_resumed_run_computes_again_is_shown_once(tmp_path: Path, monkeyp
     assert sent == sorted([*steps, *range(4, 25, 4)])  # and evaluations
 
 
+@pytest.mark.slow
 def test_wandb_offline_keeps_its_run_id_after_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [*SIMULATED, "logging.wandb=offline", f"run_dir={tmp_path}"]
     assert launch("cnn", arguments) == 0
@@ -67,7 +68,7 @@ def test_wandb_offline_keeps_its_run_id_after_a_resume(tmp_path: Path, capsys: p
     assert set(runs) == {identity}
 
 
-@pytest.mark.parametrize("breaks", ["init", "log", "finish"])
+@pytest.mark.parametrize("breaks", ["init", "log"])
 def test_a_broken_service_is_named_once_and_ends_nothing(
     breaks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_broken_service_is_named_once_and_ends_nothing(
             logged.append((step, values))
             self._may_break("log")
 
+<<<<<<< HEAD
         def finish(self) -> None:
             self._may_break("finish")
 
@@ -93,6 +95,8 @@ def test_a_broken_service_is_named_once_and_ends_nothing(
             left.append("service")
             raise ConnectionError("no route to host either")
 
+=======
+>>>>>>> lean-other-tests
         def _may_break(self, where: str) -> None:
             if where == breaks:
                 raise ConnectionError("no route to host")
@@ -102,5 +106,9 @@ def test_a_broken_service_is_named_once_and_ends_nothing(
     assert capsys.readouterr().err.count("wandb failed and is left out from now on: no route to host") == 1
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
     everything = [(row["step"], numbers(row)) for row in rows(tmp_path)]
+<<<<<<< HEAD
     assert logged == {"init": [], "log": everything[:1], "finish": everything}[breaks]
     assert left == ["service"] * (breaks != "init")
+=======
+    assert logged == {"init": [], "log": everything[:1]}[breaks]
+>>>>>>> lean-other-tests

@@ -85,8 +85,7 @@ def test_wrong_records_are_refused(records, capsys):
 
 def test_bars_of_both(records):
     assert figures(["figure=6", "output=out", "formats=[png,svg]"]) == 0
-    image = imread("out/figure6.png")
-    assert image.std() > 0.05
+    assert imread("out/figure6.png").std() > 0.05
     svg = Path("out/figure6.svg").read_text()
     assert "published: A40, 4 per node" in svg
     assert "ours: 2 ranks on a host" in svg

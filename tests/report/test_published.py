@@ -56,12 +56,6 @@ def test_gaps_by_the_papers_formulas_are_those_of_our_topologies() -> None:
         assert row.values["spectral_gap"].value == pytest.approx(topology.spectral_gap(), abs=1e-6)
 
 
-def test_several_files_together() -> None:
-    row = published_values(("exponential", "exponential_spectral_gap"))["static_exponential_8"]
-    assert row["top1"].value is None
-    assert row["spectral_gap"].value == 0.5
-
-
 def test_curves_end_at_the_values_of_table_2() -> None:
     figure = load_published("figure7")
     last = figure.read_curves().groupby(["method", "topology"]).last()

@@ -27,7 +27,7 @@ from common.report.statistics import (
     paired_differences,
     show,
 )
-from common.report.tables import build_table, legend, shown, write_table
+from common.report.tables import build_table, shown, write_table
 from tests.experiments.conftest import CONTENT, make_table
 from tests.experiments.synthetic import write_run
 
@@ -114,7 +114,7 @@ def test_published_numbers_differences_and_margin_stand_beside_ours():
 # Columns that compare rows: the cells that readers see and the numbers that CSV files hold.
 
 COLUMNS = ["method", "top1_difference", "top1_equivalent"]
-DIFFERENCE, EQUIVALENT = (parse_column(name, [], [], "r", {"top1": 3}) for name in COLUMNS[1:])
+DIFFERENCE = parse_column("top1_difference", [], [], "r")
 
 
 def compared(accuracy: dict[str, list[float | None]], **changes) -> Table:
@@ -144,15 +144,6 @@ def test_cells_and_csv():
     assert lines[1] == "AllReduce" + "," * 10
     difference, p = "2.333333333,-1.4612497,6.127916367", p_within([1, 2, 4], 3)
     assert lines[2] == f"AccumAdam,{difference},undecided,allreduce,{p:.10g},1,{difference}"
-
-
-def test_pages_show_a_verdict_and_the_legend_says_once_what_was_compared():
-    table = compared({"allreduce": [89.0, 90.0, 93.0], "accumadam_aer": [90.0, 92.0, 97.0]})
-    frame = build_table(collect(table, RUNS))
-    assert shown(frame, table)["top1 equal?"].tolist() == ["", "open"]
-    line = legend(table, frame)[-1]
-    assert line.startswith("`top1 equal?`: whether the row equals another one within ± 3: yes, no, or open where ")
-    assert line.endswith("over all tests of the table. accumadam_aer to allreduce")
 
 
 def test_an_empty_cell_says_why():
@@ -187,12 +178,6 @@ def test_comparisons_are_among_equal_numbers_of_workers_and_of_one_variant():
     assert tests[3].beyond == pytest.approx(4 * p_beyond([5.9, 5.8, 5.7], 3))
 
 
-def test_verdicts():
-    cells = [Comparison(0.1, -0.2, 0.4, "", "ring", *p) for p in ((0.049, 1), (0.05, 0.05), (1, 0.001))]
-    assert [show(EQUIVALENT, cell) for cell in cells] == ["yes", "open", "no"]
-    assert [exact(EQUIVALENT, cell)["top1_equivalent"] for cell in cells] == ["yes", "undecided", "no"]
-
-
 def test_no_minus_sign_before_zero_and_no_interval_without_spread():
     assert show(DIFFERENCE, Comparison(-0.001, -0.1, 0.098)) == "+0.00 [-0.10, +0.10]"
     alike = difference({1: 1.0, 2: 2.0, 3: 3.0}, {1: 1.0, 2: 2.0, 3: 3.0})
@@ -204,13 +189,6 @@ def test_missing_comparisons_count():
     assert corrected([one])[0].verdict == "yes"
     assert [cell.within for cell in corrected([one, Comparison(reason="missing", other="ring")])] == [0.04, 1.0]
     assert corrected([one, *[Comparison(reason="missing", other="ring")] * 2])[0].verdict == "undecided"
-
-
-def test_a_table_may_compare_without_a_baseline():
-    content = CONTENT | {"equivalent": {"accumadam_aer": "allreduce"}, "margins": {"top1": 1}}
-    table = make_table(**content | {"columns": ["method", "top1_equivalent"]})
-    assert [table.equivalent_of(row) for row in table.rows] == [None, "allreduce"]
-    assert [table.baseline_of(row) for row in table.rows] == [None, None]
 
 
 # The arithmetic of comparisons.

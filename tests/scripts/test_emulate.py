@@ -99,8 +99,8 @@ def test_a_link_has_its_rate_and_counts_its_bytes() -> None:
 
 @pytest.mark.slow
 @needs_namespaces
-@pytest.mark.parametrize(("mbit_per_s", "delay_ms"), [(80, 0), (20, 30)])
-def test_bytes_rate_and_delay_are_real(tmp_path: Path, mbit_per_s: float, delay_ms: float) -> None:
+def test_bytes_rate_and_delay_are_real(tmp_path: Path) -> None:
+    mbit_per_s, delay_ms = 20, 30
     program = tmp_path / "send.py"
     program.write_text(SEND)
     done = run("hosts=2", f"mbit_per_s={mbit_per_s}", f"delay_ms={delay_ms}", f"run={program}")

@@ -1,15 +1,11 @@
 """Tuning on Slurm: arrays of trials, and the job after them that goes on."""
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from common.experiments.definitions import ROOT
 from common.experiments.tables import load_table
 from common.experiments.trials import Trials, first_grid, grown
 from scripts.sweep import main
@@ -65,32 +61,3 @@ def test_the_job_that_follows_submits_the_next_trials_but_none_that_failed(calls
     assert len(new) == 3 * 2
     assert len(Path(shlex.split(array)[-1]).read_text().splitlines()) == len(new)
     assert after.endswith(f"submitted={len(cells) + len(new)}")
-
-
-def test_commands_are_shown_without_a_slurm(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert main([*TABLE, "--dry-run"]) == 0
-    out = capsys.readouterr().out
-    assert "# the queue could not be asked: launcher=slurm: squeue is not installed here" in out
-    commands = [line for line in out.splitlines() if not line.startswith("#")]
-    assert len(commands) == len(trials())
-    assert all(command.startswith("sbatch --") for command in commands)
-    assert main(TABLE) == 2
-    assert main(["table=table3_fair", "sbatch=--time=5"]) == 2
-    assert "only with launcher=slurm" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_the_jobs_file_runs_scripts_sweep(tmp_path: Path, program) -> None:
-    program("squeue", "")
-    path = f"{tmp_path}/bin:{Path(sys.executable).parent}:/usr/bin:/bin"
-    environment = {
-        "PATH": path,
-        "VENV": "",
-        "SLURM_SUBMIT_DIR": str(ROOT),
-        "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-    }
-    command = ["bash", "slurm/sweep.sbatch", "table=table3_fair", f"runs={tmp_path}", "--dry-run"]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert f"# 0 of {len(trials())} finished" in done.stdout

@@ -3,7 +3,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,11 +47,6 @@ def test_epochs_have_other_batches_of_the_same_sizes() -> None:
     )
     assert first.order.tolist() == again.order.tolist() != other.order.tolist()
     assert first.starts.tolist() == again.starts.tolist() == other.starts.tolist()
-
-
-@pytest.mark.parametrize("count", [0, 1])
-def test_no_sentences_or_one(count: int) -> None:
-    assert len(batch_by_tokens(np.full(count, 9), np.full(count, 9), 4)) == count
 
 
 def in_one_pass(pairs: list[tuple[int, int]], budget: int) -> list[int]:

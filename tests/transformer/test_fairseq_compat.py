@@ -1,6 +1,5 @@
 """fairseq under today's Python: what its import leaves alone, the data that it reads, and what to do without it."""
 
-import dataclasses
 import logging
 import subprocess
 import sys
@@ -37,18 +36,6 @@ def test_its_import_changes_nothing_for_others(compat: Any) -> None:
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
-
-
-def test_only_its_own_dataclasses_get_a_hash(compat: Any) -> None:
-    with compat.hashable_dataclasses("fairseq"):
-
-        @dataclasses.dataclass
-        class Ours:
-            value: int = 0
-
-        Theirs = dataclasses.dataclass(type("Theirs", (), {"__module__": "fairseq.some", "__annotations__": {}}))
-    assert Ours.__hash__ is None
-    assert hash(Theirs()) == hash(Theirs())
 
 
 def test_what_preprocess_makes_is_read(compat: Any, tmp_path: Path) -> None:

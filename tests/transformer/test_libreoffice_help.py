@@ -22,14 +22,12 @@ def page(language: str, number: int) -> bytes:
     return f"<meta charset=utf-8><body>{text}<p id=par_twice>{word} that does not count</p></body>".encode()
 
 
-@pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
-    registry = Registry(tmp_path / "registry", monkeypatch)
+@pytest.fixture(autouse=True)
+def packages(registry: Registry) -> None:
     for language in WORDS:
         under = f"usr/share/libreoffice/help/{language}/text"
         pages = {f"{under}/shared/{number}.html": page(language, number) for number in range(40)}
         write_deb(registry.shelf, f"libreoffice-help-{language.lower()}", pages)
-    return registry
 
 
 def test_pairs_are_aligned_by_id_and_split_by_page(

@@ -125,17 +125,6 @@ def test_dropout_falls_on_the_weights_not_on_the_values() -> None:
     assert kept.float().mean().item() == pytest.approx(1 - HIGH, abs=0.1)
 
 
-def test_dropout_inside_the_feed_forward_falls_on_hidden_units() -> None:
-    torch.manual_seed(0)
-    layer = FeedForward(8, 16, HIGH, "paper")
-    layer.output = nn.Identity()
-    x = torch.randn(100, 8)
-    hidden, dropped = layer.hidden(x).relu(), layer(x)
-    kept = dropped != 0
-    assert torch.allclose(dropped[kept], hidden[kept] / (1 - HIGH))
-    assert (kept.sum() / (hidden != 0).sum()).item() == pytest.approx(1 - HIGH, abs=0.1)
-
-
 def test_the_search_finds_what_the_whole_decoder_says() -> None:
     """Decoding token by token ends with the same final norm and positions as decoding a sentence at once."""
     model = paper_model().eval()

@@ -58,53 +58,39 @@ def assert_same(ours: list[list[Hypothesis]], theirs: list[list[Any]]) -> None:
 @pytest.mark.parametrize("search", [Search(), Search(beam=5, length_penalty=1.0), Search(beam=1)])
 def test_sentences_of_a_trained_model(trained: Transformer, compat: Any, search: Search) -> None:
     best, rows = [], []
-    for length in range(1, 13):  # one length in a batch: fairseq has one limit for all its sentences
+    for length in range(1, 13, 2):  # one length in a batch: fairseq has one limit for all its sentences
         batch = random_sentences([length] * 8, WORDS, seed=length)
         ours = beam_search(trained, pad(batch), None, search)
         assert_same(ours, fairseq_search(trained, pad(batch), search))
         best += [hypotheses[0].tokens for hypotheses in ours]
         rows += batch
     right = sum(b == tuple(row[:-1].flip(0).tolist()) for b, row in zip(best, rows, strict=True))
-    assert 8 < right < 95  # it has learned something, and the search has something to decide
-    assert len(set(best)) > 60
+    assert 4 < right < 47  # it has learned something, and the search has something to decide
+    assert len(set(best)) > 30
 
 
 def test_padded_batches_of_a_trained_model(trained: Transformer, compat: Any) -> None:
-    rows = random_sentences([1 + 7 * i % 12 for i in range(120)], WORDS, seed=7)
+    rows = random_sentences([1 + 7 * i % 12 for i in range(60)], WORDS, seed=7)
     same = 0
-    for first in range(0, 120, 40):
-        source = pad(rows[first : first + 40])
+    for first in range(0, 60, 30):
+        source = pad(rows[first : first + 30])
         ours = beam_search(trained, source, mask_of(source))
         theirs = fairseq_search(trained, source, Search())
-        for row, mine, others in zip(rows[first : first + 40], ours, theirs, strict=True):
+        for row, mine, others in zip(rows[first : first + 30], ours, theirs, strict=True):
             # Up to its own limit a sentence is searched alike; fairseq goes on to that of the longest one.
             if all(len(other["tokens"]) <= len(row) + 50 for other in others):
                 assert_same([mine], [others])
                 same += 1
-    assert same >= 100
+    assert same >= 50
 
 
 @pytest.mark.parametrize("extra_length", [0, 3])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_hypotheses_that_are_stopped_by_the_limit(
-    model: Transformer, compat: Any, extra_length: int, seed: int
-) -> None:
-    source = pad(random_sentences([5] * 20, 90, seed))  # one length: fairseq has one limit for the batch
+def test_hypotheses_that_are_stopped_by_the_limit(model: Transformer, compat: Any, extra_length: int) -> None:
+    source = pad(random_sentences([5] * 20, 90, seed=0))  # one length: fairseq has one limit for the batch
     search = Search(beam=4, extra_length=extra_length)
     ours = beam_search(model, source, None, search)
     assert_same(ours, fairseq_search(model, source, search))
     assert max(len(h.tokens) for hypotheses in ours for h in hypotheses) == 6 + extra_length
-
-
-def test_a_translation_does_not_depend_on_its_batch(model: Transformer) -> None:
-    rows = random_sentences([2, 9, 4, 14, 1], 90, seed=3)
-    source = pad(rows)
-    together = beam_search(model, source, mask_of(source), Search(extra_length=5))
-    for row, found in zip(rows, together, strict=True):
-        (alone,) = beam_search(model, row[None], None, Search(extra_length=5))
-        assert [h.tokens for h in alone] == [h.tokens for h in found]
-        assert [h.score for h in alone] == pytest.approx([h.score for h in found], abs=1e-4)
-        assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
 
 
 def test_scores_are_the_models_own_and_a_beam_of_one_is_greedy(model: Transformer) -> None:
@@ -129,26 +115,3 @@ def test_too_small_a_vocabulary_for_the_beam_is_an_error() -> None:
     small = Transformer(12, 8, 16, 2, 1, 1, 0.0).eval()
     with pytest.raises(ValueError, match="beam=6: expected less than half of the 12 tokens"):
         beam_search(small, torch.tensor([[5, EOS]]), None, Search(beam=6))
-
-
-@torch.no_grad()
-def test_hypotheses_that_begin_alike_stay_alike(trained: Transformer) -> None:
-    """Why the BLEU of the authors' code is that of greedy translations.
-
-    In its search every hypothesis proposes its best tokens, and the best proposals of all go on. Since all hypotheses
-    begin as the same one, each proposal is there once for each of them, and the best one takes all places.
-    """
-    beam, steps = 4, 6
-    for source in random_sentences([3, 5, 8], WORDS, seed=5):
-        sources, tokens = source.repeat(beam, 1), torch.full((beam, 1), EOS)
-        scores = torch.zeros(beam, 1)
-        for _ in range(steps):
-            proposals = trained(sources, tokens)[:, -1].log_softmax(-1).topk(beam)
-            totals, best = (scores + proposals.values).flatten().topk(beam)
-            parents = best // beam
-            tokens = torch.cat([tokens[parents], proposals.indices.flatten()[best, None]], dim=1)
-            scores = totals[:, None]
-        greedy = torch.full((1, 1), EOS)
-        for _ in range(steps):
-            greedy = torch.cat([greedy, trained(source[None], greedy)[:, -1:].argmax(-1)], dim=1)
-        assert tokens.tolist() == greedy.tolist() * beam

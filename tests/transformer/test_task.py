@@ -46,7 +46,7 @@ def evaluated(task: Translation, model: nn.Module, shards: int, batch_size: int)
     return task.metrics(sums)
 
 
-@pytest.mark.parametrize(("shards", "batch_size"), [(2, 10_000), (3, 50), (40, 7), (64, 100)])
+@pytest.mark.parametrize(("shards", "batch_size"), [(3, 50), (64, 7)])
 def test_losses_depend_neither_on_shards_nor_on_batches(make: Make, shards: int, batch_size: int) -> None:
     task = make()
     model = model_of(task)
@@ -101,9 +101,8 @@ def test_bleu_is_that_of_the_raw_references(make: Make) -> None:
     assert evaluated(task, model, 1, 100)["bleu"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("ranks", [2, 5])
-def test_the_mean_gradient_of_all_ranks_counts_every_token_alike(make: Make, ranks: int) -> None:
-    task = make("model.dropout=0.0")
+def test_the_mean_gradient_of_all_ranks_counts_every_token_alike(make: Make) -> None:
+    ranks, task = 5, make("model.dropout=0.0")
     model = model_of(task).train()
     data = [task.train_data(rank, ranks, 60, CPU) for rank in range(ranks)]
     batches = [next(each.epoch(0)) for each in data]
