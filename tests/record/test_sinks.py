@@ -68,7 +68,7 @@ def test_wandb_offline_keeps_its_run_id_after_a_resume(tmp_path: Path, capsys: p
     assert set(runs) == {identity}
 
 
-@pytest.mark.parametrize("breaks", ["init", "log"])
+@pytest.mark.parametrize("breaks", ["init", "log", "finish"])
 def test_a_broken_service_is_named_once_and_ends_nothing(
     breaks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,7 +87,6 @@ def test_a_broken_service_is_named_once_and_ends_nothing(
             logged.append((step, values))
             self._may_break("log")
 
-<<<<<<< HEAD
         def finish(self) -> None:
             self._may_break("finish")
 
@@ -95,8 +94,6 @@ def test_a_broken_service_is_named_once_and_ends_nothing(
             left.append("service")
             raise ConnectionError("no route to host either")
 
-=======
->>>>>>> lean-other-tests
         def _may_break(self, where: str) -> None:
             if where == breaks:
                 raise ConnectionError("no route to host")
@@ -106,9 +103,5 @@ def test_a_broken_service_is_named_once_and_ends_nothing(
     assert capsys.readouterr().err.count("wandb failed and is left out from now on: no route to host") == 1
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
     everything = [(row["step"], numbers(row)) for row in rows(tmp_path)]
-<<<<<<< HEAD
     assert logged == {"init": [], "log": everything[:1], "finish": everything}[breaks]
     assert left == ["service"] * (breaks != "init")
-=======
-    assert logged == {"init": [], "log": everything[:1]}[breaks]
->>>>>>> lean-other-tests
