@@ -113,7 +113,7 @@ def test_everything_published_has_a_recipe_and_tables_of_runs_a_proxy() -> None:
     figures = {getattr(load_figure(name), "published", None) for name in figure_names()} - {None}
     assert tables | benchmarks | figures == set(names_in(PAPER)) - WITHOUT_RECIPE.keys()
     assert tables - {name for proxy in PROXIES for name in proxy.published} == WITHOUT_PROXY.keys()
-    assert all(proxy.name.removesuffix("_fair") == proxy.proxy_of for proxy in PROXIES)
+    assert all(proxy.name.startswith(f"{proxy.proxy_of}_") for proxy in PROXIES)
 
 
 def test_a_proxy_has_the_rows_of_its_table() -> None:
