@@ -142,11 +142,14 @@ def in_processes(
         while waiting:
             yield waiting.popleft().result()
     except BaseException as error:
-        pool.shutdown(wait=False, cancel_futures=True)
+        # It waits for the pool's own thread, which would disturb the end of the program.
+        ending = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True})
+        ending.start()
         end = time.monotonic() + GRACE_S
         for process in set(multiprocessing.active_children()) - others:
             if not wait([process.sentinel], max(0.0, end - time.monotonic())):
                 process.kill()
+        ending.join()
         if isinstance(error, BrokenProcessPool):
             raise KilledError(key) from error
         raise
