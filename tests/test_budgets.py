@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # The most lines of Python in each room. A new feature pays for its lines with what it makes superfluous.
 ROOMS = {
     "cnn": 2300,
-    "common": 1990,  # without its rooms
+    "common": 2000,  # without its rooms
     "common/config": 1070,
     "common/elastic": 1350,
     "common/experiments": 1990,
