@@ -20,11 +20,8 @@ test: env  ## run the fast tests: every behaviour once, real processes included
 test-slow: env  ## run the other tests: repetitions, many processes, Slurm, benchmarks' programs
 	$(PYTHON_ENV) -m pytest -n 4 --max-worker-restart=0 -m "slow and not gpu"
 
-RECORD := runs/report
-MINUTES := 25
-
 gpu-check: env  ## check this machine's GPUs, or go on (CHECKS="races memory": only these); without one, what emulates it
-	@GPU_RECORD=$(RECORD) GPU_MINUTES=$(MINUTES) $(PYTHON_ENV) -m tests.gpu $(CHECKS)
+	@$(PYTHON_ENV) -m tests.gpu $(MINUTES:%=minutes=%) $(RECORD:%=record=%) $(CHECKS:%=checks=%)
 
 lint: env  ## check style
 	$(PYTHON_ENV) -m ruff check

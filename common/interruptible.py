@@ -142,7 +142,7 @@ def in_processes(
         while waiting:
             yield waiting.popleft().result()
     except BaseException as error:
-        # It waits for the pool's own thread, which would disturb the end of the program.
+        # In a thread, as it waits for the pool's own one, which must have ended before the program does.
         ending = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True})
         ending.start()
         end = time.monotonic() + GRACE_S

@@ -49,7 +49,7 @@ def is_profiling() -> bool:
 # -- launchers and process groups
 
 
-def waiting_after_signals(seconds: int) -> dict[str, int]:
+def shutdown_timeout(seconds: int) -> dict[str, int]:
     """Return the launcher's option for how long it waits for ranks after a signal; 2.11 has none and waits for 30 s."""
     from torch.distributed.launcher.api import LaunchConfig  # which most processes do not need
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Sequence
 
@@ -29,6 +30,15 @@ def test_a_process_that_is_killed_ends_the_command_in_one_line(capsys: pytest.Ca
     assert main([]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: jobs: one of the processes was killed, probably for lack of memory; ")
+
+
+def test_nothing_of_a_pool_is_left_when_it_ends_early() -> None:
+    """A thread that is left would end with the program, and write a traceback if that comes in between."""
+    before = set(threading.enumerate())
+    results = in_processes(time.sleep, [(0.0,), (60.0,)], 1, 4, "jobs")
+    next(results)
+    results.close()
+    assert set(threading.enumerate()) == before
 
 
 def test_fairseqs_processes_too() -> None:

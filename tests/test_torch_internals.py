@@ -71,9 +71,7 @@ def test_tensors_and_the_profiler() -> None:
 
 
 def test_launchers_wait_after_signals_where_they_can() -> None:
-    assert internals.waiting_after_signals(7) == (
-        {} if torch.__version__.startswith("2.11.") else {"shutdown_timeout": 7}
-    )
+    assert internals.shutdown_timeout(7) == ({} if torch.__version__.startswith("2.11.") else {"shutdown_timeout": 7})
 
 
 def opened(ranks: int = 1) -> str:

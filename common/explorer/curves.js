@@ -117,10 +117,10 @@ VIEWS.gap = (now) => {
   const mode = now.mode === "given" || now.mode === "tuned" ? now.mode : of.some((point) => point.tuned) ? "tuned"
     : "given";
   const logX = (now.logx ?? "1") === "1", logY = now.logy === "1";
-  // The rows of tables that differ in their horizon alone, gpt2_horizon_10 and so on, are lines.
-  const family = (point) => (cause === "horizon" && /_\d+$/.test(point.table)
-    ? `${point.table.replace(/_\d+$/, "")}: ${nameOf(point)}` : point.table);
-  const label = (point) => (point.published ? `published, ${point.name}` : family(point));
+  // Against the horizon, a row of tables that differ in it alone (gpt2_horizon_10 and so on) is a line.
+  const NUMBER = /_\d+$/, isOfLine = (point) => cause === "horizon" && (point.published || NUMBER.test(point.table));
+  const label = (point) => (point.published ? `published, ${point.name}` : isOfLine(point)
+    ? `${point.table.replace(NUMBER, "")}: ${nameOf(point)}` : point.table);
   const nameOf = (point) => point.name ?? DATA.tables[point.table].rows.find((row) => row.id === point.row).name;
   const shown = of.filter((point) => point.tuned === (mode === "tuned") && (!logX || point[cause] > 0)
     && (!logY || point.gap > 0))
@@ -130,13 +130,11 @@ VIEWS.gap = (now) => {
         variant: point.variant, a: point.row, b: point.partner }) }));
   const names = [...new Set(shown.map((point) => point.name))].sort(), looks = looksOf(names);
   // Beside each other where many have the same number of workers or horizon.
-  const moved = (point) => cause === "workers" || (cause === "horizon" && !point.published);
-  const side = names.filter((name) => shown.some((point) => point.name === name && moved(point)));
-  const aside = (point) => (moved(point)
-    ? point.x * 1.025 ** (side.indexOf(point.name) - (side.length - 1) / 2) : point.x);
-  shown.forEach((point) => { point.at = aside(point); });
-  const joined = shown.filter((point) => cause === "horizon" && (point.published || family(point) !== point.table)),
-    title = `behind all-reduce, ${units[unit]}`;
+  const isCrowded = (point) => cause === "workers" || (cause === "horizon" && !point.published);
+  const crowd = names.filter((name) => shown.some((point) => point.name === name && isCrowded(point)));
+  shown.forEach((point) => { point.at = isCrowded(point)
+    ? point.x * 1.025 ** (crowd.indexOf(point.name) - (crowd.length - 1) / 2) : point.x; });
+  const joined = shown.filter(isOfLine), title = `behind all-reduce, ${units[unit]}`;
   const x = axis("at", causes[cause], logX), data = { values: shown };
   return [
     controls(radios("Hyperparameters", "mode", kinds, mode), choice("Against", "x", Object.entries(causes), cause),

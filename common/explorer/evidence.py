@@ -39,8 +39,8 @@ def _claim(claim: Claim, papers: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "claim": claim.claim,
         "paper": claim.paper.format_map(papers),
-        "here": claim.found(rows),
-        "regime": claim.where(rows),
+        "here": claim.show_numbers(rows),
+        "regime": claim.show_regime(rows),
         "what": claim.what,
         "verdict": claim.verdict(rows),
         "rule": rule,

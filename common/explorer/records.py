@@ -128,15 +128,15 @@ class Records:
 
     def run(self, run: FinishedRun, names: Sequence[str]) -> dict[str, Any]:
         """Return a run's quantities, curves and commit; `measured` says whether its times are, else predicted."""
-        grids: dict[bytes, int] = {}  # most curves of a run have the same steps
+        places: dict[bytes, int] = {}  # of abscissas, by their steps, which most curves of a run share
         return {
             "values": shorts(_value(name, run) for name in names),
-            "curves": {name: curve for name in CURVES if (curve := self._curve(run, name, grids))},
+            "curves": {name: curve for name in CURVES if (curve := self._curve(run, name, places))},
             "commit": self.commits.add(describe_commit(run.environment)),
             "measured": not is_simulated(run),
         }
 
-    def _curve(self, run: FinishedRun, name: str, grids: dict[bytes, int]) -> list[Any] | None:
+    def _curve(self, run: FinishedRun, name: str, places: dict[bytes, int]) -> list[Any] | None:
         """Return [place of the abscissas, values], None where the run recorded no such metric."""
         split, metric, _ = CURVES[name]
         try:
@@ -145,9 +145,9 @@ class Records:
         except RunError:
             return None
         key = steps.tobytes()
-        if key not in grids:
-            grids[key] = self.grids.add(_grid(run, steps))
-        return [grids[key], shorts(values)]
+        if key not in places:
+            places[key] = self.grids.add(_grid(run, steps))
+        return [places[key], shorts(values)]
 
 
 def _grid(run: FinishedRun, steps: np.ndarray) -> dict[str, Any]:

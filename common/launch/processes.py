@@ -18,7 +18,7 @@ from common.launch.elastic import preloaded, run_elastically
 from common.launch.rank import ALONE_S, refuse, run_rank
 from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
 from common.record.run_folder import FinishedError, claimed, read_status
-from common.torch_internals import waiting_after_signals
+from common.torch_internals import shutdown_timeout
 from common.training.signals import SIGNALS
 from common.training.task import load_task
 
@@ -83,7 +83,7 @@ def run_in_local_processes(config: Config, overrides: list[str], start: str) -> 
         monitor_interval=0.1,
         local_addr="localhost",  # by its own name a host may not find itself
         signals_to_handle="",  # those below
-        **waiting_after_signals(int(ALONE_S)),  # to save; after a failure torch waits for 30 s
+        **shutdown_timeout(int(ALONE_S)),  # to save after a signal; after a failure torch waits for 30 s
     )
     # Workers print their own errors, the first one first; the launcher would only repeat them.
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)

@@ -131,7 +131,7 @@ class Claim(Definition):
         in_papers_regime = papers is None or (papers != "unknown" and papers / 2 <= _noise_of(row) <= papers * 2)
         return "fails" if in_papers_regime and (row["high"] < low or high < row["low"]) else "open"
 
-    def found(self, rows: Sequence[Mapping[str, Any]]) -> str:
+    def show_numbers(self, rows: Sequence[Mapping[str, Any]]) -> str:
         """Return the numbers of its tests and the rule; nothing without a test."""
         if not rows:
             return ""
@@ -142,13 +142,15 @@ class Claim(Definition):
         ((name, limit),) = self.rule.items()
         return f"{self.what}: {', '.join(numbers)}; rule: {RULES[name][0].format(limit)}"
 
-    def where(self, rows: Sequence[Mapping[str, Any]]) -> str:
+    def show_regime(self, rows: Sequence[Mapping[str, Any]]) -> str:
         """Return the regime of the first number, or why there is no test."""
-        if not rows or self.local_over_noise is None:
-            return self.regime.format_map(rows[0] if rows else {})
+        if not rows:
+            return self.regime
+        regime = self.regime.format_map(rows[0])
+        if self.local_over_noise is None:
+            return regime
         noise = _noise_of(rows[0])
-        local = "not recorded" if math.isnan(noise) else format(noise, ".2g")
-        return f"{self.regime.format_map(rows[0])}, local/B {local}"
+        return f"{regime}, local/B {'not recorded' if math.isnan(noise) else format(noise, '.2g')}"
 
 
 def _noise_of(row: Mapping[str, Any]) -> float:
@@ -182,7 +184,7 @@ def show_claims(claims: Sequence[Claim]) -> str:
         rows, paths = [test.found() for test in claim.tests], [PurePosixPath(test.record) for test in claim.tests]
         pages = dict.fromkeys(f"[{path.name}]({path.parent.name or 'benchmarks'}/{path.name}.md)" for path in paths)
         paper, verdict = claim.paper.format_map(papers), claim.verdict(rows)
-        here = "; ".join(filter(None, (claim.found(rows), claim.where(rows))))
+        here = "; ".join(filter(None, (claim.show_numbers(rows), claim.show_regime(rows))))
         lines.append((claim.claim, paper, here, verdict, ", ".join(pages)))
     return _markdown(["claim", "paper", "here", "verdict", "page"], lines)
 

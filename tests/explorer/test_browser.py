@@ -3,6 +3,7 @@
 import random
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,36 @@ def test_each_view_is_drawn(tab, view):
 )
 def test_settings_are_drawn(tab, fragment):
     tab(fragment)
+
+
+def test_on_a_phone_no_view_is_wider_than_the_window_and_claims_are_read_downwards(tab):
+    for view in VIEWS:
+        page = tab(f"view={view}")
+        page.set_viewport_size({"width": 390, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+    tab("view=scoreboard")
+    claim, verdict = (page.locator("#claims tr[data-claim='0'] > *").nth(place).bounding_box() for place in (0, 1))
+    assert verdict["y"] >= claim["y"] + claim["height"]
+    page.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_the_scoreboard_counts_its_verdicts(tab):
+    page = tab("view=scoreboard")
+    counts = Counter(page.locator("#claims tr[data-verdict]").evaluate_all("rows => rows.map(r => r.dataset.verdict)"))
+    shown = re.findall(r"(\w+) (\d+)", page.inner_text("#claims caption").partition(": ")[2])
+    assert {verdict: int(count) for verdict, count in shown} == counts
+
+
+def test_a_row_of_several_horizons_is_one_series_beside_the_others(tab):
+    page = tab("view=gap&x=horizon&mode=tuned")
+    legend = page.locator("#gap svg.marks .role-legend").text_content()
+    assert "gpt2_horizon: DAdam, aer" in legend
+    assert "gpt2_horizon: DAdam, complete" in legend
+    assert "gpt2_horizon_10" not in legend
+    marks = page.locator("#gap svg.marks .mark-symbol.role-mark path")
+    labels = marks.evaluate_all("marks => marks.map(mark => mark.ariaLabel)")
+    ours = [re.search(r"tokens per parameter: ([\d.]+)", label)[1] for label in labels if "gpt2_horizon: " in label]
+    assert len(set(ours)) == len(ours) > 1
 
 
 def test_a_click_on_a_claim_leads_to_its_evidence_and_that_to_its_seeds(tab):

@@ -1,8 +1,10 @@
-"""What this machine's GPUs can show, in order of value and in GPU_MINUTES (25): python -m tests.gpu [CHECK ...].
+"""Check what this machine's GPUs can show, in order of value and within a time.
 
-Each check is a file of tests in a process of its own: one that crashes leaves its row in the record, and the others go
-on. Started again, it goes on: what has passed with the same commit, versions and hardware is not made again, unless it
-is named. What no longer fits into the time is skipped, and its row says so.
+python -m tests.gpu [minutes=25] [checks=[races,memory]] [record=runs/report]
+
+Each check is a file of tests that runs in its own process, so a crash ends that check alone and is recorded in its row.
+The same command continues after an interruption: a check that has passed with this commit, these versions and this
+hardware is not repeated unless it is named. A check for which no time is left is skipped, and its row says so.
 """
 
 import os
@@ -12,9 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field, PositiveFloat
 
+from common.cli import ONE_OR_SEVERAL, Arguments, Text, main_function, parse
 from common.interruptible import interruptible
 from tests.gpu.record import GpuRecord
 
@@ -25,6 +30,14 @@ LEAST_S = 60.0  # without which none begins
 EMULATED = ("-m", "not gpu", "tests/cuda", "tests/gpu/test_races.py")
 
 Run = Callable[[str, float], bool]
+
+
+class GpuArguments(Arguments):
+    """Command line of tests.gpu."""
+
+    minutes: PositiveFloat = Field(25, description="for all checks together")
+    checks: Annotated[tuple[Literal[CHECKS], ...], ONE_OR_SEVERAL] = Field((), description="only these (default: all)")
+    record: Text = Field("runs/report", description="the folder of gpu_check.csv and .md")
 
 
 def pytest_on(*arguments: str) -> list[str]:
@@ -69,21 +82,20 @@ def check_all(record: GpuRecord, names: Sequence[str], end: float, run: Run = ru
     return not any(record.rows[number]["result"] == "failed" for number in numbers)
 
 
+@main_function
 @interruptible
-def main(names: Sequence[str]) -> int:
-    """Run the checks of these names, or all; without a GPU the tests that emulate one."""
-    if unknown := set(names) - set(CHECKS):
-        print(f"error: {' '.join(sorted(unknown))}: expected some of {' '.join(CHECKS)}", file=sys.stderr)
-        return 2
+def main(argv: Sequence[str]) -> int:
+    """Run the checks, or without a GPU the tests that emulate one."""
+    arguments = parse(GpuArguments, argv, "tests.gpu", "Check what this machine's GPUs can show.")
     if not torch.cuda.is_available():
         print("No GPU: running the tests that emulate one; no record is written.", flush=True)
         return subprocess.call(pytest_on(*EMULATED))
-    folder = os.environ["GPU_RECORD"]
-    end = time.monotonic() + 60 * float(os.environ.get("GPU_MINUTES", "25"))
-    passed = check_all(GpuRecord(folder), names, end)
-    print(f"written: {folder}/gpu_check.csv and .md")
+    os.environ["GPU_RECORD"] = arguments.record  # for the processes of the checks
+    end = time.monotonic() + 60 * arguments.minutes
+    passed = check_all(GpuRecord(arguments.record), arguments.checks, end)
+    print(f"written: {arguments.record}/gpu_check.csv and .md")
     return 0 if passed else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

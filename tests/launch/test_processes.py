@@ -36,7 +36,7 @@ def test_local_workers_need_neither_the_hosts_name_nor_a_short_tmpdir(
     assert launch.launch("cnn", TWO) == 0
     (config,) = started
     assert config.local_addr == "localhost"
-    for option, seconds in launch.waiting_after_signals(600).items():
+    for option, seconds in launch.shutdown_timeout(600).items():
         assert getattr(config, option) >= seconds
     assert shortened == [True]
 

@@ -39,6 +39,9 @@ def test_only_the_papers_regime_refutes(noise, verdict):
     recorded = {} if noise is None else {"local_over_noise_mean": noise}
     assert claim.verdict([{"low": 2.0, "high": 3.0} | recorded]) == verdict
     assert claim.verdict([{"low": 0.0, "high": 0.0} | recorded]) == "holds"
+    said = "not recorded" if noise is None else noise
+    rows = [{"engine": "ours"} | recorded, {"engine": "other", "local_over_noise_mean": 1.0}]
+    assert claim.show_regime(rows) == f"ours, local/B {said}"
     unknown = Claim.model_validate(CLAIM | {"local_over_noise": "unknown"})
     assert unknown.verdict([{"low": 2.0, "high": 3.0} | recorded]) == "open"
 
