@@ -11,6 +11,7 @@ import pytest
 
 from common.interruptible import KilledError, heard_alone, in_processes, interruptible
 from common.training.signals import SIGNALS
+from tests.waiting import wait_for
 
 
 def killed_at(wanted: int, number: int) -> int:
@@ -101,9 +102,7 @@ def test_what_training_starts_does_not_hear_the_signal_that_asks_it_to_save(numb
             compiler = subprocess.Popen(["sleep", "60"])
             for process in (compiler.pid, os.getpid()):
                 os.kill(process, number)
-            end = time.monotonic() + 10
-            while not came and time.monotonic() < end:
-                time.sleep(0.01)
+            wait_for(lambda: came)
             assert came == [number]
             assert compiler.poll() is None
         compiler.kill()

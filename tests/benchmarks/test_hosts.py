@@ -16,6 +16,7 @@ from scripts.benchmarks import tables
 from scripts.benchmarks.arguments import StepArguments
 from scripts.emulate import EmulateArguments, emulated_hosts, run_on
 from tests.scripts.namespaces import needs_namespaces
+from tests.waiting import LIMIT_S
 
 AVERAGING = ["measure=averaging", "iterations=2", "tensor_mb=0.5", "tensors=2"]
 SCALING = ["measure=scaling", "compute_ms=40", "payload_mb=0.1", "steps=2", "blocks=2"]
@@ -31,7 +32,13 @@ def run(*command: str) -> None:
     """Run a module in another process, which removes its emulated hosts even if this test's time is over."""
     known = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=ROOT, env=known, capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env=known,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 

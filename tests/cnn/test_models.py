@@ -20,6 +20,7 @@ from common.config.config import ConfigError
 from common.launch.compose import compose_config
 from common.optim import AccumAdam, decay_groups
 from common.simulate import simulate
+from tests.waiting import LIMIT_S
 
 SHIM = str(Path(cnn.__file__).with_name("torchvision_shim.py"))
 RESNET50 = ResNet(name="resnet50", channels_last=True)
@@ -195,7 +196,7 @@ def test_compiled_channels_last_network_trains_alike() -> None:
 
 
 def test_operators_are_declared_where_the_plain_import_fails_only() -> None:
-    plain = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, timeout=300)
+    plain = subprocess.run([sys.executable, "-c", "import torchvision"], capture_output=True, timeout=LIMIT_S)
     from cnn.torchvision_shim import declared
 
     assert (declared is None) == (plain.returncode == 0)

@@ -16,6 +16,7 @@ from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDa
 from tests.distributed.ends import ENDS, TOPOLOGIES
 from tests.distributed.models import mlp
 from tests.distributed.processes import run_processes
+from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = [
@@ -31,7 +32,9 @@ ALL = [f"{topology}: {end}" for topology in TOPOLOGIES for end in ENDS]
 def test_scripts_end_with_their_own_exit_codes(names: list[str]) -> None:
     command = [sys.executable, "-m", "tests.distributed.ends", *names]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=True)
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
     codes = {name: [code for code, _ in ranks] for name, ranks in json.loads(ended.stdout.splitlines()[-1]).items()}
     expected = {}
     for name in names:

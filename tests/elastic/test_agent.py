@@ -34,7 +34,7 @@ from common.training.interruption import Request
 from common.training.stream import Dealing
 from tests.distributed.processes import PRELOAD
 from tests.ports import free_port
-from tests.training.runs import wait_for
+from tests.waiting import LIMIT_S, wait_for
 
 TIMEOUT_S = 600.0  # longer than any test may take: nothing below may wait for it
 pytestmark = pytest.mark.timeout(500)
@@ -418,7 +418,7 @@ def test_a_signal_ends_a_spare_host(tmp_path: Path) -> None:
     def take() -> None:
         host = RemoteHost(Channel(server.accept()[0], TIMEOUT_S))
         host.accept("other", "")
-        taken.wait(60)
+        taken.wait(LIMIT_S)
 
     threading.Thread(target=take).start()
     signal_soon(signal.SIGTERM)

@@ -16,7 +16,7 @@ from tests.elastic.test_processes import ENDLESS, PACED, RUN, assert_equals_repl
 from tests.ports import free_port
 from tests.scripts.namespaces import needs_namespaces
 from tests.training.replay import membership_rows
-from tests.training.runs import wait_for
+from tests.waiting import LIMIT_S, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +54,7 @@ def begin(folder: Path, agent: str, *arguments: str, host: Host | None = None) -
 
 def end(processes: Sequence[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
     """Wait for all; return their exit codes and what they said."""
-    said = [process.communicate(timeout=300)[1] for process in processes]
+    said = [process.communicate(timeout=LIMIT_S)[1] for process in processes]
     return [process.returncode for process in processes], said
 
 

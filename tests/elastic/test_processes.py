@@ -19,7 +19,8 @@ from common.parallel.anchors import with_layout
 from tests.distributed.comparison import assert_same
 from tests.distributed.processes import PRELOAD
 from tests.training.replay import membership_rows, replay
-from tests.training.runs import rows, summary, wait_for
+from tests.training.runs import rows, summary
+from tests.waiting import wait_for
 
 RUN = ["model.width=4", "training.threads=1", "evaluation.every=1000", "logging.progress=false", "logging.every=4"]
 RUN += ["parallel.bucket_mb=0.002", "parallel.timeout_s=30", "training.checkpoint_every=1000000", "schedule.warmup=5"]

@@ -18,7 +18,7 @@ import pytest
 
 from tests.elastic.test_processes import assert_equals_replay, train, trained
 from tests.training.replay import membership_rows
-from tests.training.runs import wait_for
+from tests.waiting import wait_for
 
 WORKERS, KILLS, STOPS, SEED = (
     int(os.environ.get(f"SOAK_{name}", default))

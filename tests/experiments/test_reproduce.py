@@ -5,7 +5,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from common.experiments.collect import score_arguments
 from common.experiments.definitions import parse_override
 from scripts.reproduce import main
 from tests.experiments.synthetic import write_run
+from tests.waiting import LIMIT_S, wait_for
 
 RUNS = Path("runs")
 
@@ -278,12 +278,9 @@ def test_an_interruption_ends_runs_in_parallel_and_starts_no_others(tmp_path: Pa
     command = [sys.executable, "-m", "scripts.reproduce", "table=quickstart", "jobs=2", f"runs={runs}"]
     process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:
-        end = time.monotonic() + 300
-        while len(list(runs.rglob("metrics.jsonl"))) < 2:
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        wait_for(lambda: len(list(runs.rglob("metrics.jsonl"))) >= 2)
         os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C in a terminal
-        _, errors = process.communicate(timeout=300)
+        _, errors = process.communicate(timeout=LIMIT_S)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

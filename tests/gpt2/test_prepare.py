@@ -23,6 +23,7 @@ from gpt2.prepare import PUBLIC, PUBLIC_TOKENS, PrepareArguments, describe, main
 from gpt2.token_files import DTYPE, DataError, read_header
 from gpt2.tokenizer import WORDS, load_tokenizer, train_bpe
 from tests.gpt2.test_documents import WRITERS, write_parquet
+from tests.waiting import LIMIT_S, wait_for
 
 TEXTS = [f"text number {i}: {'word ' * (i % 9)}\n" for i in range(60)]
 MADE = {"train.bin", "val.bin", "header.json", "inputs.sha256"}
@@ -265,11 +266,9 @@ def test_killed_or_interrupted_in_the_middle_it_goes_on(number, tmp_path, monkey
     prepare(arguments(whole, source), quiet=True)
     process = multiprocessing.get_context("forkserver").Process(target=_slow_prepare, args=(output, source))
     process.start()
-    end = time.monotonic() + 60
-    while not (output / "progress.json").exists() and time.monotonic() < end:
-        time.sleep(0.01)
+    wait_for((output / "progress.json").exists)
     os.kill(process.pid, number)
-    process.join(60)
+    process.join(LIMIT_S)
     assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
     assert 0 < json.loads((output / "progress.json").read_text())["documents"] < 20_000
     prepare(arguments(output, source), quiet=True)

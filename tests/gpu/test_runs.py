@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.gpu.device import Device, on_gpu, on_slow_cpu_too
-from tests.training.runs import Ranks, assert_same_run, finish, manifests, rows, wait_for
+from tests.training.runs import Ranks, assert_same_run, finish, manifests, rows
+from tests.waiting import LIMIT_S, wait_for
 
 CHECK = 5, "simulated workers, resumed runs"
 RUN = ["workers=simulated", "workers.count=4", "workers.per_host=2", "topology=aer", "schedule.warmup=3", "resume=true"]
@@ -51,7 +52,7 @@ def test_a_killed_run_continues_bit_for_bit(device: Device, figure: Callable[[st
     ranks = start(tmp_path / "killed", device.name, 200)
     wait_for(lambda: len(manifests(tmp_path / "killed")) >= 1)
     ranks.signal(signal.SIGKILL)
-    assert ranks.wait(60)
+    assert ranks.wait(LIMIT_S)
     assert not (tmp_path / "killed" / "summary.json").exists(), "the run ended before it was killed"
     step = manifests(tmp_path / "killed")[0].parent.name
     finish(start(tmp_path / "killed", device.name, 200))

@@ -12,6 +12,7 @@ from common.parallel.gossip.network import SLACK, Network, RoundOrder
 from common.parallel.gossip.point_to_point import SendRecv
 from common.parallel.gossip.routes import Route
 from common.topology import Transport, build
+from tests.waiting import LIMIT_S
 
 
 def blocked(turns: RoundOrder, turn: int, passed: threading.Event) -> bool:
@@ -33,7 +34,7 @@ def test_a_round_waits_for_all_but_the_last_messages_of_earlier_ones() -> None:
     turns.leave(1)
     assert not third.wait(0.2)  # one each of rounds 1 and 2
     turns.leave(2)
-    assert third.wait(10)
+    assert third.wait(LIMIT_S)
     assert SLACK == 1
 
 
@@ -49,7 +50,7 @@ def test_the_network_holds_the_next_round_back() -> None:
     arrived = threading.Event()
 
     def exchange(name: str, turn: int, wait: bool) -> SimpleNamespace:
-        stages = {1: lambda: order.append(f"{name} sent"), 2: lambda: arrived.wait(10) if wait else None}
+        stages = {1: lambda: order.append(f"{name} sent"), 2: lambda: arrived.wait(LIMIT_S) if wait else None}
         return SimpleNamespace(
             chunk=torch.zeros(1),
             turn=turn,
@@ -67,7 +68,7 @@ def test_the_network_holds_the_next_round_back() -> None:
     assert not last.staged.wait(0.3)
     assert order == ["first sent", "second sent"]
     arrived.set()
-    assert last.staged.wait(10)
+    assert last.staged.wait(LIMIT_S)
     assert order[-1] == "next sent"
     network.close()
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from common.config.config import ConfigError
 from common.record import run_lock
 from common.record.run_lock import Holder, RunLock
+from tests.waiting import wait_for
 
 
 def holder(**facts: object) -> Holder:
@@ -143,13 +143,6 @@ def test_the_holder_gives_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     wait_for((tmp_path / ".lock").exists)
     lock.check()
     lock.release()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_what_was_made_for_a_refused_run_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ from common.cli import UsageError
 from common.experiments.definitions import ROOT
 from scripts import emulate
 from tests.scripts.namespaces import needs_namespaces
+from tests.waiting import LIMIT_S, wait_for
 
 # Rank 0 sends 4 bytes, then 2 MB to rank 1 and gets 4 bytes back, REPEATS times; prints the seconds of the fastest.
 REPEATS = 3
@@ -46,16 +45,9 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     with start(*arguments) as process:
-        output = process.communicate(timeout=300)
+        output = process.communicate(timeout=LIMIT_S)
     assert made_by(process.pid) == []
     return subprocess.CompletedProcess(process.args, process.returncode, *output)
-
-
-def wait_for(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 300
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.1)
-    return condition()
 
 
 def made_by(pid: int) -> list[str]:
@@ -133,9 +125,9 @@ def test_a_signal_ends_the_program_and_removes_everything(tmp_path: Path) -> Non
     program = tmp_path / "wait.py"
     program.write_text(f"import time\nopen('{tmp_path}/started', 'w')\ntime.sleep(3000)\n")
     process = start("hosts=2", f"run={program}")
-    assert wait_for((tmp_path / "started").exists)
+    wait_for((tmp_path / "started").exists)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=300)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode != 0
     assert made_by(process.pid) == []
     left = subprocess.run(["pgrep", "-f", str(program)], capture_output=True, text=True, check=False)
@@ -184,10 +176,10 @@ def test_down_removes_only_what_a_dead_process_made() -> None:
         subprocess.run(["ip", "netns", "add", name], check=True)
     try:
         inside = subprocess.Popen(["ip", "netns", "exec", left, "sleep", "100"])
-        assert wait_for(lambda: str(inside.pid) in emulate.ip("netns", "pids", left).split())
+        wait_for(lambda: str(inside.pid) in emulate.ip("netns", "pids", left).split())
         done = run("--down")
         assert done.returncode == 0
-        assert inside.wait(10) == -signal.SIGKILL
+        assert inside.wait(LIMIT_S) == -signal.SIGKILL
         assert set(names) - set(emulate.existing()) == {left}
         assert f"left alone {used}: process {os.getpid()} runs\n" in done.stdout
         assert f"left alone {mine}: not made by this script\n" in done.stdout

@@ -1,6 +1,7 @@
 """A real Slurm of four virtual nodes, brought up once for these tests by slurm/local/up.sh."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from common.experiments.definitions import ROOT
 from tests.slurm.fakes import SBATCH
+from tests.waiting import LIMIT_S
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
 # A job of two nodes with two CPU ranks each; the local Slurm only claims to have GPUs; each means one rank, too.
@@ -20,7 +22,6 @@ FOUR_RANKS = ("--nodes=2", "--ntasks-per-node=2")
 FOUR_GPUS = ("--nodes=2", "--gpus-per-node=2")
 TWO_RANKS = ("--nodes=2", "--ntasks-per-node=1")
 NODES = ("node1", "node2", "node3", "node4")
-LIMIT_S = 900.0  # of every wait, on a busy machine
 
 
 @dataclass
@@ -72,6 +73,12 @@ class Slurm:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+
+    def kill_wait(self, seconds: int) -> None:
+        """Set how long Slurm waits for processes that it has asked to end, and for those of nodes that crashed."""
+        file = Path(self.environment["SLURM_CONF"])
+        file.write_text(re.sub(r"KillWait=\d+", f"KillWait={seconds}", file.read_text()))
+        self.call("scontrol", "reconfigure")
 
     def revive(self) -> None:
         """Start the nodes that crashed, and take back those that were set down."""

@@ -22,6 +22,7 @@ from slurm.job import cell, check_count, main
 from slurm.options import CLUSTERS, SbatchOptions
 from slurm.starts import read
 from tests.slurm.fakes import VARIABLES, attempt
+from tests.waiting import LIMIT_S
 
 BENCHMARK_FILES = ("table1", "figure6")
 
@@ -50,7 +51,7 @@ def test_a_benchmarks_file_runs_it_on_all_ranks(name: str, program, tmp_path: Pa
     environment = os.environ | VARIABLES | {"VENV": "", "SLURM_SUBMIT_DIR": str(ROOT), "CALLS": f"{tmp_path}/calls"}
     environment["PATH"] = f"{tmp_path}/bin:{Path(sys.executable).parent}:{environment['PATH']}"
     done = subprocess.run(
-        ["bash", str(file), "output=mine"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        ["bash", str(file), "output=mine"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 3, done.stderr
     arguments = (tmp_path / "calls").read_text().splitlines()
@@ -198,7 +199,7 @@ def test_a_summary_of_an_earlier_start_says_nothing_of_this_one(tmp_path: Path) 
 @pytest.mark.parametrize("file", sorted((ROOT / "slurm").glob("*.sbatch")), ids=lambda file: file.stem)
 def test_a_job_of_another_folder_says_what_is_expected(file: Path, tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "SLURM_SUBMIT_DIR": str(tmp_path)}
-    done = subprocess.run(["bash", file], env=environment, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(["bash", file], env=environment, capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert f"submitted from {tmp_path}; expected the repository's root" in done.stderr
 
@@ -284,7 +285,7 @@ def test_nodes_meet_at_the_first(
         monkeypatch.setenv(name, value)
     program("ip", f"#!/bin/sh\n{route}\n", raw=True)
     program("python", '#!/bin/sh\necho "[$GLOO_SOCKET_IFNAME] [$NCCL_SOCKET_IFNAME] $*"; exit 3\n', raw=True)
-    done = subprocess.run([ROOT / "slurm" / "node.sh", "--nnodes=3"], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([ROOT / "slurm" / "node.sh", "--nnodes=3"], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 3
     assert done.stdout == (
         f"[{interface}] [{interface}] -m torch.distributed.run --rdzv-endpoint=127.0.1.1:20007 "
@@ -303,7 +304,7 @@ def test_what_a_cluster_needs_may_use_variables_that_are_not_set(tmp_path: Path)
         ("/no", 2, "", "VENV=/no: no environment"),
     ):
         environment = {"PATH": os.environ["PATH"], "TRIED": venv}
-        done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
         assert (done.returncode, done.stdout) == (code, out)
         assert error in done.stderr
 

@@ -17,6 +17,7 @@ from slurm.options import CLUSTERS
 from tests.slurm.conftest import FOUR_GPUS, FOUR_RANKS, Slurm
 from tests.slurm.runs import MIDDLE, RUN, reached, status
 from tests.training.runs import rows
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow  # on a real Slurm
 
@@ -27,7 +28,7 @@ def small_gpt2(folder: Path) -> list[str]:
     documents = [f"number {number} of some documents\n" for number in range(400)]
     (folder / "text" / "a.txt").write_text("<|endoftext|>\n".join(documents))
     prepare = [f"output={folder}/data", f"source={folder}/text", "tokenizer=bytes", "validation_fraction=0.2"]
-    subprocess.run([sys.executable, "-m", "gpt2.prepare", *prepare], cwd=ROOT, check=True, timeout=300)
+    subprocess.run([sys.executable, "-m", "gpt2.prepare", *prepare], cwd=ROOT, check=True, timeout=LIMIT_S)
     size = ["model=gpt2_proxy", "model.layers=1", "model.width=16", "model.heads=2", "model.vocabulary=257"]
     data = ["data=tokens", f"data.folder={folder}/data", "model.context=16", "training.batch_size=8"]
     return [*size, *data, "training.steps=6", "schedule.warmup=2", "evaluation.batch_size=4"]
@@ -143,6 +144,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_metrics_of_an_uninterrupted_on
 ) -> None:
     """A job is cancelled; the next one reaches its time limit, later is preempted, and later loses a node."""
     run = tmp_path / "run"
+    slurm.kill_wait(300)  # a slow machine saves, too
     command = ["--partition=spot", *FOUR_RANKS, "slurm/train.sbatch", "cnn", *RUN, f"run_dir={run}"]
     cancelled = slurm.sbatch(*command)
     slurm.until(lambda: reached(run, MIDDLE), cancelled)
@@ -154,6 +156,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_metrics_of_an_uninterrupted_on
     preemption(slurm, job, start=3)
     assert "Traceback" not in slurm.log(job)
     slurm.until(lambda: reached(run, 4 * MIDDLE), job)
+    slurm.kill_wait(30)
     crash(slurm, job, start=4)
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)
     assert slurm.state(cancelled) == "CANCELLED"

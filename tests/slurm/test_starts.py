@@ -9,6 +9,7 @@ from slurm import starts
 from slurm.exits import FAILED, INTERRUPTED, JobError
 from slurm.starts import begin, last_job, newest_step, read
 from tests.slurm.fakes import attempt, started
+from tests.waiting import LIMIT_S
 
 
 def start(run: Path, job: str = "7") -> Path:
@@ -57,7 +58,7 @@ def test_of_jobs_that_begin_together_one_trains(tmp_path: Path, monkeypatch: pyt
     together, outcomes = threading.Barrier(8), []
 
     def job(number: int) -> None:
-        together.wait(timeout=10)
+        together.wait(timeout=LIMIT_S)
         try:
             outcomes.append(start(tmp_path, str(number)).name)
         except JobError as error:
@@ -67,7 +68,7 @@ def test_of_jobs_that_begin_together_one_trains(tmp_path: Path, monkeypatch: pyt
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=LIMIT_S)
     assert len(outcomes) == 8
     winner = last_job(tmp_path)
     assert sorted(outcomes) == ["0001.json", *[f"run_dir={tmp_path}: job {winner} is training it now"] * 7]

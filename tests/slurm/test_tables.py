@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from common.experiments.definitions import ROOT
 from slurm.options import CLUSTERS, SbatchOptions
 from tests.slurm.conftest import Slurm
+from tests.waiting import LIMIT_S
 
 pytestmark = pytest.mark.slow  # on a real Slurm
 
@@ -150,7 +151,7 @@ def test_a_second_slurm_and_a_folder_with_other_things_are_refused(slurm: Slurm,
             env=slurm.environment | {"STATE": state},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=LIMIT_S,
             check=False,
         )
         assert done.returncode == 1

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 
 from tests.distributed.processes import PRELOAD
 from tests.ports import free_port
+from tests.waiting import LIMIT_S
 
 RUN = [
     "model.width=4",
@@ -86,7 +86,7 @@ def _rank(arguments: list[str], rank: int, n: int, port: int, log: Path, late_s:
 
 
 def finish(ranks: Ranks) -> None:
-    assert ranks.wait(300), "the run hangs"
+    assert ranks.wait(LIMIT_S), "the run hangs"
     assert set(ranks.codes()) == {0}
 
 
@@ -140,11 +140,3 @@ def forget(folder: Path, step: int) -> None:
 
 def manifests(folder: Path) -> list[Path]:
     return sorted((folder / "checkpoints").glob("step_*/manifest.json"), reverse=True)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    """Wait until the condition holds, at most five minutes."""
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.002)

@@ -5,14 +5,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from common.launch.processes import launch
 from common.launch.rank import leave_process_group
-from tests.training.runs import RUN, Ranks, assert_same_run, rows, summary, wait_for
+from tests.training.runs import RUN, Ranks, assert_same_run, rows, summary
+from tests.waiting import LIMIT_S, wait_for
 
 PLAIN = [sys.executable, "-m", "cnn.train"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cnn.train"]
@@ -56,11 +56,8 @@ def workers(process: subprocess.Popen[str]) -> list[int]:
 
 def end(process: subprocess.Popen[str]) -> str:
     """Wait for the run and return its output. None of its processes may be alive a little later."""
-    output, _ = process.communicate(timeout=300)
-    deadline = time.monotonic() + 30
-    while left := descendants(process):
-        assert time.monotonic() < deadline, f"left behind: {left}"
-        time.sleep(0.05)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    wait_for(lambda: not descendants(process))
     return output
 
 
@@ -68,7 +65,7 @@ def started(folder: Path) -> bool:
     return (folder / "metrics.jsonl").exists() and len(rows(folder)) >= 1
 
 
-LONG = ["training.steps=600", "training.checkpoint_every=100", "evaluation.every=100"]
+LONG = ["training.steps=300", "training.checkpoint_every=100", "evaluation.every=100"]
 
 
 def interrupt(command: list[str], number: int, folder: Path, everyone: bool = False) -> tuple[int | None, str]:
@@ -93,7 +90,7 @@ def test_a_signal_to_the_launcher_or_to_everybody_saves_and_stops(tmp_path: Path
         code, output = interrupt(PLAIN, number, tmp_path / "run", everyone)
         assert "Traceback" not in output
         assert code == 75, output
-        assert steps < summary(tmp_path / "run")["steps"] < 600
+        assert steps < summary(tmp_path / "run")["steps"] < 300
         steps = summary(tmp_path / "run")["steps"]
     last = begin(PLAIN, tmp_path / "run", *LONG)
     output = end(last)
@@ -101,7 +98,7 @@ def test_a_signal_to_the_launcher_or_to_everybody_saves_and_stops(tmp_path: Path
     assert launch("cnn", [*RUN, "workers.count=2", *LONG, f"run_dir={tmp_path}/whole"]) == 0
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     interrupt(TORCHRUN, signal.SIGTERM, tmp_path / "torchrun")  # which has other exit codes
-    assert 0 < summary(tmp_path / "torchrun")["steps"] < 600
+    assert 0 < summary(tmp_path / "torchrun")["steps"] < 300
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from common.launch.processes import launch
-from tests.training.runs import RUN, Ranks, assert_same_run, finish, forget, manifests, rows, summary, wait_for
+from tests.training.runs import RUN, Ranks, assert_same_run, finish, forget, manifests, rows, summary
+from tests.waiting import LIMIT_S, wait_for
 
 ACCUMADAMW = ["optimizer=accumadamw", "optimizer.weight_decay=0.1", "optimizer.accumulation_steps=3"]
 SETTINGS = {
@@ -82,10 +83,10 @@ def test_killed_at_any_moment(setting: str, references: dict, tmp_path: Path) ->
             # Most are killed on the way, some at the end; after the last kill, one that can resume is left alone.
             last = kills >= enough and bool(manifests(folder))
             ranks = start(setting, folder)
-            if ranks.wait(300 if last else moments.uniform(0.2, 1) * duration):
+            if ranks.wait(LIMIT_S if last else moments.uniform(0.2, 1) * duration):
                 break
             ranks.signal(signal.SIGKILL)
-            assert ranks.wait(60)
+            assert ranks.wait(LIMIT_S)
             kills += 1
         if kills == kills_before:  # the reference also started the server of processes, or had a busier machine
             duration = min(duration, time.monotonic() - begin)
@@ -103,7 +104,7 @@ def test_interrupted(setting: str, number: int, references: dict, tmp_path: Path
         ranks = start(setting, folder)
         wait_for(lambda folder=folder: (folder / "metrics.jsonl").exists() and len(rows(folder)) >= 1)
         ranks.signal(number, range(len(ranks.processes) - 1, len(ranks.processes)))  # one rank only: all must agree
-        assert ranks.wait(300)
+        assert ranks.wait(LIMIT_S)
         if set(ranks.codes()) != {0}:
             break
     assert set(ranks.codes()) == {75}
@@ -135,7 +136,7 @@ def test_damaged_checkpoints_are_skipped_by_name(references: dict, tmp_path: Pat
     ranks = start("dmsgd", folder)
     wait_for(lambda: len(manifests(folder)) >= 2)
     ranks.signal(signal.SIGKILL)
-    ranks.wait(10)
+    ranks.wait(LIMIT_S)
     newest, *_ = manifests(folder)
     file = newest.parent / "rank_1.pt"
     content = bytearray(file.read_bytes())
@@ -239,7 +240,7 @@ def test_a_rank_that_begins_late_finds_no_other_run(tmp_path: Path) -> None:
     ranks = Ranks([*RUN, "resume=false", f"run_dir={folder}"], 2, tmp_path / "log", late_s=2.0)
     finish(ranks)
     again = Ranks([*RUN, "resume=false", f"run_dir={folder}"], 2, tmp_path / "again")
-    assert again.wait(300)
+    assert again.wait(LIMIT_S)
     assert again.codes() == [2, 2]
     assert "holds a finished run" in (tmp_path / "again.0").read_text()
 

@@ -26,6 +26,7 @@ from common.record.run_folder import GONE, RunFolder
 from common.training.recorder import Recorder
 from common.training.task import load_task
 from tests.training.runs import rows, summary
+from tests.waiting import LIMIT_S
 
 SHORT = ["training.steps=12", "schedule.warmup=2", "evaluation.every=6", "logging.every=4"]
 QUIET = ["logging.progress=false", "training.threads=1", "model.width=4"]
@@ -204,7 +205,7 @@ def test_reduced_precision_trains(tmp_path: Path) -> None:
 def test_torchrun_equals_local_processes(tmp_path: Path) -> None:
     arguments = [*SHORT, *QUIET, "topology=ring"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cnn.train"]
-    subprocess.run([*torchrun, *arguments, f"run_dir={tmp_path}/torchrun"], timeout=300, check=True)
+    subprocess.run([*torchrun, *arguments, f"run_dir={tmp_path}/torchrun"], timeout=LIMIT_S, check=True)
     assert launch("cnn", [*arguments, "workers.count=2", f"run_dir={tmp_path}/local"]) == 0
     assert rows(tmp_path / "torchrun") == rows(tmp_path / "local")
 
