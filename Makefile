@@ -2,6 +2,7 @@
 .PHONY: help env quickstart test test-slow gpu-check lint format clean
 
 PYTHON_ENV := .venv/bin/python
+unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: what is compiled once saves each of them half a second
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14

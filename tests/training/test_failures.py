@@ -187,15 +187,6 @@ def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path) -> None:
     assert "died" in output or "a peer died" in output, output
 
 
-@pytest.mark.slow
-def test_a_loss_that_is_not_finite_stops_the_run_by_name(tmp_path: Path) -> None:
-    process = begin(PLAIN, tmp_path / "run", "optimizer=sgd", "optimizer.lr=1e30")
-    output = end(process)
-    assert process.returncode == 1, output
-    assert re.search(r"training loss nan at step \d+ on worker", output)
-    assert summary(tmp_path / "run")["status"] == "failed"
-
-
 @pytest.mark.parametrize(
     ("more", "code", "told"),
     [
