@@ -19,10 +19,8 @@ from common.report.benchmark_tables import benchmark_names, load_benchmark
 from common.report.figures import figure_names, load_figure
 from common.report.published import load_published, published_values
 
-TABLES = {name: load_table(name) for name in table_names()}
 RUNS = ROOT / "results" / "runs"
 KEPT = {path.name for path in RUNS.iterdir()}  # tables
-PROXIES = [table for table in TABLES.values() if table.proxy_of]
 SHORT = ("quickstart", "transformer_4_gpus", "gpt2")  # a table of each task that has few rows
 # Files of results/paper, and why nothing here makes their numbers.
 WITHOUT_RECIPE = {
@@ -38,6 +36,17 @@ WITHOUT_PROXY = {
     "figure6": "times of steps: benchmarks on emulated hosts stand for them",
     "transformer_4_gpus": "the proxy of table2 compares the same methods",
 }
+
+
+read_table = cache(load_table)  # in tests: it takes time, and all processes of `pytest -n` collect all tests
+
+
+def tables() -> list[Table]:
+    return [read_table(name) for name in table_names()]
+
+
+def proxies() -> list[Table]:
+    return [table for table in tables() if table.proxy_of]
 
 
 @cache
@@ -57,10 +66,10 @@ def cells(table: Table) -> list[tuple[Row, str | None]]:
 
 
 @pytest.mark.parametrize(
-    "table",
-    [pytest.param(t, id=name, marks=[] if name in SHORT else pytest.mark.slow) for name, t in TABLES.items()],
+    "name", [pytest.param(name, marks=[] if name in SHORT else pytest.mark.slow) for name in table_names()]
 )
-def test_every_row_is_todays_recipe(table: Table) -> None:
+def test_every_row_is_todays_recipe(name: str) -> None:
+    table = read_table(name)
     for row, variant in cells(table):
         assert_composes(table, row, variant)
         assert_kept_runs_are_of_today(table, row, variant)
@@ -91,7 +100,7 @@ def assert_kept_runs_are_of_today(table: Table, row: Row, variant: str | None) -
 
 
 def test_kept_runs_belong_to_tables() -> None:
-    assert TABLES.keys() >= KEPT
+    assert set(table_names()) >= KEPT
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
@@ -108,17 +117,17 @@ def kept(table: Table, row: Row, variant: str | None) -> dict[str, dict[str, Any
 
 
 def test_everything_published_has_a_recipe_and_tables_of_runs_a_proxy() -> None:
-    tables = {name for table in TABLES.values() if not table.proxy_of for name in table.published}
+    papers = {name for table in tables() if not table.proxy_of for name in table.published}
     benchmarks = {load_benchmark(name).published for name in benchmark_names()}
     figures = {getattr(load_figure(name), "published", None) for name in figure_names()} - {None}
-    assert tables | benchmarks | figures == set(names_in(PAPER)) - WITHOUT_RECIPE.keys()
-    assert tables - {name for proxy in PROXIES for name in proxy.published} == WITHOUT_PROXY.keys()
-    assert all(proxy.name.startswith(f"{proxy.proxy_of}_") for proxy in PROXIES)
+    assert papers | benchmarks | figures == set(names_in(PAPER)) - WITHOUT_RECIPE.keys()
+    assert papers - {name for proxy in proxies() for name in proxy.published} == WITHOUT_PROXY.keys()
+    assert all(proxy.name.startswith(f"{proxy.proxy_of}_") for proxy in proxies())
 
 
 def test_a_proxy_has_the_rows_of_its_table() -> None:
-    for proxy in PROXIES:
-        whole = TABLES[proxy.proxy_of]
+    for proxy in proxies():
+        whole = read_table(proxy.proxy_of)
         assert proxy.variants.keys() <= whole.variants.keys(), proxy.name
         ours = {row.name: (row.method, row.topology) for row in proxy.rows}
         assert {row.name: (row.method, row.topology) for row in whole.rows}.items() <= ours.items(), proxy.name
@@ -126,7 +135,7 @@ def test_a_proxy_has_the_rows_of_its_table() -> None:
 
 def test_every_published_column_finds_its_numbers() -> None:
     """A column of which no row has a number, not even one unknown with a reason, is misspelt."""
-    for table in TABLES.values():
+    for table in tables():
         rows = {row.name for row in table.rows}
         known = {
             quantity for row, values in published_values(table.published).items() if row in rows for quantity in values
@@ -136,7 +145,7 @@ def test_every_published_column_finds_its_numbers() -> None:
 
 
 def test_figure6_has_every_method_for_every_number_of_workers() -> None:
-    table, published = TABLES["figure6_runs"], load_published("figure6").frame()
+    table, published = read_table("figure6_runs"), load_published("figure6").frame()
     bars = published[["method", "topology", "workers", "cluster"]].replace({"method": r" \(.*\)"}, "", regex=True)
     bars["per_host"] = bars.pop("cluster").str.extract(r"(\d) per node")
     rows = {(row.method, row.topology, row.workers, row.labels["workers_per_host"]) for row in table.rows}
@@ -155,7 +164,7 @@ def test_figure6_has_every_method_for_every_number_of_workers() -> None:
 
 
 def test_figure6_has_every_bar_beside_its_rows() -> None:
-    table, places = TABLES["figure6_runs"], {"a100": "4", "a40": "4", "t4": "8"}
+    table, places = read_table("figure6_runs"), {"a100": "4", "a40": "4", "t4": "8"}
     rows = {row.name: row for row in table.rows}
     shown = 0
     for bar in load_published("figure6").rows:
@@ -170,7 +179,7 @@ def test_figure6_has_every_bar_beside_its_rows() -> None:
 
 
 def test_the_ablation_has_every_combination() -> None:
-    table = TABLES["ablation_fair"]
+    table = read_table("ablation_fair")
     combinations = {}
     for row in table.rows:
         config = composed(table, row, None)
