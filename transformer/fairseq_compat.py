@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import hydra.experimental
 import numpy as np
 import torch
 from hydra.core.config_store import ConfigStore
@@ -91,6 +92,8 @@ def own_configs() -> Iterator[None]:
 
 
 def _import() -> tuple[ModuleType, ModuleType]:
+    for name in ("compose", "initialize"):  # which fairseq looks for there; they left it with Hydra 1.4
+        vars(hydra.experimental).setdefault(name, getattr(hydra, name))
     try:
         with quiet(), own_configs(), gpus_hidden(), hashable_dataclasses("fairseq"):
             import fairseq.options
