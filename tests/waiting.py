@@ -11,4 +11,4 @@ def wait_for(condition: Callable[[], object]) -> None:
     end = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.005)
+        time.sleep(0.02)
