@@ -6,9 +6,9 @@ from collections.abc import Callable
 LIMIT_S = 900.0
 
 
-def wait_for(condition: Callable[[], object]) -> None:
+def wait_for(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
     """Wait until the condition holds."""
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end, "nothing happened"
         time.sleep(0.02)

@@ -92,7 +92,7 @@ def own_configs() -> Iterator[None]:
 
 
 def _import() -> tuple[ModuleType, ModuleType]:
-    for name in ("compose", "initialize"):  # which fairseq looks for there; they left it with Hydra 1.4
+    for name in ("compose", "initialize"):  # fairseq imports them from there; Hydra 1.4 has none there
         vars(hydra.experimental).setdefault(name, getattr(hydra, name))
     try:
         with quiet(), own_configs(), gpus_hidden(), hashable_dataclasses("fairseq"):

@@ -32,13 +32,7 @@ def run(*command: str) -> None:
     """Run a module in another process, which removes its emulated hosts even if this test's time is over."""
     known = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", *command],
-        cwd=ROOT,
-        env=known,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
+        [sys.executable, "-m", *command], cwd=ROOT, env=known, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stderr
 

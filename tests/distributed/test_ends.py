@@ -31,10 +31,8 @@ ALL = [f"{topology}: {end}" for topology in TOPOLOGIES for end in ENDS]
 @pytest.mark.parametrize("names", [FEW, pytest.param(ALL, marks=pytest.mark.slow)], ids=["few", "all"])
 def test_scripts_end_with_their_own_exit_codes(names: list[str]) -> None:
     command = [sys.executable, "-m", "tests.distributed.ends", *names]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True
-    )
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     codes = {name: [code for code, _ in ranks] for name, ranks in json.loads(ended.stdout.splitlines()[-1]).items()}
     expected = {}
     for name in names:

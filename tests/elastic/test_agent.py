@@ -36,8 +36,7 @@ from tests.distributed.processes import PRELOAD
 from tests.ports import free_port
 from tests.waiting import LIMIT_S, wait_for
 
-TIMEOUT_S = 600.0  # longer than any test may take: nothing below may wait for it
-pytestmark = pytest.mark.timeout(500)
+TIMEOUT_S = 3000.0  # longer than any test may take: nothing below may wait for it
 
 Deeds = Mapping[int, str]  # {membership: what a worker does in it}
 

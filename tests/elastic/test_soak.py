@@ -18,14 +18,14 @@ import pytest
 
 from tests.elastic.test_processes import assert_equals_replay, train, trained
 from tests.training.replay import membership_rows
-from tests.waiting import wait_for
+from tests.waiting import LIMIT_S, wait_for
 
 WORKERS, KILLS, STOPS, SEED = (
     int(os.environ.get(f"SOAK_{name}", default))
     for name, default in {"WORKERS": 4, "KILLS": 2, "STOPS": 1, "SEED": 0}.items()
 )
 WATCHED = 1  # the worker that stays
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200 + 60 * (KILLS + STOPS))]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S + 60 * (KILLS + STOPS))]
 
 
 class Resources(NamedTuple):

@@ -57,7 +57,7 @@ def workers(process: subprocess.Popen[str]) -> list[int]:
 def end(process: subprocess.Popen[str]) -> str:
     """Wait for the run and return its output. None of its processes may be alive a little later."""
     output, _ = process.communicate(timeout=LIMIT_S)
-    wait_for(lambda: not descendants(process))
+    wait_for(lambda: not descendants(process), limit_s=30.0)
     return output
 
 
@@ -185,6 +185,13 @@ def test_a_worker_that_dies_ends_the_run_and_is_named(tmp_path: Path) -> None:
     output = end(process)
     assert process.returncode == 1, output
     assert "died" in output or "a peer died" in output, output
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_stops_the_run_by_name(tmp_path: Path) -> None:
+    process = begin(PLAIN, tmp_path / "run", "optimizer=sgd", "optimizer.lr=1e30")
+    assert re.search(r"training loss nan at step \d+ on worker", end(process))
+    assert (process.returncode, summary(tmp_path / "run")["status"]) == (1, "failed")
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,15 @@ def test_its_entries_in_hydras_store_do_not_get_in_our_way(compat: Any) -> None:
 @pytest.mark.slow
 def test_its_import_changes_nothing_for_others(compat: Any) -> None:
     code = (
-        "import dataclasses, logging, torch\n"
+        "import dataclasses, hydra.experimental, logging, torch\n"
         "def count(): raise SystemExit('GPUs were counted, which may start CUDA before a fork')\n"
         "torch.cuda.device_count = count\n"
         "log = logging.root\n"
         "state = lambda: (dataclasses.dataclass, torch.cuda.device_count, log.level, list(log.handlers))\n"
         "before = state()\n"
+        "for name in ('compose', 'initialize'): vars(hydra.experimental).pop(name, None)  # Hydra 1.4 has none\n"
         "import transformer.fairseq_compat\n"
+        "assert callable(hydra.experimental.compose)\n"
         "assert before == state()\n"
         "assert logging.root.manager.disable == 0"
     )

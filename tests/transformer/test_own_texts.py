@@ -15,7 +15,7 @@ import pytest
 
 from common.config.config import ConfigError
 from common.launch.compose import compose_config
-from tests.waiting import LIMIT_S, wait_for
+from tests.waiting import wait_for
 from transformer import prepare
 from transformer.corpus import Corpus
 from transformer.preparation import pipeline
@@ -192,7 +192,7 @@ def test_a_signal_ends_it_at_once_in_one_line_and_it_goes_on(tmp_path: Path) -> 
     for _ in range(3):  # to the whole group, as a terminal and Slurm do
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.05)
-    assert process.wait(LIMIT_S) == 128 + signal.SIGINT
+    assert process.wait(60) == 128 + signal.SIGINT
     assert log.read_text().splitlines() == ["interrupted"]
     assert run(texts) == 0
     with pytest.raises(ProcessLookupError):  # nobody is left of the group
