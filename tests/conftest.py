@@ -1,5 +1,6 @@
 """How tests are shared out among the processes of `pytest -n`: file by file, so that fixtures are made once."""
 
+import gc
 import signal
 from pathlib import Path
 
@@ -66,6 +67,12 @@ def interruptible() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """Spare each collection of garbage, and whoever lists all objects, what was imported."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

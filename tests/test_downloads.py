@@ -48,7 +48,7 @@ def server() -> Iterator[Server]:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
+        threading.Thread(target=listening.serve_forever, args=(0.01,), daemon=True).start()
         state.url = f"http://127.0.0.1:{listening.server_port}/a.tgz"
         yield state
         listening.shutdown()

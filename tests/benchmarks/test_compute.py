@@ -59,20 +59,6 @@ def waits(monkeypatch: pytest.MonkeyPatch, steps: int, variation: Variation) -> 
     return np.array(found)
 
 
-def test_steps_vary_and_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    condition = Condition("varying", variation=0.5)
-    varying = [condition.variation_of(2.0, seed) for seed in ((0, 1), (0, 1), (0, 2))]
-    one, same, other = (waits(monkeypatch, 2000, variation) for variation in varying)
-    assert np.array_equal(one, same)
-    assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
-    assert one.mean() == pytest.approx(0.2, rel=0.05)
-    assert one.std() / one.mean() == pytest.approx(0.5, rel=0.05)
-    condition = Condition("stalling", stall_share=0.1, stall_factor=10.0)
-    stalling = waits(monkeypatch, 2000, condition.variation_of(1.0, (0, 3)))
-    assert set(np.round(stalling, 9)) == {0.1, 1.0}
-    assert (stalling > 0.5).mean() == pytest.approx(0.1, abs=0.02)
-
-
 @pytest.mark.parametrize("condition", CONDITIONS.values(), ids=CONDITIONS)
 @pytest.mark.parametrize("rank", [0, 3])
 def test_what_is_emulated_is_what_is_predicted(

@@ -180,6 +180,7 @@ def trained(compiled: bool) -> tuple[Tensor, list[nn.Module]]:
     return torch.stack(losses).view(-1, 2), [replica.module for replica in replicas]
 
 
+@pytest.mark.slow
 def test_compiled_channels_last_network_trains_alike() -> None:
     losses, modules = trained(compiled=False)
     compiled_losses, compiled_modules = trained(compiled=True)

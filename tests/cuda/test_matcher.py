@@ -19,7 +19,7 @@ from tests.cuda.programs import Program, topologies, traces_of
 
 RANDOM_CLOCKS = 3  # of schedules without a period
 SIZES = (2, 4, 5, 8)
-OTHER_SIZES = (1, 3, 6, 7, 9, 12)  # odd, even, prime, composite
+OTHER_SIZES = (3, 6, 7)
 
 
 def programs(name: str, sizes: Sequence[int], transports: tuple[str, ...]) -> list[Program]:
@@ -86,7 +86,7 @@ def test_no_training_with_narrow_messages_deadlocks(message_dtype: torch.dtype) 
     check([Program(build(*case), message_dtype=message_dtype) for case in cases])
 
 
-@pytest.mark.parametrize("workers", [range(3, 4), pytest.param(range(2, 6), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("workers", [range(3, 4), pytest.param(range(4, 6), marks=pytest.mark.slow)], ids=str)
 def test_no_training_with_several_ranks_for_each_worker_deadlocks(workers: range) -> None:
     """Gossip and DDP have a communicator each, whose kernels may not fit on a device side by side."""
     cases = [

@@ -19,17 +19,11 @@ from tests.distributed.processes import run_processes
 from tests.waiting import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = [
-    "aer: nothing",
-    "aer: destroy, then close",
-    "aer: rank 0 raises, the others want to be requeued",
-    "ring: a signal, close while it is handled",
-]
-ALL = [f"{topology}: {end}" for topology in TOPOLOGIES for end in ENDS]
 
 
-@pytest.mark.parametrize("names", [FEW, pytest.param(ALL, marks=pytest.mark.slow)], ids=["few", "all"])
-def test_scripts_end_with_their_own_exit_codes(names: list[str]) -> None:
+@pytest.mark.slow
+def test_scripts_end_with_their_own_exit_codes() -> None:
+    names = [f"{topology}: {end}" for topology in TOPOLOGIES for end in ENDS]
     command = [sys.executable, "-m", "tests.distributed.ends", *names]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     ended = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=True)

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from common.parallel import Outer
 from tests.distributed import models
-from tests.distributed.comparison import ATOL, RTOL, assert_equal_to_simulator, assert_same
+from tests.distributed.comparison import ATOL, RTOL, assert_same
 from tests.distributed.processes import run_processes
 from tests.distributed.scenarios import Scenario
-from tests.distributed.sharded import Statistics, Uneven, in_both_ways, in_sharded_process
+from tests.distributed.sharded import Statistics, Uneven, in_both_ways
 from tests.naming import case
 
 BASE = Scenario(topology="one_peer_exponential", ranks_per_worker=2, steps=10)
@@ -72,19 +72,6 @@ def test_every_scenario_equals_whole_replicas_bit_for_bit(n: int, scenarios: Seq
 
 def test_equals_whole_replicas_where_norms_are_summed_in_another_order() -> None:
     assert_equal_to_whole(4, [replace(BASE, optimizer="momentum", accumulate=2, clip=0.1)], RTOL, ATOL)
-
-
-def without_bytes(scenarios: Sequence[Scenario]) -> list[Scenario]:
-    """Return them with an option, so that bytes are not compared: the simulator has no shards."""
-    return [replace(s, options={"timeout_s": 30} | s.options) for s in scenarios]
-
-
-@pytest.mark.slow
-def test_equals_the_simulator() -> None:
-    """Three workers; two equal whole replicas bit for bit, as above."""
-    scenarios = [*FEW[:3], replace(BASE, optimizer="dmsgd", order="atc")]
-    scenarios += [replace(BASE, optimizer="momentum", accumulate=2, clip=0.1)]
-    assert_equal_to_simulator(6, without_bytes(scenarios), run=in_sharded_process)
 
 
 class Halves(nn.Module):

@@ -60,9 +60,11 @@ def composed(table: Table, row: Row, variant: str | None) -> Config:
 
 
 def cells(table: Table) -> list[tuple[Row, str | None]]:
-    """Return rows and variants; of several numbers of workers the first, because the others differ in it alone."""
+    """Return all rows with the first variant, and the first row with all; of several numbers of workers the first,
+    because the others differ in it alone."""
     rows = [row for row in table.rows if row.workers in (None, table.rows[0].workers)]
-    return [(row, variant) for row in rows for variant in table.variants or [None]]
+    first, *others = list(table.variants) or [None]
+    return [*((row, first) for row in rows), *((rows[0], variant) for variant in others)]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tests.experiments.conftest import CONTENT, make_table
 from tests.experiments.synthetic import write_run
 
 
+@pytest.mark.slow
 def test_claims_have_their_verdicts_and_lead_to_the_rows_that_they_compare():
     found = claims()
     expected = [claim.verdict([test.found() for test in claim.tests]) for claim in load_claims()]

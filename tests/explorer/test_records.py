@@ -64,6 +64,7 @@ def test_a_table(table):
     assert records.commits.kept[data["runs"][0]["commit"]].startswith("0123456789ab")
 
 
+@pytest.mark.slow
 def test_rows_have_names_of_their_own_and_settings_that_differ():
     table = load_table("gpt2_gap")
     assert len({*names_of(table.rows)}) == len(table.rows)

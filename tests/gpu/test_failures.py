@@ -34,7 +34,7 @@ def judge(how: str, code: int, seconds: float, output: str, limit_s: float) -> N
 @pytest.mark.parametrize(
     ("device", "how"),
     [
-        *(pytest.param("cpu", how, marks=pytest.mark.slow) for how in ("kill", "stop")),
+        pytest.param("cpu", "kill", marks=pytest.mark.slow),
         *(pytest.param(*CUDA.values, how, marks=CUDA.marks) for how in END_WITHIN_S),
     ],
     indirect=["device"],

@@ -28,6 +28,7 @@ TOLERANCES = {
     (torch.float32, torch.float16): 0.01,
     (torch.float32, torch.int8): 0.04,
 }
+ON_CPU = ((torch.bfloat16, None), (torch.float32, torch.int8))
 LATE = [(4, 1, 1), (4, 2, 1), (4, 4, 1), (6, 2, 3)]  # merged at once, late, a round late, by fragments
 SHARED = ("complete", "one_peer_exponential", "aer")
 
@@ -100,6 +101,8 @@ def compare(
 def test_every_way_to_communicate(
     dtypes: tuple[torch.dtype, torch.dtype | None], device: Device, figure: Callable[[str], None]
 ) -> None:
+    if not device.on_gpu and dtypes not in ON_CPU:
+        pytest.skip("on CPUs tests.distributed and tests.cuda do this")
     sizes = [n for n in SIZES if n <= device.ranks] if device.on_gpu else [4]
     for n in sizes:
         every = device.gpus > 1 and n == sizes[-1]

@@ -63,14 +63,6 @@ def test_what_no_longer_fits_is_skipped_and_says_so(tmp_path: Path) -> None:
     assert not over.made
 
 
-def test_with_uncommitted_changes_nothing_counts(tmp_path: Path) -> None:
-    for made in (1, 2):
-        checks = Checks(tmp_path)
-        checks.record._benchmark._environment["git_dirty"] = True
-        assert checks.run()
-        assert len(checks.made) == len(runner.CHECKS), made
-
-
 def test_a_check_that_does_not_end_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "pytest_on", lambda *_: ["sleep", "60"])
     begun = time.monotonic()

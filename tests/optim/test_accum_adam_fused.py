@@ -23,6 +23,7 @@ def randn(seed: int, *shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.slow
 def test_one_compiled_kernel_with_threads_serves_all_shapes() -> None:
     """Compile time must not grow with the number of tensors, nor with the steps and the learning rate.
 

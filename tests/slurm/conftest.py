@@ -17,8 +17,7 @@ from tests.slurm.fakes import SBATCH
 from tests.waiting import LIMIT_S
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE")
-# A job of two nodes with two CPU ranks each; the local Slurm only claims to have GPUs; each means one rank, too.
-FOUR_RANKS = ("--nodes=2", "--ntasks-per-node=2")
+# A job of two nodes. The local Slurm only claims to have GPUs; each means one rank.
 FOUR_GPUS = ("--nodes=2", "--gpus-per-node=2")
 TWO_RANKS = ("--nodes=2", "--ntasks-per-node=1")
 NODES = ("node1", "node2", "node3", "node4")

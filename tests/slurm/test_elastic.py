@@ -38,17 +38,3 @@ def test_a_job_that_loses_nodes_goes_on_and_equals_a_replay(slurm: Slurm, tmp_pa
     slurm.until(lambda: status(run) == "interrupted", job)
     assert [start.job for start in starts.read(run)] == [job]
     assert_equals_replay(run, *ELASTIC)
-
-
-def test_a_job_with_too_few_nodes_saves_and_says_so(slurm: Slurm, tmp_path: Path) -> None:
-    """Of two nodes one is set down: the job goes back to the queue, where it waits for nodes."""
-    run = tmp_path / "run"
-    options = ["--no-kill", "--nodes=2", "--ntasks-per-node=1", "--nodelist=node3,node4"]
-    job = slurm.sbatch(*options, "slurm/train.sbatch", "cnn", *ELASTIC, PACED, "workers.count=2", f"run_dir={run}")
-    slurm.until(trained(run, 8), job)
-    slurm.call("scontrol", "update", "nodename=node4", "state=down", "reason=test")
-    slurm.until(lambda: "1 of 2 workers are left, too few: they save and stop" in slurm.log(job), job)
-    slurm.until(lambda: "back to the queue" in slurm.log(job), job)
-    slurm.call("scancel", job)
-    assert [start.end for start in starts.read(run)] == ["saved"]
-    assert list((run / "checkpoints").glob("step_*/manifest.json"))

@@ -186,6 +186,14 @@ def test_how_an_elastic_job_ends(job, tmp_path: Path, status, code, min_workers,
     assert read(tmp_path)[-1].end == end
 
 
+def test_a_job_that_gets_nowhere_stops_and_says_so(job, tmp_path: Path) -> None:
+    """Slurm requeues it, as after the failure of a node."""
+    srun = '#!/bin/sh\ncase "$*" in *--overlap*) exit;; esac\nexit 3\n'
+    assert [job([], srun) for _ in range(3)] == [1, 1, 1]
+    assert (tmp_path / "log").read_text().count("job 7 began 2 times at step 0 and got no further: it stops") == 1
+    assert [start.end for start in read(tmp_path)] == ["failed", "failed"]
+
+
 def test_a_summary_of_an_earlier_start_says_nothing_of_this_one(tmp_path: Path) -> None:
     for status in ("interrupted", "finished"):
         (tmp_path / "summary.json").write_text(json.dumps({"status": status}))

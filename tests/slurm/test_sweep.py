@@ -22,6 +22,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def no_trial_is_composed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slurm.submit.ranks_of", lambda cell: 1)
+    monkeypatch.setattr("scripts.lib.submitting.missing_data", lambda cells: [])
 
 
 def trials(grid: range | None = None) -> list:

@@ -106,21 +106,11 @@ def test_a_part_of_a_table_is_trained_and_the_table_is_built_from_what_did_not_f
     assert "1 of 2 finished, 0 with Slurm, 1 to submit" in plan
 
 
-@pytest.mark.parametrize(
-    ("table", "options", "named"),
-    [
-        ("table3", ["sbatch=--gpus-per-node=a40:16"], "--gpus-per-node=a40:16"),
-        ("quickstart", ["sbatch=--partition=none"], "--partition=none"),
-        ("table3", ["cluster=one_node_cpu"], "--nodes=32"),  # a rank on each node
-    ],
-)
-def test_what_the_cluster_cannot_give_is_refused_at_submission(
-    slurm: Slurm, tmp_path: Path, table: str, options: list[str], named: str
-) -> None:
-    submit = [sys.executable, "-m", "scripts.reproduce", f"table={table}", "launcher=slurm", f"runs={tmp_path}"]
-    done = slurm.call(*submit, *options, check=False)
+def test_what_the_cluster_cannot_give_is_refused_at_submission(slurm: Slurm, tmp_path: Path) -> None:
+    submit = [sys.executable, "-m", "scripts.reproduce", "table=quickstart", "launcher=slurm", f"runs={tmp_path}"]
+    done = slurm.call(*submit, "sbatch=--partition=none", check=False)
     assert done.returncode == 2
-    assert named in done.stderr
+    assert "--partition=none" in done.stderr
     assert done.stderr.count("\n") == 1
     assert slurm.call("squeue", "--noheader").stdout == ""
     assert list(tmp_path.iterdir()) == []

@@ -51,7 +51,7 @@ METHODS = {
         *("schedule.milestones=[0.5,0.9]", "schedule.warmup=0.2", *EVALUATIONS),
     ],
 }
-REPEATED = ("clipped", "two_ranks_allreduce", "servers_dmsgd")  # their parts are in other methods too
+REPEATED = ("clipped", "two_ranks_allreduce", "servers_dmsgd", "accumadam_aer")  # their parts are in other methods too
 NOISE = [f"{name}{kind}" for name in ("noise_scale", "local_over_noise", "global_over_noise") for kind in KINDS]
 
 

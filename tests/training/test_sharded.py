@@ -77,19 +77,15 @@ def go_on(folder: Path, meshes: list[list[str]]) -> None:
                 assert torch.equal(model(former)[name], tensor), (mesh, name)
 
 
-def test_a_model_goes_from_whole_to_sharded_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    go_on(tmp_path, MESHES[:2])
-    assert launch("cnn", [*RUN, *MESHES[2], *STILL, f"run_dir={tmp_path}/1"]) == 2
-    error = capsys.readouterr().err
-    assert "workers.count: 1 there, 2 now" in error
-    assert f"init_from={tmp_path}/1/checkpoints/last.pt goes on from its mean model" in error
-
-
 @pytest.mark.slow
 def test_a_model_goes_to_other_meshes_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     go_on(tmp_path, MESHES)
     begun_from = tmp_path / "2" / "checkpoints" / "last.pt"
     assert f"began with the model {begun_from}; optimizer, schedule and data begin anew" in capsys.readouterr().err
+    assert launch("cnn", [*RUN, *MESHES[2], *STILL, f"run_dir={tmp_path}/1"]) == 2
+    error = capsys.readouterr().err
+    assert "workers.count: 1 there, 2 now" in error
+    assert f"init_from={tmp_path}/1/checkpoints/last.pt goes on from its mean model" in error
 
 
 REFUSED = {
