@@ -77,7 +77,7 @@ def parse(arguments: type[ArgumentsT], argv: Sequence[str], module: str, descrip
     Raises UsageError naming key, value and what was expected.
     """
     if "--help" in argv or "-h" in argv:
-        print(_help(arguments, module, description))
+        print(describe(arguments, module, description))
         sys.exit(0)
     text, others = {}, {}
     for key, value in _settings(arguments, argv):
@@ -105,7 +105,7 @@ def command_of(module: str, arguments: Arguments) -> str:
     for name, field in type(arguments).model_fields.items():
         value = getattr(arguments, name)
         if value != field.default:
-            parts.append(_flag(name) if value is True else f"{name}={_typed(value)}")
+            parts.append(flag(name) if value is True else f"{name}={_typed(value)}")
     return shlex.join(parts)
 
 
@@ -236,19 +236,20 @@ def _settings(arguments: type[Arguments], argv: Sequence[str]) -> Iterator[tuple
         elif dashed and not equals and words and not words[0].startswith("--"):
             equals, value = "=", words.popleft()
         if not equals:
-            raise UsageError(f"{key}: expected {_flag(key)}" if kind is bool else f"{key}: expected {key}=VALUE")
+            raise UsageError(f"{key}: expected {flag(key)}" if kind is bool else f"{key}: expected {key}=VALUE")
         if get_origin(kind) is dict and key == field and "=" in value:  # --option k=2 is option.k=2
             entry, _, value = value.partition("=")
             key = f"{key}.{entry}"
         yield key, value
 
 
-def _help(arguments: type[Arguments], module: str, description: str) -> str:
+def describe(arguments: type[Arguments], module: str, description: str) -> str:
+    """Return what --help prints."""
     flags = [name for name in arguments.model_fields if _type(arguments, name) is bool]
     first = f" {arguments.positional.upper()}" if arguments.positional else ""
-    usage = f"python -m {module}{first} KEY=VALUE ..." + "".join(f" [{_flag(name)}]" for name in flags)
+    usage = f"python -m {module}{first} KEY=VALUE ..." + "".join(f" [{flag(name)}]" for name in flags)
     keys = "\n".join(f"  {_describe(arguments, key)}" for key in arguments.model_fields if key not in flags)
-    shown = "\n".join(f"  {_flag(name)}  {arguments.model_fields[name].description}" for name in flags)
+    shown = "\n".join(f"  {flag(name)}  {arguments.model_fields[name].description}" for name in flags)
     return f"usage: {usage}\n\n{description}\n\nkeys:\n{keys}" + (f"\n\nflags:\n{shown}" if flags else "")
 
 
@@ -268,8 +269,9 @@ def _typed(value: object) -> str:
         return "null"
     if not isinstance(value, tuple):
         return str(value)
-    return str(value[0]) if len(value) == 1 else f"[{','.join(value)}]"
+    return str(value[0]) if len(value) == 1 else f"[{','.join(map(str, value))}]"
 
 
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """Return how a key of type bool is typed."""
     return "--" + name.replace("_", "-")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.cli import Arguments, UsageError, parse
+from common.cli import Arguments, UsageError, describe, flag, parse
 from common.experiments.definitions import ROOT
 from common.launch import cli
 from common.launch.compose import compose_config
@@ -159,3 +159,18 @@ def test_a_command_that_would_be_refused_is_found(monkeypatch: pytest.MonkeyPatc
     for command in wrong:
         with pytest.raises((ValueError, UsageError)):
             check(command, monkeypatch)
+
+
+def test_every_command_describes_its_keys() -> None:
+    modules = [path for path in ROOT.glob("[cgst]*/**/*.py") if "Arguments):" in path.read_text()]
+    kinds = {
+        value
+        for path in modules
+        if path.relative_to(ROOT).parts[0] != "tests"
+        for value in vars(importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))).values()
+        if inspect.isclass(value) and issubclass(value, Arguments) and value.model_fields
+    }
+    assert len(kinds) > 15
+    for kind in kinds:
+        text = describe(kind, "module", "")
+        assert all(f"\n  {key}=" in text or f"\n  {flag(key)}  " in text for key in kind.model_fields), kind

@@ -143,8 +143,12 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 f"workers.count={count}: the launcher started {launched} processes, expected {available} or null"
             )
-        count = available
-        per_host = per_host or max(1, (from_launcher("LOCAL_WORLD_SIZE") or launched) // per_worker)
+        count, here = available, max(1, (from_launcher("LOCAL_WORLD_SIZE") or launched) // per_worker)
+        if isinstance(per_host, int) and per_host > here:
+            raise ConfigError(
+                f"workers.per_host={per_host}: the launcher started {here} on this host, expected that or null"
+            )
+        per_host = per_host or here
     agent = elastic.get("agent")
     if agent is not None and (count is None or per_host is None):
         raise ConfigError(f"elastic.agent={agent}: expected workers.count and workers.per_host, too")
