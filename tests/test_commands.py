@@ -69,10 +69,11 @@ def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return check_job(re.sub(r"\$\([^)]*\)", "", command), monkeypatch)
     words = shlex.split(command.replace("torchrun ", TORCHRUN), comments=True)
     if command.startswith("torchrun "):
-        if "-m" not in words[3:]:
-            return None  # "start torchrun on each host with": the rest is shown beside it
-        processes = re.search(r"--nproc-per-node[= ](\d+)", command)
-        monkeypatch.setenv("WORLD_SIZE", processes[1] if processes else "1")
+        nodes, ranks = (
+            int(re.search(rf"--{key}[= ](\d+)", f"{command} --{key} 1")[1]) for key in ("nnodes", "nproc-per-node")
+        )
+        monkeypatch.setenv("WORLD_SIZE", str(nodes * ranks))
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
         words = ["python", *words[words.index("-m", 3) :]]
     module, arguments = words[2], words[3:]
     if module.removesuffix(".train") in TASKS and arguments:

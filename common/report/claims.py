@@ -116,11 +116,11 @@ class Claim(Definition):
         return self
 
     def verdict(self, rows: Sequence[Mapping[str, Any]]) -> Verdict:
-        """Return what the rows of its tests say together: partly if some of them hold."""
+        """Return what the rows of its tests say together: partly if some hold, else fails if one does."""
         verdicts = {self._verdict_of(row) for row in rows} or {"open"}
         if len(verdicts) == 1:
             return verdicts.pop()
-        return "partly" if "holds" in verdicts else "open"
+        return "partly" if "holds" in verdicts else "fails"
 
     def _verdict_of(self, row: Mapping[str, Any]) -> Verdict:
         ((name, limit),) = self.rule.items()
@@ -143,19 +143,28 @@ class Claim(Definition):
         return f"{self.what}: {', '.join(numbers)}; rule: {RULES[name][0].format(limit)}"
 
     def show_regime(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Return the regime of the first number, or why there is no test."""
+        """Return the regime of the first number, with local/B of all of them, or why there is no test."""
         if not rows:
             return self.regime
         regime = self.regime.format_map(rows[0])
         if self.local_over_noise is None:
             return regime
-        noise = _noise_of(rows[0])
-        return f"{regime}, local/B {'not recorded' if math.isnan(noise) else format(noise, '.2g')}"
+        return f"{regime}, local/B {_show_noise([value for value in map(_noise_of, rows) if not math.isnan(value)])}"
 
 
 def _noise_of(row: Mapping[str, Any]) -> float:
     """Return a worker's batch over the gradient noise scale, NaN if it is not recorded."""
     return next((value for name, value in row.items() if name.endswith("local_over_noise_mean")), math.nan)
+
+
+def _show_noise(values: Sequence[float]) -> str:
+    """Return the range of local/B; a value below zero says that it was not resolved."""
+    if not values:
+        return "not recorded"
+    low, high = (f"{value:.2g}" for value in (min(values), max(values)))
+    if min(values) <= 0:
+        return "not resolved" if max(values) <= 0 else f"at most {high}"
+    return high if low == high else f"{low} to {high}"
 
 
 class Claims(Definition):

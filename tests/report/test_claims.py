@@ -30,7 +30,7 @@ def test_rules_turn_intervals_into_verdicts(rule, holds, fails, leaves_open):
     assert [claim.verdict([row]) for row in rows.values()] == list(rows)
     assert claim.verdict([rows["holds"], rows["holds"]]) == "holds"
     assert claim.verdict([rows["fails"], rows["holds"]]) == "partly"
-    assert claim.verdict([rows["fails"], rows["open"]]) == "open"
+    assert claim.verdict([rows["fails"], rows["open"]]) == "fails"
 
 
 @pytest.mark.parametrize(("noise", "verdict"), [(None, "open"), (0.009, "open"), (0.02, "fails"), (0.041, "open")])
@@ -40,10 +40,19 @@ def test_only_the_papers_regime_refutes(noise, verdict):
     assert claim.verdict([{"low": 2.0, "high": 3.0} | recorded]) == verdict
     assert claim.verdict([{"low": 0.0, "high": 0.0} | recorded]) == "holds"
     said = "not recorded" if noise is None else noise
-    rows = [{"engine": "ours"} | recorded, {"engine": "other", "local_over_noise_mean": 1.0}]
-    assert claim.show_regime(rows) == f"ours, local/B {said}"
+    assert claim.show_regime([{"engine": "ours"} | recorded]) == f"ours, local/B {said}"
     unknown = Claim.model_validate(CLAIM | {"local_over_noise": "unknown"})
     assert unknown.verdict([{"low": 2.0, "high": 3.0} | recorded]) == "open"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [((0.02, 0.004), "0.004 to 0.02"), ((0.02, -0.001), "at most 0.02"), ((-0.02, -0.001), "not resolved")],
+)
+def test_the_regime_is_that_of_all_numbers(values, said):
+    claim = Claim.model_validate(CLAIM | {"local_over_noise": 0.02})
+    rows = [{"engine": "ours", "local_over_noise_mean": value} for value in values]
+    assert claim.show_regime(rows) == f"ours, local/B {said}"
 
 
 def test_the_row_of_a_number(tmp_path, monkeypatch):
