@@ -15,7 +15,7 @@ from common.arguments import did_you_mean, flag, integer
 from common.topology.base_k import base_k
 from common.topology.edge_list import edge_list
 from common.topology.round import MOST_WORKERS, Round
-from common.topology.schedule import between_hosts, with_idle
+from common.topology.schedule import spread
 from common.topology.topology import Schedule, Topology
 
 MOST_IDLE = 10**6  # a period is a list of its rounds
@@ -262,7 +262,7 @@ def build(name: str, world_size: int, workers_per_host: int = 1, **options: Any)
     else:
         schedule = family(agents, **chosen, **({"workers_per_host": size} if knows_hosts(name) else {}))
     if n > 1:
-        schedule = with_idle(between_hosts(schedule, size) if of_hosts else schedule, idle_rounds)
+        schedule = spread(schedule, size if of_hosts else 1, idle_rounds)
     shown = {key: value for key, value in chosen.items() if value is not None}
     shown |= {"idle_rounds": idle_rounds} if idle_rounds else {}
     shown |= {"between_hosts": True} if of_hosts else {}

@@ -158,6 +158,8 @@ class Round:
     def on_hosts(self, workers_per_host: int) -> "Round":
         """Return W (x) J/L: hosts of L workers do what these workers do, after averaging inside."""
         size = workers_per_host
+        if size == 1:
+            return self
         rows = [{j * size + k: w / size for j, w in row.items() for k in range(size)} for row in self.weights]
         return type(self)(tuple(row for row in rows for _ in range(size)))
 

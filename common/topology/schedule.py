@@ -22,57 +22,36 @@ REMEMBERED = 8  # weights of the last clocks: in a step several parts ask for ne
 
 
 @dataclass(frozen=True)
-class _RandomBetweenHosts:
-    """A random schedule of hosts that average inside first."""
+class _RandomSpread:
+    """The random schedule that `spread` returns."""
 
     schedule: RandomSchedule
     workers_per_host: int
+    idle_rounds: int
 
     @property
     def world_size(self) -> int:
         return self.schedule.world_size * self.workers_per_host
 
     def __call__(self, t: int) -> Round:
-        return self.schedule(t).on_hosts(self.workers_per_host)
-
-    def contraction(self) -> float:
-        return self.schedule.contraction()  # disagreement inside a host is gone at once
-
-
-@dataclass(frozen=True)
-class _RandomWithIdle:
-    """A random schedule with `idle_rounds` idle rounds after each round."""
-
-    schedule: RandomSchedule
-    idle_rounds: int
-
-    @property
-    def world_size(self) -> int:
-        return self.schedule.world_size
-
-    def __call__(self, t: int) -> Round:
         drawn, idle = divmod(t, 1 + self.idle_rounds)
-        return Round.idle(self.world_size) if idle else self.schedule(drawn)
+        return Round.idle(self.world_size) if idle else self.schedule(drawn).on_hosts(self.workers_per_host)
 
     def contraction(self) -> float:
+        # Disagreement inside a host is gone at once.
         return self.schedule.contraction() ** (1 / (1 + self.idle_rounds))
 
 
-def between_hosts(schedule: Schedule, workers_per_host: int) -> Schedule:
-    """Return the schedule of workers whose hosts average inside and then mix as `schedule` says."""
-    if not isinstance(schedule, tuple):
-        return _RandomBetweenHosts(schedule, workers_per_host)
-    return tuple(round_.on_hosts(workers_per_host) for round_ in schedule)
+def spread(schedule: Schedule, workers_per_host: int, idle_rounds: int) -> Schedule:
+    """Return the schedule of workers whose hosts average inside and then mix as `schedule` says.
 
-
-def with_idle(schedule: Schedule, idle_rounds: int) -> Schedule:
-    """Return the schedule with `idle_rounds` rounds without communication after each of its rounds."""
-    if idle_rounds == 0:
-        return schedule
+    idle_rounds: number of rounds without communication after each of its rounds
+    """
     if not isinstance(schedule, tuple):
-        return _RandomWithIdle(schedule, idle_rounds)
-    idle = (Round.idle(schedule[0].world_size),) * idle_rounds
-    return tuple(round_ for mixing in schedule for round_ in (mixing, *idle))
+        return _RandomSpread(schedule, workers_per_host, idle_rounds)
+    rounds = [round_.on_hosts(workers_per_host) for round_ in schedule]
+    idle = (Round.idle(rounds[0].world_size),) * idle_rounds
+    return tuple(round_ for mixing in rounds for round_ in (mixing, *idle))
 
 
 def in_phases(topology: Topology, phases: str) -> tuple[Topology, ...]:
