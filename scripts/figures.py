@@ -16,8 +16,9 @@ from pydantic import Field
 
 from common.cli import DEFAULT_RUNS, ONE_OR_SEVERAL, Arguments, Folders, Names, Text, UsageError, main_function, parse
 from common.experiments.collect import collect
+from common.experiments.definitions import names_in
 from common.experiments.tables import full_name, load_table
-from common.report.figures import figure_names, load_figure, of_rows, write_figures
+from common.report.figures import FIGURES, load_figure, of_rows, write_figures
 from common.report.style import FORMATS, save
 from common.report.tables import missing_summary
 
@@ -41,8 +42,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(FiguresArguments, argv, "scripts.figures", "Draw finished runs.")
     output, roots = Path(arguments.output), [Path(folder) for folder in arguments.runs]
     name = full_name(arguments.figure, "figure")
-    if name not in figure_names():
-        collection = collect(load_table(arguments.figure, "figure", also=figure_names()), *roots)
+    if name not in names_in(FIGURES):
+        collection = collect(load_table(arguments.figure, "figure", also=names_in(FIGURES)), *roots)
         if arguments.rows:
             collection = of_rows(collection, arguments.rows, collection.table.title)
         files = write_figures(collection, output, arguments.formats, every=bool(arguments.rows))

@@ -31,11 +31,12 @@ from common.cli import (
     parse,
 )
 from common.experiments.collect import collect
+from common.experiments.definitions import names_in
 from common.experiments.load import compare
 from common.experiments.tables import full_name, load_table
 from common.report.benchmark_tables import (
+    BENCHMARKS,
     LEFT,
-    benchmark_names,
     build_benchmark,
     load_benchmark,
     missing_records,
@@ -81,13 +82,13 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError(f"output={arguments.output}: expected none with --keep, which writes {KEPT}")
     output = KEPT if arguments.keep else Path(arguments.output)
     command = command_of(MODULE, asked)
-    if name in benchmark_names():
+    if name in names_in(BENCHMARKS):
         benchmark, records = load_benchmark(name), Path(arguments.benchmarks)
         files = write_benchmark(name, records, output, command, arguments.keep)
         print(format_texts(shown_benchmark(benchmark, build_benchmark(benchmark, records)), LEFT))
         missing = missing_records(benchmark, records)
     else:
-        table = load_table(arguments.table, also=benchmark_names())
+        table = load_table(arguments.table, also=names_in(BENCHMARKS))
         if table.untuned:
             raise UsageError(table.untuned)
         # Published numbers are worth a table of their own, but not in place of one with runs when a folder is mistyped.

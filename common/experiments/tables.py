@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.config.bookkeeping import is_bookkeeping
-from common.experiments.definitions import explained, load_definition, meaning, names_in
+from common.experiments.definitions import explained, load_definition, meaning
 from common.experiments.quantities import QUANTITIES, Quantity
 from common.experiments.sweeps import SWEEPS, TunedFile, read_tuned, sweep_command
 from common.experiments.table_file import TABLES, Row, TableFile
@@ -188,11 +188,6 @@ def load_table(
 def full_name(name: str, key: str) -> str:
     """Return a table's or figure's whole name: a number alone is that of the first paper, 3 -> table3."""
     return f"{key}{name}" if name.isdecimal() else name
-
-
-def table_names(folder: Path = TABLES) -> list[str]:
-    """Return the names of all tables of runs."""
-    return names_in(folder)
 
 
 def _show(settings: dict[str, Any], key: str) -> str:

@@ -11,10 +11,12 @@ from scipy.optimize import brentq
 from tqdm import tqdm
 
 from common.experiments.collect import Collection, collect
+from common.experiments.definitions import names_in
 from common.experiments.derived import ASSUMED
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import RunError, read_run, runs_below
-from common.experiments.tables import load_table, table_names
+from common.experiments.table_file import TABLES
+from common.experiments.tables import load_table
 from common.explorer import clusters, evidence
 from common.explorer.records import ALSO, CURVES, Records, definitions, sweep_of
 from common.report.power import LEVEL, POWER, power_of_difference
@@ -27,7 +29,7 @@ LOOSE = "other_runs"  # the name under which runs of no table are shown
 
 def build(roots: Sequence[Path]) -> dict[str, Any]:
     """Return the page's data, of finished runs below these folders; UsageError if a definition is wrong."""
-    loaded = map(load_table, tqdm(table_names(), "reading tables", disable=None))
+    loaded = map(load_table, tqdm(names_in(TABLES), "reading tables", disable=None))
     collections = [found for table in loaded if (found := collect(table, *roots, allow_empty=True)).all_runs]
     records = Records()
     tables = {found.table.name: records.table(found) for found in collections}

@@ -16,8 +16,8 @@ from common.experiments.collect import Collection
 from common.experiments.definitions import names_in
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import FinishedRun, RunError
-from common.experiments.table_file import PAPER, Row
-from common.experiments.tables import Table, load_table, table_names
+from common.experiments.table_file import PAPER, TABLES, Row
+from common.experiments.tables import Table, load_table
 from common.explorer.records import short, shorts
 from common.report.claims import RECORDS, RULES, Claim, Evidence, load_claims, numbers_of_papers
 from common.report.published import load_published
@@ -59,7 +59,7 @@ def _test(test: Evidence, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _compared(name: str, value: str, found: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return which rows of a table a number compares, None where it is no difference of two of its rows."""
-    if name not in table_names():
+    if name not in names_in(TABLES):
         return None
     table = _table(name)
     row = next((row for row in table.rows if _is(row, found)), None)

@@ -7,7 +7,7 @@ from pandas.api.types import is_float_dtype
 from pydantic import Field
 
 from common.cli import UsageError, one_line
-from common.experiments.definitions import ROOT, Definition, load_definition, names_in
+from common.experiments.definitions import ROOT, Definition, load_definition
 from common.report.published import load_published, published_lines
 from common.report.tables import csv_text, markdown, page, write_texts
 
@@ -46,14 +46,9 @@ class BenchmarkTable(Definition):
         return f"{self.ratio}_ratio"
 
 
-def load_benchmark(name: str, folder: Path = BENCHMARKS) -> BenchmarkTable:
+def load_benchmark(name: str) -> BenchmarkTable:
     """Read a definition; raises UsageError naming file, key, value and expectation if it is unknown or wrong."""
-    return load_definition(folder, name, BenchmarkTable, key="table")
-
-
-def benchmark_names(folder: Path = BENCHMARKS) -> list[str]:
-    """Return the names of the tables that are made from benchmarks."""
-    return names_in(folder)
+    return load_definition(BENCHMARKS, name, BenchmarkTable, key="table")
 
 
 def build_benchmark(table: BenchmarkTable, records: Path) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from common.cli import UsageError, nearest
 from common.experiments.collect import Collection
-from common.experiments.definitions import ROOT, Definition, explained, names_in, read_definition
+from common.experiments.definitions import ROOT, Definition, explained, read_definition
 from common.experiments.quantities import QUANTITIES
 from common.experiments.table_file import Row
 from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
@@ -138,11 +138,6 @@ def load_figure(name: str, folder: Path = FIGURES) -> FigureFile:
         raise UsageError(f"{name}.yaml: kind={kind}: {nearest(str(kind), KINDS)}")
     with explained(folder, name, KINDS[kind]):
         return KINDS[kind].model_validate(content)
-
-
-def figure_names(folder: Path = FIGURES) -> list[str]:
-    """Return the figures that have a file; every table of runs can be drawn, too."""
-    return names_in(folder)
 
 
 def of_rows(collection: Collection, rows: Sequence[str], title: str) -> Collection:

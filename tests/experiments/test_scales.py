@@ -11,12 +11,12 @@ from common.config.config import Config
 from common.config.overrides import flatten
 from common.experiments.definitions import ROOT, names_in
 from common.experiments.runs import read_pack
-from common.experiments.table_file import PAPER, Row
-from common.experiments.tables import Table, load_table, table_names
+from common.experiments.table_file import PAPER, TABLES, Row
+from common.experiments.tables import Table, load_table
 from common.launch.compose import compose_config
 from common.parallel.gossip.buckets import AUTO_MB
-from common.report.benchmark_tables import benchmark_names, load_benchmark
-from common.report.figures import figure_names, load_figure
+from common.report.benchmark_tables import BENCHMARKS, load_benchmark
+from common.report.figures import FIGURES, load_figure
 from common.report.published import load_published, published_values
 
 RUNS = ROOT / "results" / "runs"
@@ -42,7 +42,7 @@ read_table = cache(load_table)  # in tests: it takes time, and all processes of 
 
 
 def tables() -> list[Table]:
-    return [read_table(name) for name in table_names()]
+    return [read_table(name) for name in names_in(TABLES)]
 
 
 def proxies() -> list[Table]:
@@ -68,7 +68,7 @@ def cells(table: Table) -> list[tuple[Row, str | None]]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in SHORT else pytest.mark.slow) for name in table_names()]
+    "name", [pytest.param(name, marks=[] if name in SHORT else pytest.mark.slow) for name in names_in(TABLES)]
 )
 def test_every_row_is_todays_recipe(name: str) -> None:
     table = read_table(name)
@@ -102,7 +102,7 @@ def assert_kept_runs_are_of_today(table: Table, row: Row, variant: str | None) -
 
 
 def test_kept_runs_belong_to_tables() -> None:
-    assert set(table_names()) >= KEPT
+    assert set(names_in(TABLES)) >= KEPT
 
 
 def flat(config: dict[str, Any]) -> dict[str, Any]:
@@ -120,8 +120,8 @@ def kept(table: Table, row: Row, variant: str | None) -> dict[str, dict[str, Any
 
 def test_everything_published_has_a_recipe_and_tables_of_runs_a_proxy() -> None:
     papers = {name for table in tables() if not table.proxy_of for name in table.published}
-    benchmarks = {load_benchmark(name).published for name in benchmark_names()}
-    figures = {getattr(load_figure(name), "published", None) for name in figure_names()} - {None}
+    benchmarks = {load_benchmark(name).published for name in names_in(BENCHMARKS)}
+    figures = {getattr(load_figure(name), "published", None) for name in names_in(FIGURES)} - {None}
     assert papers | benchmarks | figures == set(names_in(PAPER)) - WITHOUT_RECIPE.keys()
     assert papers - {name for proxy in proxies() for name in proxy.published} == WITHOUT_PROXY.keys()
     assert all(proxy.name.startswith(f"{proxy.proxy_of}_") for proxy in proxies())

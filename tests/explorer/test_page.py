@@ -52,7 +52,7 @@ class Page(HTMLParser):
 def small(table, monkeypatch):
     """The small table alone, on few topologies, with one run missing."""
     table = table.model_copy(update={"title": "Small & <odd> </script>"})
-    monkeypatch.setattr("common.explorer.data.table_names", lambda: ["small"])
+    monkeypatch.setattr("common.explorer.data.names_in", lambda _: ["small"])
     monkeypatch.setattr("common.explorer.data.load_table", lambda name: table)
     monkeypatch.setattr("common.explorer.evidence.claims", CLAIMS)
     monkeypatch.setattr(clusters, "WORKERS", (2, 4))

@@ -11,21 +11,13 @@ from omegaconf import OmegaConf
 
 from common.cli import UsageError
 from common.experiments.collect import collect
-from common.experiments.definitions import ROOT
+from common.experiments.definitions import ROOT, names_in
 from common.experiments.quantities import QUANTITIES
 from common.experiments.tables import load_table
 from common.launch.compose import compose_config
 from common.report.benchmark_tables import load_benchmark
 from common.report.curves import curves, draw_table, spread, telling_rows
-from common.report.figures import (
-    Bars,
-    Curves,
-    Times,
-    draw_over_setting,
-    figure_names,
-    load_figure,
-    write_figures,
-)
+from common.report.figures import FIGURES, Bars, Curves, Times, draw_over_setting, load_figure, write_figures
 from common.report.published import load_published
 from scripts.figures import main
 from tests.experiments.conftest import CONTENT, make_table
@@ -78,7 +70,7 @@ def test_names_are_moved_apart_as_little_as_needed(heights, expected):
     assert list(spread(heights, 0.2)) == pytest.approx(expected)
 
 
-def names_in(figure):
+def labels_in(figure):
     """The names at the ends of the lines, as many in both rows of panels."""
     above, below = ({text.get_text() for text in ax.texts} for ax in figure.axes[2::3])
     assert above == below
@@ -106,7 +98,7 @@ def test_of_many_rows_the_baseline_and_the_best_of_each_method_are_drawn(long):
     collection = collect(long, RUNS)
     assert telling_rows(collection) == ["r1", "r2", "r3", "r4", "r5", "r6", "r8"]
     figure = draw_table(collection)
-    assert names_in(figure) == {f"{method}, complete" for method in "ABCDEFH"}
+    assert labels_in(figure) == {f"{method}, complete" for method in "ABCDEFH"}
     assert "(7 of 9 rows, mean of 3 seeds; " in figure.get_suptitle()
     metric = QUANTITIES["accuracy"]
     with pytest.MonkeyPatch.context() as patch:
@@ -121,7 +113,7 @@ def test_rows_that_are_named_are_drawn_as_many_as_there_are(long, monkeypatch, c
     assert main(["figure=small", f"rows={','.join(row.name for row in long.rows)}"]) == 0
     assert [len(ax.get_lines()) for ax in figures[0].axes] == [9] * 6
     assert len(figures[0].legends) == 2
-    assert names_in(figures[0]) == set()
+    assert labels_in(figures[0]) == set()
     assert main(["figure=small", "rows=r0,r9"]) == 2
     assert "rows=r9: unknown; expected one of" in capsys.readouterr().err
     assert main(["figure=7", "rows=r0"]) == 2
@@ -181,7 +173,7 @@ def test_labels_tell_lines_of_one_method_and_topology_apart():
     names = {"AllReduce, round = 1, complete", "AllReduce, round = 8, complete", "AccumAdam, aer"}
     figure = draw_table(collect(table, RUNS))
     assert [len(ax.get_lines()) for ax in figure.axes] == [3] * 6
-    assert names_in(figure) == names
+    assert labels_in(figure) == names
 
 
 def test_changes_of_workers_are_marked(filled):
@@ -289,7 +281,7 @@ def test_a_curve_ends_where_a_seed_diverges(filled, caplog):
     assert (list(allreduce.get_xdata()), list(accumadam.get_xdata())) == ([15], [15, 30])
 
 
-@pytest.mark.parametrize("name", figure_names())
+@pytest.mark.parametrize("name", names_in(FIGURES))
 def test_every_figure_file_names_what_there_is(name):
     figure = load_figure(name)
     if isinstance(figure, Bars):

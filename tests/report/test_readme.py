@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from common.experiments.definitions import ROOT
-from common.experiments.table_file import MOST_SHOWN, TableFile
-from common.experiments.tables import Table, full_name, table_names
+from common.experiments.definitions import ROOT, names_in
+from common.experiments.table_file import MOST_SHOWN, TABLES, TableFile
+from common.experiments.tables import Table, full_name
 from common.launch.compose import compose_config
-from common.report.benchmark_tables import benchmark_names
+from common.report.benchmark_tables import BENCHMARKS
 from common.report.claims import fill_blocks
-from common.report.figures import figure_names
+from common.report.figures import FIGURES
 from scripts.tables import main
 
 RESULTS = ROOT / "results"
@@ -64,9 +64,9 @@ def test_commands(readme: Path) -> None:
     for target in re.findall(r"(?:^    |`)make ([a-z-]+)", text, re.MULTILINE):
         assert f"\n{target}:" in (ROOT / "Makefile").read_text(), target
     for name in re.findall(r"\btable=(\w+)", text):
-        assert full_name(name, "table") in (*table_names(), *benchmark_names()), name
+        assert full_name(name, "table") in names_in(TABLES) + names_in(BENCHMARKS), name
     for name in re.findall(r"\bfigure=(\w+)", text):
-        assert full_name(name, "figure") in (*table_names(), *figure_names()), name
+        assert full_name(name, "figure") in names_in(TABLES) + names_in(FIGURES), name
 
 
 def test_the_example_of_a_table_is_one():

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from common.cli import UsageError
-from common.experiments.definitions import ROOT
-from common.experiments.tables import load_table, table_names
+from common.experiments.definitions import ROOT, names_in
+from common.experiments.table_file import TABLES
+from common.experiments.tables import load_table
 from slurm.allocation import NOT_FOR_SRUN, Allocation
 from slurm.exits import JobError
 from slurm.job import cell, check_count, main
@@ -30,7 +31,7 @@ BENCHMARK_FILES = ("table1", "figure6")
 def test_the_readme_has_every_table_for_a_cluster() -> None:
     text = (ROOT / "slurm" / "README.md").read_text()
     parts = re.findall(r"^\| `sbatch slurm/table.sbatch (\w+)` .* `rows=(\S+) seeds=(\S+)` \|$", text, re.MULTILINE)
-    assert {name for name, _, _ in parts} == {name for name in table_names() if load_table(name).cluster is not None}
+    assert {name for name, _, _ in parts} == {name for name in names_in(TABLES) if load_table(name).cluster is not None}
     for name, rows, seeds in parts:
         known = {cell.row.name for cell in load_table(name).cells(Path("runs"))}
         assert {row.split("/")[0] for row in rows.split(",")} <= known
