@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.config.bookkeeping import is_bookkeeping
+from common.config.overrides import quoted
 from common.experiments.definitions import explained, load_definition, meaning
 from common.experiments.quantities import QUANTITIES, Quantity
 from common.experiments.sweeps import SWEEPS, TunedFile, read_tuned, sweep_command
@@ -133,7 +134,9 @@ class Cell:
     @property
     def overrides(self) -> list[str]:
         """Hydra overrides of the run, its folder included."""
-        return [*self.settings, f"run_dir={_quote(str(self.run_dir))}"]
+        folder = str(self.run_dir)
+        plain = re.fullmatch(r"[A-Za-z0-9_./-]+", folder)
+        return [*self.settings, f"run_dir={folder if plain else quoted(folder)}"]
 
     @property
     def command(self) -> str:
@@ -192,11 +195,3 @@ def full_name(name: str, key: str) -> str:
 
 def _show(settings: dict[str, Any], key: str) -> str:
     return str(settings[key]) if key in settings else "not set"
-
-
-def _quote(value: str) -> str:
-    """Return a path as a value of Hydra's override grammar."""
-    if re.fullmatch(r"[A-Za-z0-9_./-]+", value):
-        return value
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
