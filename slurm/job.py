@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import yaml
 
+from common.record import read_status
 from slurm import starts
 from slurm.allocation import Allocation, slurmd_timeout_s
 from slurm.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED, JobError
@@ -89,14 +90,6 @@ def check_count(config: Mapping[str, Any], allocation: Allocation) -> None:
             f"workers.count={count}: the launcher started {ranks} processes, expected {available} or null",
             BAD_CONFIGURATION,
         )
-
-
-def read_status(run_dir: Path) -> str | None:
-    """Return the status in summary.json, None without one: as common.record.run_folder, but without torch."""
-    try:
-        return json.loads((run_dir / "summary.json").read_text()).get("status")
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 def stamp(run_dir: Path) -> tuple[int, ...]:

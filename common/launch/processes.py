@@ -16,8 +16,8 @@ from common.interruptible import server_context
 from common.launch.compose import compose_config, from_launcher
 from common.launch.elastic import preloaded, run_elastically
 from common.launch.rank import ALONE_S, refuse, run_rank
-from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
-from common.record.run_folder import FinishedError, claimed, read_status
+from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED, read_status
+from common.record.run_folder import FinishedError, claimed
 from common.torch_internals import shutdown_timeout
 from common.training.signals import SIGNALS
 from common.training.task import load_task

@@ -20,6 +20,7 @@ from common.config.bookkeeping import is_bookkeeping
 from common.config.config import Config, ConfigError
 from common.config.overrides import flatten, typed
 from common.parallel.collectives import gather_objects, rank
+from common.record import read_status
 from common.record.checkpoint import CheckpointError, Checkpoints
 from common.record.environment import describe_environment, now
 from common.record.run_lock import RunLock
@@ -223,14 +224,6 @@ def check_folder(config: Config) -> None:
             )
     if status == "finished":
         raise FinishedError(f"run_dir={path}: this run is finished already")
-
-
-def read_status(path: Path) -> str | None:
-    """Return the status in summary.json, None without one."""
-    try:
-        return json.loads((path / "summary.json").read_text()).get("status")
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 def read_environment(file: Path) -> dict[str, Any]:
