@@ -16,7 +16,7 @@ from common.cli import DEFAULT_RUNS, UsageError
 from common.config.bookkeeping import is_bookkeeping
 from common.experiments.collect import collect
 from common.experiments.definitions import meaning
-from common.experiments.quantities import QUANTITIES, Quantity
+from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import FinishedRun, RunError, read_overrides, read_run, runs_below
 from common.experiments.tables import load_table
 
@@ -39,18 +39,11 @@ def load(table: str, *roots: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     for key in collection.frame[["row", "variant", "seed", "run"]].to_dict("records"):
         run, row = key.pop("run"), rows[key["row"]]
         about = {"method": row.method, "topology": row.topology, **row.labels, "workers": int(run.total("workers"))}
-        numbers = {name: _of(quantity, run) for name, quantity in QUANTITIES.items()}
+        numbers = {name: quantity.number_of(run) for name, quantity in QUANTITIES.items()}
         lines.append(key | about | {"folder": str(run.folder)} | numbers)
         metrics.append(run.metrics.drop(columns=list(key), errors="ignore").assign(**key))
     every = pd.concat(metrics, ignore_index=True)
     return pd.DataFrame(lines), every[["row", "variant", "seed", *every.columns.drop(["row", "variant", "seed"])]]
-
-
-def _of(quantity: Quantity, run: FinishedRun) -> float | None:
-    try:
-        return quantity.of(run)
-    except (RunError, KeyError):
-        return None
 
 
 def compare(folders: Sequence[Path]) -> pd.DataFrame:

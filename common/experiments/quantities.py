@@ -37,6 +37,13 @@ class Quantity:
     higher_is_better: bool = False
     absent: str | None = None
 
+    def number_of(self, run: FinishedRun) -> float | None:
+        """Return what `of` does, and None also for a run without such a number."""
+        try:
+            return self.of(run)
+        except (RunError, KeyError):
+            return None
+
 
 def _train_loss(run: FinishedRun) -> float:
     if "train_loss" in run.metrics:

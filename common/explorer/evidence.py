@@ -15,10 +15,10 @@ from common.cli import UsageError
 from common.experiments.collect import Collection
 from common.experiments.definitions import names_in
 from common.experiments.quantities import QUANTITIES
-from common.experiments.runs import FinishedRun, RunError
+from common.experiments.runs import FinishedRun
 from common.experiments.table_file import PAPER, TABLES, Row
 from common.experiments.tables import Table, load_table
-from common.explorer.records import short, shorts
+from common.explorer.records import number, short, shorts
 from common.report.claims import RECORDS, RULES, Claim, Evidence, load_claims, numbers_of_papers
 from common.report.published import load_published
 from common.report.statistics import difference
@@ -92,15 +92,11 @@ def benchmark_records(claims: list[dict[str, Any]]) -> dict[str, list[list[str]]
         if not path.exists():
             raise UsageError(f"{path}: no such record")
         with path.open(encoding="utf-8", newline="") as file:
-            records[name] = [[_shorter(cell) for cell in line] for line in csv.reader(file)]
+            records[name] = [
+                [cell if (value := number(cell)) is None else f"{value:.6g}" for cell in line]
+                for line in csv.reader(file)
+            ]
     return records
-
-
-def _shorter(text: str) -> str:
-    try:
-        return f"{float(text):.6g}"
-    except ValueError:
-        return text
 
 
 # Each is a label of a table's rows with this name or, where the table has none, the quantity of its runs.
@@ -183,23 +179,13 @@ def _is_allreduce(run: FinishedRun) -> bool:
 
 def _cause(cause: str, row: Row, runs: Sequence[FinishedRun]) -> float | None:
     if cause in row.labels:
-        return _number(row.labels[cause])
+        return number(row.labels[cause])
     if cause == "workers":
         return runs[0].total("workers")
     if cause not in QUANTITIES:
         return None
-    try:
-        values = [QUANTITIES[cause].of(run) for run in runs]
-    except RunError:
-        return None
+    values = [QUANTITIES[cause].number_of(run) for run in runs]
     return None if None in values else float(np.mean(values))
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _published() -> Iterator[dict[str, Any]]:

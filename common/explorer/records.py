@@ -44,6 +44,14 @@ def shorts(values: Iterable[object]) -> list[object]:
     return [short(value) for value in values]
 
 
+def number(text: str) -> float | None:
+    """Return the number that a text is, None if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
 def thin(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:
     """Return a curve of at most `most` points: means of equally many neighbours, each at the last of their steps.
 
@@ -130,7 +138,7 @@ class Records:
         """Return a run's quantities, curves and commit; `measured` says whether its times are, else predicted."""
         places: dict[bytes, int] = {}  # of abscissas, by their steps, which most curves of a run share
         return {
-            "values": shorts(_value(name, run) for name in names),
+            "values": shorts(QUANTITIES[name].number_of(run) for name in names),
             "curves": {name: curve for name in CURVES if (curve := self._curve(run, name, places))},
             "commit": self.commits.add(describe_commit(run.environment)),
             "measured": not is_simulated(run),
@@ -164,13 +172,6 @@ def _grid(run: FinishedRun, steps: np.ndarray) -> dict[str, Any]:
     except RunError:
         pass  # the page leaves out abscissas that a run has not
     return found
-
-
-def _value(name: str, run: FinishedRun) -> float | None:
-    try:
-        return QUANTITIES[name].of(run)
-    except (RunError, KeyError):
-        return None
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:
@@ -238,8 +239,8 @@ def sweep_of(table: Table) -> dict[str, Any] | None:
     trials, points = [], Pool()
     for line in lines:
         method = "/".join(filter(None, [line["row"], line.get("variant")]))
-        point = {axis: _number(line[axis]) for axis in axes if line[axis]}
-        trials.append([[*methods].index(method), points.add(point), int(line["seed"]), _number(line[quantity])])
+        point = {axis: _of_cell(line[axis]) for axis in axes if line[axis]}
+        trials.append([[*methods].index(method), points.add(point), int(line["seed"]), _of_cell(line[quantity])])
     names = dict(zip((row.name for row in table.rows), names_of(table.rows), strict=True))
     return {
         "quantity": quantity,
@@ -255,12 +256,10 @@ def sweep_of(table: Table) -> dict[str, Any] | None:
     }
 
 
-def _number(text: str) -> object:
+def _of_cell(text: str) -> object:
     """Return a cell of a CSV file as number if it is one; None where it is empty."""
-    try:
-        return short(float(text))
-    except ValueError:
-        return text or None
+    value = number(text)
+    return (text or None) if value is None else short(value)
 
 
 def definitions(tables: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
