@@ -181,3 +181,9 @@ def expand_home(path: str) -> str:
     if expanded.startswith("~") and "/" in expanded:
         raise ValueError(f"{path}: no such user; expected ~/FOLDER, or ./{path} for a file of that name")
     return expanded
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any], keys: Iterable[str], absent: str, now: str) -> list[str]:
+    """Return `key: A there, B now` for each of these keys in which a and b differ; `absent` for what one lacks."""
+    pairs = {key: (a.get(key, absent), b.get(key, absent)) for key in keys}
+    return [f"{key}: {there} there, {here} {now}" for key, (there, here) in pairs.items() if there != here]

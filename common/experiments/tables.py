@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from common.arguments import differences
 from common.config.bookkeeping import is_bookkeeping
 from common.config.overrides import quoted
 from common.experiments.definitions import explained, load_definition, meaning
@@ -160,15 +161,8 @@ class Cell:
             found = meaning(recorded)
         except ValueError as error:
             return f"it records {error}"
-        missing = object()
         more = [key for key in found if key not in self._expected and not is_bookkeeping(key)]
-        keys = [*self._expected, *more]
-        differences = [
-            f"{key}: {_show(found, key)} there, {_show(self._expected, key)} here"
-            for key in keys
-            if found.get(key, missing) != self._expected.get(key, missing)
-        ]
-        return "; ".join(differences) or None
+        return "; ".join(differences(found, self._expected, [*self._expected, *more], "not set", "here")) or None
 
 
 def load_table(
@@ -191,7 +185,3 @@ def load_table(
 def full_name(name: str, key: str) -> str:
     """Return a table's or figure's whole name: a number alone is that of the first paper, 3 -> table3."""
     return f"{key}{name}" if name.isdecimal() else name
-
-
-def _show(settings: dict[str, Any], key: str) -> str:
-    return str(settings[key]) if key in settings else "not set"

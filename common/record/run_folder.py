@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from common.arguments import differences
 from common.atomic import strict_json, write_atomically
 from common.cli import one_line
 from common.config.bookkeeping import is_bookkeeping
@@ -214,11 +215,11 @@ def check_folder(config: Config) -> None:
         what = "a finished run" if status == "finished" else "a run that is not finished (resume=true continues it)"
         raise ConfigError(f"run_dir={path}: holds {what}; expected an empty or new folder (name=... or run_dir=...)")
     if (path / "config.yaml").exists():
-        differences = compare(path / "config.yaml", config)
-        if differences:
+        changed = compare(path / "config.yaml", config)
+        if changed:
             raise ConfigError(
                 f"run_dir={path}: holds a run with another configuration, expected the same to resume:\n  "
-                + "\n  ".join(differences)
+                + "\n  ".join(changed)
                 + f"\nWith another run_dir, {typed('init_from', f'{path}/checkpoints/last.pt')} goes on from its mean "
                 "model"
             )
@@ -283,9 +284,4 @@ def compare(file: Path, config: Config) -> list[str]:
         ) from error
     wanted = flatten(config.model_dump(mode="json"))
     keys = [key for key in {**saved, **wanted} if not is_bookkeeping(key)]
-    missing = "(not set)"
-    return [
-        f"{key}: {saved.get(key, missing)} there, {wanted.get(key, missing)} now"
-        for key in keys
-        if saved.get(key, missing) != wanted.get(key, missing)
-    ]
+    return differences(saved, wanted, keys, "(not set)", "now")

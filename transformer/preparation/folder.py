@@ -7,6 +7,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from common.arguments import differences
 from common.config.config import ConfigError
 from common.locks import exclusive
 from transformer.preparation.files import digest, read_json, write_json
@@ -67,15 +68,12 @@ def making(output: Path, description: dict[str, Any], key: str) -> Iterator[bool
         if output.exists():
             found = describe(output)
             if found is None:
-                differences = ["not made by transformer.prepare"]
+                changed = ["not made by transformer.prepare"]
             else:
-                there = {name: found.get(name, "not recorded") for name in description}
-                differences = [
-                    f"{name}: {there[name]} there, {now} now" for name, now in description.items() if there[name] != now
-                ]
-            if differences:
+                changed = differences(found, description, description, "not recorded", "now")
+            if changed:
                 raise ConfigError(
-                    f"{key}={output}: holds other data ({'; '.join(differences)}); remove it or choose another folder"
+                    f"{key}={output}: holds other data ({'; '.join(changed)}); remove it or choose another folder"
                 )
             check_unchanged(output)
         yield not output.exists()
