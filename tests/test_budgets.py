@@ -26,14 +26,14 @@ ROOMS = {
     "common/training": 2130,
     "gpt2": 1660,
     "scripts": 1020,  # without its rooms
-    "scripts/benchmarks": 1880,
+    "scripts/benchmarks": 1510,
     "scripts/lib": 330,
     "slurm": 1000,
     "tests": 30740,
     "transformer": 2710,
 }
 SLACK = 0.05  # of a budget: what was won stays won
-FILES = 246  # of all rooms but the tests
+FILES = 243  # of all rooms but the tests
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines, docstrings included
 LONGER = {  # and why
     "common/parallel/decentralized.py": "its docstring documents every argument of the wrapper",

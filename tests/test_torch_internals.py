@@ -23,7 +23,6 @@ STANDARD = {"_asdict", "_exit", "_replace"}
 OLD = {"_parameters"}  # of torch.nn.Module, since its beginning
 ADAPTERS = {  # to private names of other packages
     "common/launch/cli.py",  # hydra
-    "scripts/benchmarks/torchft_run.py",
     "scripts/benchmarks/engines.py",
     "transformer/fairseq_compat.py",
 }
