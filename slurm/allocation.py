@@ -1,13 +1,18 @@
-"""What Slurm gave this job, and the commands that use it."""
+"""What Slurm gave this job, and the commands that use it.
+
+python -m slurm.allocation MODULE [key=value ...]        runs a module on every rank; table1.sbatch and figure6.sbatch
+                                                         start benchmarks so
+"""
 
 import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm.exits import BAD_CONFIGURATION, JobError
+from common.record import BAD_CONFIGURATION
 
 COUNTS = r"(\d+)(?:\(x\d+\))?"  # such as 64(x3),32
 ANSWER_S = 30
@@ -21,6 +26,14 @@ NOT_FOR_SRUN = (
     "SLURM_NTASKS_PER_GPU",
     "SLURM_TRES_PER_TASK",
 )
+
+
+class JobError(RuntimeError):
+    """The job cannot go on; the message says why, `code` is its exit code."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -174,3 +187,20 @@ def _ask(*command: str, environment: Mapping[str, str] | None = None) -> subproc
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ANSWER_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the module on every rank; return srun's exit code, 2 if the nodes do not fit."""
+    module, *arguments = argv
+    try:
+        allocation = Allocation.read(os.environ)
+    except JobError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.code
+    command = allocation.torchrun(module, arguments)
+    print(shlex.join(command), flush=True)
+    return subprocess.run(command, env=allocation.environment()).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -24,10 +24,9 @@ from typing import IO, Any
 
 import yaml
 
-from common.record import read_status
+from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED, read_status
 from slurm import starts
-from slurm.allocation import Allocation, slurmd_timeout_s
-from slurm.exits import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED, JobError
+from slurm.allocation import Allocation, JobError, slurmd_timeout_s
 from slurm.starts import newest_step
 
 REMIND_S = 5.0  # a rank that is just starting misses the first warning

@@ -15,7 +15,7 @@ from runpy import run_module
 
 import torch
 
-from slurm.exits import BAD_CONFIGURATION, INTERRUPTED
+from common.record import BAD_CONFIGURATION, INTERRUPTED
 
 
 def main() -> None:

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from common.atomic import write_atomically
-from slurm.exits import BAD_CONFIGURATION, FAILED, JobError
+from common.record import BAD_CONFIGURATION, FAILED
+from slurm.allocation import JobError
 
 SQUEUE_S = 30.0
 PATIENCE_S = 600.0  # Slurm kills a job that does not end long before

@@ -7,8 +7,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, model_valid
 from common.config.base import FilePath, Fraction, NonNegative, Seed, Strict
 from common.config.config import Config
 from transformer.batching import TokenLimit
-from transformer.loss import SmoothedOver
-from transformer.model import Variant
+from transformer.model import SmoothedOver, Variant
 
 Language = Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]
 Validation = Literal["held_out", "newstest2013"]
@@ -36,7 +35,7 @@ class Folder(Strict):
 
 
 class NumberNames(Strict):
-    """Names of numbers, made on first use; see transformer.preparation.number_names.
+    """Names of numbers, made on first use; see transformer.preparation.packaged.
 
     max_length:     as in `Folder`
     numbers:        all numbers are below this
@@ -108,7 +107,7 @@ class Decoding(Strict):
 class TransformerConfig(Config):
     """Configuration of `python -m transformer.train`.
 
-    smoothed_over: as `over` of transformer.loss.cross_entropy
+    smoothed_over: as `over` of transformer.model.cross_entropy
     token_limit:   as `limit` of transformer.batching.batch_by_tokens
     loss_divisor:  of a training batch's summed loss: the mean number of target tokens in a batch, or this batch's own
     """

@@ -20,8 +20,7 @@ from common.config.config import ConfigError
 from common.record.environment import now
 from transformer.config import TrainedConfig
 from transformer.data import ParallelText, evaluation_batches
-from transformer.loss import cross_entropy
-from transformer.model import PAD
+from transformer.model import PAD, cross_entropy
 from transformer.preparation.files import write_json, write_lines
 from transformer.scores import bleu, chrf, meteor, paper_bleu, wordnet_problem
 from transformer.task import check_beam, search_of

@@ -26,6 +26,7 @@ PAD = 1  # fairseq's index of padding
 LONGEST_WAVELENGTH = 10_000
 UNIFORM_EMBEDDING = 0.1  # largest initial weight of an embedding in the paper's variant
 Variant = Literal["fairseq", "paper"]
+SmoothedOver = Literal["wrong_tokens", "all_tokens"]
 
 
 class KeysValues(NamedTuple):
@@ -238,3 +239,19 @@ def interleaved_sinusoids(first: int, count: int, width: int, device: torch.devi
     positions = torch.arange(first, first + count, dtype=torch.float32, device=device)
     angles = positions[:, None] * frequencies
     return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
+
+
+def cross_entropy(logits: Tensor, target: Tensor, smoothing: float, over: SmoothedOver = "wrong_tokens") -> Tensor:
+    """Return the label-smoothed cross-entropy in nats, summed over target [B, T] but padding; logits [B, T, V].
+
+    smoothing: the probability that the true token gives up
+    over:      who shares it alike: the V - 1 other tokens (fairseq), or all V (PyTorch, and the paper's code)
+    """
+    vocabulary = logits.shape[-1]
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        target.flatten(),
+        ignore_index=PAD,
+        reduction="sum",
+        label_smoothing=smoothing * vocabulary / (vocabulary - 1) if over == "wrong_tokens" else smoothing,
+    )

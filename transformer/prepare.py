@@ -25,8 +25,7 @@ from common.launch.compose import compose_config
 from transformer.config import Cleaning, NumberNames, Validation
 from transformer.preparation import folder
 from transformer.preparation.files import digest, read_text
-from transformer.preparation.libreoffice_help import help_packages, help_pairs
-from transformer.preparation.number_names import number_name_pairs
+from transformer.preparation.packaged import help_packages, help_pairs, number_name_pairs
 from transformer.preparation.pipeline import SPLITS, Pair, Recipe
 from transformer.preparation.wmt14 import read_manifest, wmt14_pairs
 

@@ -11,8 +11,7 @@ from common.training.task import Task
 from transformer.config import TrainedConfig, TransformerConfig
 from transformer.corpus import Corpus, check_folder
 from transformer.data import Batch, ParallelText, TokenBatches, evaluation_batches
-from transformer.loss import cross_entropy
-from transformer.model import PAD, Transformer
+from transformer.model import PAD, Transformer, cross_entropy
 from transformer.prepare import make_embedded
 from transformer.scores import BLEU_SUMS, bleu_of, bleu_sums, meteor, wordnet_problem
 from transformer.search import Search, beam_search

@@ -1,5 +1,6 @@
-"""What all configuration records have in common."""
+"""What all configuration records have in common; which keys do not change what a run computes."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -24,6 +25,13 @@ MOST_PROCESSES = 1024  # or threads, of one machine: far more end without a word
 Processes = Annotated[int, Field(gt=0, le=MOST_PROCESSES)]
 FilePath = Annotated[str, Field(min_length=1), AfterValidator(expand_home)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+# Where a run computes, reads and writes, what it prints, and how many workers it can lose. A run may be resumed with
+# other values, and runs with other values count as runs of a table.
+BOOKKEEPING = re.compile(
+    r"run_dir|resume|name|profile|peak_tflops|logging(\..*)?"
+    r"|training\.(threads|device|checkpoint_every|checkpoints_kept)|data\.(folder|path|copy_to|workers)"
+    r"|elastic\.(min_workers|restarts|agent|groups)"
+)
 
 
 class Strict(BaseModel):
@@ -45,3 +53,8 @@ class Strict(BaseModel):
     @model_serializer(mode="wrap")
     def _without_later_keys(self, values: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return {key: value for key, value in values(self).items() if key not in self.later or value != self.later[key]}
+
+
+def is_bookkeeping(key: str) -> bool:
+    """Return whether a key, such as training.threads, leaves the results as they are."""
+    return BOOKKEEPING.fullmatch(key) is not None

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from common.cli import DEFAULT_RUNS, UsageError
-from common.config.bookkeeping import is_bookkeeping
+from common.config.base import is_bookkeeping
 from common.experiments.collect import collect
 from common.experiments.definitions import meaning
 from common.experiments.quantities import QUANTITIES

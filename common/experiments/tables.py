@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.arguments import differences
-from common.config.bookkeeping import is_bookkeeping
+from common.config.base import is_bookkeeping
 from common.config.overrides import quoted
 from common.experiments.definitions import explained, load_definition, meaning
 from common.experiments.quantities import QUANTITIES, Quantity

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from common.config.bookkeeping import is_bookkeeping
+from common.config.base import is_bookkeeping
 from common.experiments.collect import Collection
 from common.experiments.derived import is_simulated, seconds_until
 from common.experiments.quantities import QUANTITIES

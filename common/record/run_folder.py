@@ -17,7 +17,7 @@ from yaml import YAMLError
 from common.arguments import differences
 from common.atomic import strict_json, write_atomically
 from common.cli import one_line
-from common.config.bookkeeping import is_bookkeeping
+from common.config.base import is_bookkeeping
 from common.config.config import Config, ConfigError
 from common.config.overrides import flatten, typed
 from common.parallel.collectives import gather_objects, rank

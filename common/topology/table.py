@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from tabulate import tabulate
 
-from common.topology import analysis, cost
+from common.topology import cost
 from common.topology.round import Round
-from common.topology.topology import Topology
+from common.topology.topology import Topology, contraction
 
 RANDOM_ROWS = 8  # rounds shown of a schedule that has no period
 
@@ -88,8 +88,8 @@ def _rounds(topology: Topology, count: int) -> str:
                 peers(round_, 0),
                 f"{max(cost.bytes_sent(round_, i, 1.0, workers_per_host=size) for i in workers):.2f}",
                 f"{max(cost.bytes_leaving_hosts(round_, size, 1.0).values(), default=0.0):.2f}",
-                _factor(analysis.contraction(round_.matrix())),
-                _factor(analysis.contraction(P)),
+                _factor(contraction(round_.matrix())),
+                _factor(contraction(P)),
             )
         )
     header = ("round", "structure", "transport", "worker 0", "S/worker", "S/host", "contraction", "so far")

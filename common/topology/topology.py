@@ -1,7 +1,11 @@
-"""A topology as a value: a schedule of rounds that can be printed, compared and tested without processes."""
+"""A topology as a value: a schedule of rounds that can be printed, compared and tested without processes.
+
+How well it mixes is told by products P of its mixing matrices [n, n]: second eigenvalue, contraction, connectivity.
+"""
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -9,10 +13,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from common.arguments import check_arguments, integer
-from common.topology import analysis
 from common.topology.round import MOST_WORKERS, Round
 
 RANDOM_SAMPLE = 64  # rounds of a random schedule that stand for all of them where one period would be used
+NOISE = 1e-10  # an eigenvalue of a whole period below this is rounding error of an exact average
 
 
 @runtime_checkable
@@ -118,8 +122,8 @@ class Topology:
             return 1.0
         if not isinstance(self.schedule, tuple):
             return float(1 - self.schedule.contraction())
-        second = analysis.second_eigenvalue(analysis.product(self.schedule))
-        return float(1 - second ** (1 / len(self.schedule))) if second > analysis.NOISE else 1.0
+        second = second_eigenvalue(product(self.schedule))
+        return float(1 - second ** (1 / len(self.schedule))) if second > NOISE else 1.0
 
     def rounds_to_consensus(self, tolerance: float = 1e-10, limit: int = 10_000) -> int | None:
         """Return the least t for which rounds 0..t-1 contract to `tolerance` or less; None if t exceeds `limit`.
@@ -129,7 +133,7 @@ class Topology:
         matrices = [round_.matrix() for round_ in self.sample] if self.period else None
         P = np.eye(self.world_size)
         for t in range(limit + 1):
-            if analysis.contracts_to(tolerance, P):
+            if contracts_to(tolerance, P):
                 return t
             P = (matrices[t % len(matrices)] if matrices else self.matrix(t)) @ P
         return None
@@ -147,3 +151,55 @@ class Topology:
             rows = (" ".join(f"{j}:{weight:.12g}" for j, weight in row.items()) for row in round_.weights)
             digest.update(("\n" + ";".join(rows)).encode())
         return digest.hexdigest()
+
+
+def product(rounds: Iterable[Round]) -> np.ndarray:
+    """Return W(p-1) ... W(1) W(0), float64 [n, n]: what the rounds, applied in order, do together."""
+    first, *others = rounds
+    P = first.matrix()
+    for round_ in others:
+        P = round_.matrix() @ P
+    return P
+
+
+def second_eigenvalue(P: np.ndarray) -> float:
+    """Return |lambda_2| in [0, 1] of a matrix [n, n] whose columns sum to 1.
+
+    The eigenvalue 1 is removed by subtracting its projector v 1^T, with v the Perron vector (v = 1/n when P
+    is doubly stochastic): sorting eigenvalues would confuse it with others of modulus 1.
+    """
+    deflated = P - np.outer(perron_vector(P), np.ones(len(P)))
+    return float(min(1.0, np.abs(np.linalg.eigvals(deflated)).max()))
+
+
+def perron_vector(P: np.ndarray) -> np.ndarray:
+    """Return v [n] with P v = v and sum 1; the one of least norm when several exist."""
+    n = len(P)
+    if np.allclose(P.sum(axis=1), 1, rtol=0, atol=1e-9):
+        return np.full(n, 1 / n)
+    equations = np.vstack([P - np.eye(n), np.ones(n)])
+    return np.linalg.lstsq(equations, np.append(np.zeros(n), 1.0), rcond=None)[0]
+
+
+def contraction(P: np.ndarray) -> float:
+    """Return ||P - J/n||_2 with J all ones: the worst factor by which P shrinks the consensus distance.
+
+    P is any product of rounds, [n, n]; a push-sum one is de-biased first.
+    """
+    return float(np.linalg.norm(debiased(P) - 1 / len(P), ord=2))
+
+
+def contracts_to(tolerance: float, P: np.ndarray) -> bool:
+    """Return whether `contraction(P)` is at most `tolerance`."""
+    D = debiased(P) - 1 / len(P)
+    # The Frobenius norm, at most sqrt(n) times the spectral one, is much the cheaper to rule P out.
+    return bool(np.linalg.norm(D) <= len(P) ** 0.5 * tolerance and np.linalg.norm(D, ord=2) <= tolerance)
+
+
+def debiased(P: np.ndarray) -> np.ndarray:
+    """Return P [n, n] with each row divided by its sum, as push-sum divides by its weights.
+
+    Leaves a doubly stochastic P as it is; a row of zeros, of a worker that took nothing, stays zero.
+    """
+    sums = P.sum(axis=1, keepdims=True)
+    return np.divide(P, sums, out=np.zeros_like(P), where=sums > 0)

@@ -10,10 +10,9 @@ from common.training.gradients import finish_gradients
 from common.training.interruption import Interruption, Request
 from common.training.recorder import Recorder
 from common.training.run import Run
-from common.training.scripted import next_change, with_scripted_members
 from common.training.timing import Trace
 from common.training.worker import is_out_of_memory
-from common.training.worker_group import WorkerGroup, begin
+from common.training.worker_group import WorkerGroup, begin, next_change, with_scripted_members
 
 
 def train(run: Run) -> str:

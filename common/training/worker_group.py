@@ -1,17 +1,17 @@
-"""The workers of a process: built, evaluated, saved and resumed together."""
+"""The workers of a process: built, evaluated, saved and resumed together; simulated ones leave and join by script."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from common.config.config import ConfigError
+from common.config.config import Config, ConfigError
 from common.config.elastic import Workers
 from common.parallel.collectives import gather_objects
 from common.record.checkpoint import Checkpoint
 from common.training.evaluation import Evaluator
 from common.training.gradients import backward_of
-from common.training.members import config_of
+from common.training.members import config_of, copied, donor_of, follow, kept
 from common.training.run import Run
 from common.training.sharding import bare_state
 from common.training.stream import BEGINNING, Dealing
@@ -131,3 +131,37 @@ def begin(run: Run) -> WorkerGroup:
         run.tell(f"began with the model {run.config.init_from}; optimizer, schedule and data begin anew")
     run.recorder.begin(group.workers, run.timetable.steps, group.config)
     return group
+
+
+def next_change(config: Config, clock: int) -> int | None:
+    """Return after which update the members change next by `elastic.script`; None if they stay."""
+    return next((change.step for change in config.elastic.script if change.step > clock), None)
+
+
+def with_scripted_members(group: WorkerGroup) -> WorkerGroup:
+    """Return the group of the simulated workers that train now: the same, or one in its place after a change."""
+    run, before = group.run, group.members
+    after = run.config.elastic.members(run.config.n, run.recorder.clock)
+    if after == before:
+        return group
+    dealing = group.workers[0].streams[0].rest()
+    states = states_after(group, after, dealing)
+    following = WorkerGroup(run, after, dealing)
+    run.recorder.change(before, after, following.config.topology.name)
+    group.close()
+    following.load(states)
+    for worker in following.workers:
+        follow(worker, following.config, worker.model.clock)
+    run.recorder.begin(following.workers, run.timetable.steps, following.config)
+    return following
+
+
+def states_after(group: WorkerGroup, after: Workers, dealing: Dealing) -> list[Mapping[str, Any]]:
+    """Return the state with which each worker after the change begins; dealing: where the data go on."""
+    states = {number: worker.state_dict() for number, worker in zip(group.members, group.workers, strict=True)}
+    return [
+        kept(states[number], states[number]["clock"], dealing)
+        if number in states
+        else copied(states[donor_of(number, group.members)])
+        for number in after
+    ]

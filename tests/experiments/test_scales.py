@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.config.bookkeeping import is_bookkeeping
+from common.config.base import is_bookkeeping
 from common.config.config import Config
 from common.config.overrides import flatten
 from common.experiments.definitions import ROOT, names_in

@@ -17,8 +17,7 @@ from common.cli import UsageError
 from common.experiments.definitions import ROOT, names_in
 from common.experiments.table_file import TABLES
 from common.experiments.tables import load_table
-from slurm.allocation import NOT_FOR_SRUN, Allocation
-from slurm.exits import JobError
+from slurm.allocation import NOT_FOR_SRUN, Allocation, JobError
 from slurm.job import cell, check_count, main
 from slurm.options import CLUSTERS, SbatchOptions
 from slurm.starts import read

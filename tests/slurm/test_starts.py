@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from common.record import FAILED, INTERRUPTED
 from slurm import starts
-from slurm.exits import FAILED, INTERRUPTED, JobError
+from slurm.allocation import JobError
 from slurm.starts import begin, last_job, newest_step, read
 from tests.slurm.fakes import attempt, started
 from tests.waiting import LIMIT_S

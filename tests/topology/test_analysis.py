@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from common.topology import Round, Topology, build
-from common.topology.analysis import contraction
+from common.topology.topology import contraction
 from tests.naming import case
 from tests.topology.cases import FAMILIES, SIZES, cached, product, sizes_of
 

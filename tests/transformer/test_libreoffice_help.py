@@ -7,7 +7,7 @@ import pytest
 
 from tests.registry import Registry, write_deb
 from transformer import prepare
-from transformer.preparation.libreoffice_help import split_of_page
+from transformer.preparation.packaged import split_of_page
 
 WORDS = {"en-US": ["open", "the", "menu"], "de": ["öffnen", "Sie", "das"]}
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.transformer.conftest import VOCABULARY
-from transformer.loss import cross_entropy
-from transformer.model import PAD, Transformer, mask_of, sinusoids
+from transformer.model import PAD, Transformer, cross_entropy, mask_of, sinusoids
 
 EOS = 2
 

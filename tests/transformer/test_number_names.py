@@ -10,7 +10,7 @@ from common.config.config import ConfigError
 from common.launch.compose import compose_config
 from transformer.config import NumberNames
 from transformer.corpus import Corpus
-from transformer.preparation.number_names import name_line, number_name_pairs
+from transformer.preparation.packaged import name_line, number_name_pairs
 from transformer.prepare import main, make_embedded
 
 SMALL = ["data.numbers=400", "data.held_out=50", "data.train_lines=60", "data.held_out_lines=20", "data.merges=40"]

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from tests.transformer.conftest import VOCABULARY
 from tests.transformer.test_model import example
 from tests.transformer.torch_twin import TorchTwin
-from transformer.loss import cross_entropy
-from transformer.model import PAD, Attention, FeedForward, Transformer, interleaved_sinusoids, mask_of
+from transformer.model import PAD, Attention, FeedForward, Transformer, cross_entropy, interleaved_sinusoids, mask_of
 from transformer.search import Search, beam_search
 
 HIGH = 0.5

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.transformer.conftest import VOCABULARY
-from transformer.loss import cross_entropy
-from transformer.model import PAD, Transformer, mask_of
+from transformer.model import PAD, Transformer, cross_entropy, mask_of
 from transformer.search import EOS, Hypothesis, Search, beam_search
 
 WORDS = 24  # of the language that the trained model learns
