@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cnn.config import Cifar10
-from cnn.data import BytesInMemory, Images, normalise_channels, random_flip, random_shift
+from cnn.data import Images, InMemory, normalise_channels, random_flip, random_shift
 from common.config.config import ConfigError
 
 ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
@@ -57,7 +57,7 @@ def augment(images: Tensor, shift: int, flip: bool) -> Tensor:
     return normalise(random_flip(shifted) if flip else shifted)
 
 
-class Cifar10Data(BytesInMemory):
+class Cifar10Data(InMemory):
     """CIFAR-10 as an `ImageData`."""
 
     channels, classes = 3, 10

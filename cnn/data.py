@@ -68,8 +68,8 @@ class InMemoryTrainData:
             yield self._augment(self._images[chosen]), self._labels[chosen]
 
 
-class BytesInMemory:
-    """Images as bytes, uint8 [N, C, H, W]: an `ImageData` with one copy on the device, shared by all workers.
+class InMemory:
+    """Images [N, C, H, W], most often as bytes: an `ImageData` with one copy on the device, shared by all workers.
 
     augment:   makes the network's input of a training batch
     normalise: makes it of a validation batch

@@ -1,6 +1,5 @@
 """scikit-learn's handwritten digits as a data set in memory: real images without a download."""
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cnn.config import Digits
-from cnn.data import Images, InMemoryTrainData, random_shift, shard_batches
+from cnn.data import Images, InMemory, InMemoryTrainData, random_shift
 from common.config.config import ConfigError
 
 SPLIT_SEED = 0  # the split is part of the data set, not of the run
@@ -74,33 +73,26 @@ def dirichlet_partition(labels: Tensor, ranks: int, alpha: float, seed: int) -> 
     return [torch.tensor(share) for share in shares]
 
 
-class DigitsData:
+class DigitsData(InMemory):
     """The digits as an `ImageData`; label noise, shifts and partitions apply to the training images only."""
 
-    channels, classes, class_weights = 1, 10, None
+    channels, classes = 1, 10
 
     def __init__(self, config: Digits, seed: int) -> None:
-        self._config, self._seed = config, seed
-        self._augment = partial(random_shift, pixels=config.shift, fill="replicate")
-        (images, labels), self._validation = load_digits(config.validation_fraction)
-        self._train = images, with_label_noise(labels, config.label_noise, self.classes)
+        (images, labels), validation = load_digits(config.validation_fraction)
+        train = images, with_label_noise(labels, config.label_noise, self.classes)
+        augment = partial(random_shift, pixels=config.shift, fill="replicate")
+        super().__init__(train, validation, seed, augment, normalise=lambda normalised: normalised)
+        self._config = config
         self._shares: list[Tensor] = []
-        self.train_size = len(labels)
 
     def train(self, rank: int, ranks: int, batch_size: int, device: torch.device) -> InMemoryTrainData:
         """Return rank `rank`'s batches, of all images (partition=iid) or of those dealt to it (partition=dirichlet)."""
-        images, labels = self._train
-        data = images.to(device), labels.to(device)
         if self._config.partition == "iid":
-            return InMemoryTrainData(data, rank, ranks, batch_size, self._seed, self._augment)
+            return super().train(rank, ranks, batch_size, device)
+        images, labels = self._train
         if len(self._shares) != ranks:
             self._shares = dirichlet_partition(labels, ranks, self._config.alpha, self._seed)
-        own = self._shares[rank].to(device)
-        return InMemoryTrainData(
-            (data[0][own], data[1][own]), 0, 1, batch_size, self._seed * 1009 + rank, self._augment
-        )
-
-    def evaluation(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Images]:
-        """Return batches of every `shards`-th validation image, starting with image `shard`."""
-        images, labels = self._validation
-        return shard_batches((images.to(device), labels.to(device)), shard, shards, batch_size)
+        own = self._shares[rank]
+        data = images[own].to(device), labels[own].to(device)
+        return InMemoryTrainData(data, 0, 1, batch_size, self._seed * 1009 + rank, self._augment)

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from cnn.config import Packaged
-from cnn.data import BytesInMemory, normalise_channels, random_flip, random_shift
+from cnn.data import InMemory, normalise_channels, random_flip, random_shift
 from cnn.images.tree import BROKEN
 from common.atomic import write_atomically
 from common.config.config import ConfigError
@@ -107,7 +107,7 @@ def missing_packaged(config: Packaged) -> ConfigError:
     return ConfigError(f"data.folder={config.folder}: holds no {config.name}; make it with: {command}")
 
 
-class PackagedData(BytesInMemory):
+class PackagedData(InMemory):
     """MNIST-5k or clip art as an `ImageData`. Raises ConfigError if the folder does not hold it."""
 
     def __init__(self, config: Packaged, seed: int) -> None:
