@@ -8,7 +8,7 @@ powersgd: matrices are averaged as products of two thin ones, with error feedbac
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from common.arguments import BUCKET_MB, TIMEOUT_S, check_arguments
+from common.arguments import BUCKET_MB, TIMEOUT_S, Bounds, check_arguments
 from common.flat import refuse_dtensors
 from common.parallel.averaging import average_buffers_, averageable_buffers, consensus_distance
 from common.parallel.checks import (
@@ -29,8 +29,9 @@ from common.parallel.data_parallel import OPEN, DataParallel
 from common.parallel.process_groups import ProcessGroups, group_timeout
 from common.parallel.streams import is_queued
 
-HOOKS = ("fp16", "powersgd")
-FIRST_POWERSGD = 2  # DDP lays its buckets out anew after its first backward
+Hook = Literal["fp16", "powersgd"]
+COLUMNS = Bounds(1, 1e13, "columns")
+PASSES = Bounds(2, 1e13, "backward passes; DDP lays its buckets out anew after the first one")
 
 
 class AllReduceDataParallel(DataParallel):
@@ -58,9 +59,9 @@ class AllReduceDataParallel(DataParallel):
         bucket_mb: Annotated[float, BUCKET_MB] = 25.0,
         find_unused_parameters: bool = False,
         timeout_s: Annotated[float, TIMEOUT_S] = 600.0,
-        hook: str | None = None,
-        powersgd_rank: int = 1,
-        powersgd_from: int = 1000,
+        hook: Hook | None = None,
+        powersgd_rank: Annotated[int, COLUMNS] = 1,
+        powersgd_from: Annotated[int, PASSES] = 1000,
     ) -> None:
         check_arguments(AllReduceDataParallel.__init__, locals())
         device = check_unwrapped(module)
@@ -144,15 +145,12 @@ class AllReduceDataParallel(DataParallel):
 class Compression:
     """A communication hook of DDP, its state, and what it sends.
 
-    hook:          one of HOOKS; None: gradients travel as they are
+    hook:          None: gradients travel as they are
     powersgd_rank: columns of the thin matrices
     powersgd_from: backward passes that are averaged as they are before PowerSGD begins
-
-    Raises ValueError for an argument out of range.
     """
 
-    def __init__(self, hook: str | None, powersgd_rank: int, powersgd_from: int) -> None:
-        check_hook(hook, powersgd_rank, powersgd_from)
+    def __init__(self, hook: Hook | None, powersgd_rank: int, powersgd_from: int) -> None:
         self._hook, self._rank, self._from = hook, powersgd_rank, powersgd_from
         self._state: powerSGD_hook.PowerSGDState | None = None
         self._counted = 0  # elements that PowerSGD has sent
@@ -210,16 +208,3 @@ class Compression:
         """Return PowerSGD's tensors of each bucket: the error, and both thin matrices."""
         state = self._state
         return {"error": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}
-
-
-def check_hook(hook: str | None, powersgd_rank: int, powersgd_from: int) -> None:
-    """Raise ValueError for an unknown hook, or for a number that PowerSGD cannot take."""
-    if hook is not None and hook not in HOOKS:
-        raise ValueError(f"hook={hook!r}: expected one of {', '.join(HOOKS)}, or none")
-    if powersgd_rank < 1:
-        raise ValueError(f"powersgd_rank={powersgd_rank}: expected a number of columns >= 1")
-    if powersgd_from < FIRST_POWERSGD:
-        raise ValueError(
-            f"powersgd_from={powersgd_from}: expected a number of backward passes >= {FIRST_POWERSGD}: DDP lays its "
-            "buckets out anew after the first one"
-        )

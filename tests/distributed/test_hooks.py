@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.parallel.allreduce import check_hook
+from common.parallel import AllReduceDataParallel
 from tests.distributed import models
 from tests.distributed.processes import run_processes
 from tests.distributed.scenarios import Scenario, in_process, simulated
@@ -42,11 +42,11 @@ def test_hooks_compress_and_keep_ranks_equal() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("fp8", 1, 2), "hook='fp8': expected one of fp16, powersgd"),
-        (("powersgd", 0, 2), "powersgd_rank=0: expected a number of columns >= 1"),
-        (("powersgd", 1, 1), "powersgd_from=1: expected a number of backward passes >= 2"),
+        ({"hook": "fp8"}, "hook='fp8': expected 'fp16' or 'powersgd' or None"),
+        ({"powersgd_rank": 0}, r"powersgd_rank=0: expected an integer in \[1, 1e\+13\] \(columns"),
+        ({"powersgd_from": 1}, r"powersgd_from=1: expected an integer in \[2, 1e\+13\] \(backward passes; DDP"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments: tuple, message: str) -> None:
+def test_wrong_arguments_are_refused(arguments: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        check_hook(*arguments)
+        AllReduceDataParallel(torch.nn.Linear(1, 1), **arguments)
