@@ -12,7 +12,6 @@ from pydantic import (
 
 from common.config.base import FilePath, Fraction, Strict
 from common.config.config import Config
-from gpt2.model import Shape
 
 
 class TokenData(Strict):
@@ -52,30 +51,32 @@ class PythonStdlib(TokenData):
     validation_fraction: Annotated[float, Field(gt=0, lt=1)]
 
 
-class Gpt2(Strict):
-    """The model: gpt2.model.Shape and the name of its configuration file."""
+class Shape(Strict):
+    """The dimensions of a GPT-2.
 
-    name: str
+    name:       of its configuration file, if it has one
+    vocabulary: rows of the embedding, at least the tokenizer's size (a multiple of 64 is faster on GPUs)
+    context:    longest sequence, in tokens
+    bias:       whether linear layers and LayerNorms have biases; OpenAI's models have them, the paper's does not
+    gelu:       "exact" as in the paper's model, or its approximation by "tanh" as in OpenAI's
+    """
+
+    name: str = ""
     layers: PositiveInt
     heads: PositiveInt
     width: PositiveInt
     vocabulary: PositiveInt
     context: PositiveInt
-    bias: bool
-    dropout: Fraction
+    bias: bool = False
+    dropout: Fraction = 0.0
     gelu: Literal["exact", "tanh"] = "tanh"
     later: ClassVar[Mapping[str, Any]] = {"gelu": "tanh"}
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> "Gpt2":
+    def _heads_divide(self) -> "Shape":
         if self.width % self.heads:
             raise ValueError(f"heads={self.heads}: expected a divisor of model.width={self.width}")
         return self
-
-    @property
-    def shape(self) -> Shape:
-        """The shape from which the model is built."""
-        return Shape(**self.model_dump(exclude={"name"}))
 
 
 class Gpt2Config(Config):
@@ -85,7 +86,7 @@ class Gpt2Config(Config):
     """
 
     data: Annotated[TokenFolder | PythonStdlib, Field(discriminator="name")]
-    model: Gpt2
+    model: Shape
     peak_tflops: PositiveFloat | None
 
     @property

@@ -1,34 +1,14 @@
 """GPT-2 (Radford et al. 2019): a causal transformer decoder with pre-norm layers and tied embeddings."""
 
 import math
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gpt2.config import Shape
+
 INIT_STD = 0.02
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The dimensions of a GPT-2.
-
-    vocabulary: rows of the embedding, at least the tokenizer's size (a multiple of 64 is faster on GPUs)
-    context:    longest sequence, in tokens
-    bias:       whether linear layers and LayerNorms have biases; OpenAI's models have them, the paper's does not
-    gelu:       "exact" as in the paper's model, or its approximation by "tanh" as in OpenAI's
-    """
-
-    layers: int
-    heads: int
-    width: int
-    vocabulary: int
-    context: int
-    bias: bool = False
-    dropout: float = 0.0
-    gelu: Literal["exact", "tanh"] = "tanh"
 
 
 class Attention(nn.Module):

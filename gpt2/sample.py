@@ -20,7 +20,7 @@ from common.cli import Arguments, Text, UsageError, main_function, one_line, par
 from common.config.base import Seed
 from common.config.config import ConfigError
 from common.record.checkpoint import fill_model, read_model
-from gpt2.config import Gpt2
+from gpt2.config import Shape
 from gpt2.model import GPT2
 from gpt2.token_files import DataError, read_header
 from gpt2.tokenizer import Tokenizer, load_tokenizer
@@ -67,7 +67,7 @@ def load(run: Path, checkpoint: str) -> tuple[GPT2, Tokenizer]:
     try:
         config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
         # Only these two keys, so that runs from before some other key existed stay readable.
-        shape, folder = Gpt2.model_validate(config["model"]).shape, Path(config["data"]["folder"])
+        shape, folder = Shape.model_validate(config["model"]), Path(config["data"]["folder"])
     except UNREADABLE as error:
         raise ConfigError(f"run={run}: expected the config.yaml of a gpt2 run ({one_line(error)})") from error
     model = GPT2(shape)

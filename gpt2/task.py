@@ -44,7 +44,7 @@ class LanguageModelling(Task):
 
     def __init__(self, config: Gpt2Config) -> None:
         self._config = config
-        self._shape = config.model.shape
+        self._shape = config.model
         folder = Path(config.data.folder)
         try:
             self._header = ensure_data(config.data)

@@ -28,9 +28,10 @@ class Workload(NamedTuple):
 
 def gpt(layers: int, heads: int, width: int, vocabulary: int) -> Workload:
     """Return a GPT that sees 2 windows of 128 tokens."""
-    from gpt2.model import GPT2, Shape
+    from gpt2.config import Shape
+    from gpt2.model import GPT2
 
-    module = GPT2(Shape(layers, heads, width, vocabulary, context=128, bias=False, dropout=0.0))
+    module = GPT2(Shape(layers=layers, heads=heads, width=width, vocabulary=vocabulary, context=128))
     tokens = torch.randint(vocabulary, (2, 129), generator=torch.Generator().manual_seed(dist.get_rank()))
     return Workload(module, lambda model: model(tokens[:, :-1], tokens[:, 1:]))
 

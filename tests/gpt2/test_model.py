@@ -8,7 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from common.launch.compose import compose_config
 from common.optim import decay_groups
-from gpt2.model import GPT2, Shape, flops_per_token, parameter_count
+from gpt2.config import Shape
+from gpt2.model import GPT2, flops_per_token, parameter_count
 
 TINY = Shape(layers=2, heads=4, width=32, vocabulary=61, context=16)
 
@@ -75,7 +76,7 @@ def copy_weights(ours, theirs, bias):
     ],
 )
 def test_sizes_are_those_of_openais_models(name, parameters):
-    shape = compose_config("gpt2", [f"model={name}", "model.bias=true", "model.vocabulary=50257"]).model.shape
+    shape = compose_config("gpt2", [f"model={name}", "model.bias=true", "model.vocabulary=50257"]).model
     assert parameter_count(shape) == parameters
 
 

@@ -9,7 +9,8 @@ import torch
 
 from common.cli import parse
 from common.launch.processes import launch
-from gpt2.model import GPT2, Shape
+from gpt2.config import Shape
+from gpt2.model import GPT2
 from gpt2.sample import SampleArguments, choose, main, next_logits, write
 from gpt2.tokenizer import load_tokenizer
 from tests.gpt2.corpora import write_tokens

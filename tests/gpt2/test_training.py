@@ -115,7 +115,7 @@ def test_best_and_last_are_mean_models(tmp_path: Path) -> None:
     config = compose_config("gpt2", [*RUN, f"data.folder={data}", *longer])
     task = TASK(config)
     for state, loss in ((best, min(row["loss"] for row in evaluations)), (last, evaluations[-1]["loss"])):
-        model = GPT2(config.model.shape).eval()
+        model = GPT2(config.model).eval()
         model.load_state_dict(state)
         with torch.no_grad():
             batches = [batch for split, batch in task.evaluation_data(0, 1, 8, torch.device("cpu")) if split == "val"]

@@ -84,7 +84,7 @@ def test_the_regime_is_that_of_the_recipe() -> None:
         assert (config.n, config.workers.per_host) == (recipe.n, recipe.workers.per_host)
         assert (config.training.clip, config.optimizer.weight_decay) == (recipe.training.clip, 0.1)
         assert config.training.batch_size // config.n * config.model.context == 768
-        assert round(parameter_count(config.model.shape), -4) == 170_000
+        assert round(parameter_count(config.model), -4) == 170_000
         assert config.optimizer.lr == 0.004
         if row.name == "accumadam_aer":
             assert (config.optimizer.betas, config.optimizer.accumulation_steps) == (recipe.optimizer.betas, 8)

@@ -18,7 +18,8 @@ from common.optim import AccumAdamW
 from common.parallel import DecentralizedDataParallel
 from common.parallel.collectives import gather_objects
 from common.training.device import autocast
-from gpt2.model import GPT2, Shape
+from gpt2.config import Shape
+from gpt2.model import GPT2
 from tests.gpu.device import Device, on_gpu, on_slow_cpu_too
 from tests.gpu.training import GPT2_SMALL, Clock
 

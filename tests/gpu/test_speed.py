@@ -21,8 +21,8 @@ from common.optim import AccumAdamW
 from common.parallel import DecentralizedDataParallel
 from common.training.device import autocast
 from common.training.recorder import Recorder
-from gpt2.config import Gpt2Config
-from gpt2.model import GPT2, Shape, parameter_count
+from gpt2.config import Gpt2Config, Shape
+from gpt2.model import GPT2, parameter_count
 from tests.gpu.device import Device, on_gpu, on_slow_cpu_too
 from tests.gpu.training import GPT2_SMALL, Clock, short_run
 
@@ -110,7 +110,7 @@ def test_updates_are_bound_by_memory(device: Device, figure: Callable[[str], Non
 def train_plainly(config: Gpt2Config, device: Device, clock: Clock) -> None:
     """Train the configured GPT-2 as in nanoGPT, with a mark at the end of each step."""
     torch.set_num_threads(1)
-    model = GPT2(config.model.shape).to(device.name)
+    model = GPT2(config.model).to(device.name)
     kinds = {0.1: [p for p in model.parameters() if p.dim() >= 2], 0.0: [p for p in model.parameters() if p.dim() < 2]}
     groups = [{"params": parameters, "weight_decay": decay} for decay, parameters in kinds.items()]
     optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.optimizer.betas, fused=True)

@@ -13,7 +13,8 @@ from torch.nn.utils import clip_grad_norm_
 from common.optim import AccumAdamW
 from common.parallel import DecentralizedDataParallel, GradScaler
 from common.training.device import autocast
-from gpt2.model import GPT2, Shape
+from gpt2.config import Shape
+from gpt2.model import GPT2
 from tests.gpt2.corpora import write_tokens
 from tests.gpu.device import Device
 
