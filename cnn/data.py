@@ -42,13 +42,7 @@ class InMemoryTrainData:
     """
 
     def __init__(
-        self,
-        images: Images,
-        worker: int,
-        workers: int,
-        batch_size: int,
-        seed: int,
-        augment: Callable[[Tensor], Tensor],
+        self, images: Images, worker: int, workers: int, batch_size: int, seed: int, augment: Callable[[Tensor], Tensor]
     ) -> None:
         self._images, self._labels = images
         self._worker, self._workers, self.batch_size = worker, workers, batch_size

@@ -97,13 +97,7 @@ class SmallResNet(nn.Module):
     """
 
     def __init__(
-        self,
-        in_channels: int,
-        classes: int,
-        width: int,
-        blocks: int = 1,
-        projection: bool = True,
-        norm: str = "batch",
+        self, in_channels: int, classes: int, width: int, blocks: int = 1, projection: bool = True, norm: str = "batch"
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, width, 3, padding=1, bias=False)

@@ -105,7 +105,7 @@ def command_of(module: str, arguments: Arguments) -> str:
     for name, field in type(arguments).model_fields.items():
         value = getattr(arguments, name)
         if value != field.default:
-            parts.append(flag(name) if value is True else f"{name}={_typed(value)}")
+            parts.append(_flag(name) if value is True else f"{name}={_typed(value)}")
     return shlex.join(parts)
 
 
@@ -236,7 +236,7 @@ def _settings(arguments: type[Arguments], argv: Sequence[str]) -> Iterator[tuple
         elif dashed and not equals and words and not words[0].startswith("--"):
             equals, value = "=", words.popleft()
         if not equals:
-            raise UsageError(f"{key}: expected {flag(key)}" if kind is bool else f"{key}: expected {key}=VALUE")
+            raise UsageError(f"{key}: expected {_flag(key)}" if kind is bool else f"{key}: expected {key}=VALUE")
         if get_origin(kind) is dict and key == field and "=" in value:  # --option k=2 is option.k=2
             entry, _, value = value.partition("=")
             key = f"{key}.{entry}"
@@ -247,9 +247,9 @@ def describe(arguments: type[Arguments], module: str, description: str) -> str:
     """Return what --help prints."""
     flags = [name for name in arguments.model_fields if _type(arguments, name) is bool]
     first = f" {arguments.positional.upper()}" if arguments.positional else ""
-    usage = f"python -m {module}{first} KEY=VALUE ..." + "".join(f" [{flag(name)}]" for name in flags)
+    usage = f"python -m {module}{first} KEY=VALUE ..." + "".join(f" [{_flag(name)}]" for name in flags)
     keys = "\n".join(f"  {_describe(arguments, key)}" for key in arguments.model_fields if key not in flags)
-    shown = "\n".join(f"  {flag(name)}  {arguments.model_fields[name].description}" for name in flags)
+    shown = "\n".join(f"  {_flag(name)}  {arguments.model_fields[name].description}" for name in flags)
     return f"usage: {usage}\n\n{description}\n\nkeys:\n{keys}" + (f"\n\nflags:\n{shown}" if flags else "")
 
 
@@ -272,6 +272,5 @@ def _typed(value: object) -> str:
     return str(value[0]) if len(value) == 1 else f"[{','.join(map(str, value))}]"
 
 
-def flag(name: str) -> str:
-    """Return how a key of type bool is typed."""
+def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")

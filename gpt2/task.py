@@ -20,15 +20,7 @@ from gpt2.prepare import PrepareArguments, prepare
 from gpt2.token_files import DataError, Header, check_fits, open_tokens, read_header
 
 # Dense 16-bit tensor-core peak in TFLOP/s, from NVIDIA's data sheets; the first key in the device's name counts.
-PEAK_TFLOPS = {
-    "H200": 989.0,
-    "H100 PCIe": 756.0,
-    "H100": 989.0,
-    "A100": 312.0,
-    "A40": 149.7,
-    "V100": 125.0,
-    "T4": 65.0,
-}
+PEAK_TFLOPS = {"H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "A40": 149.7, "V100": 125.0, "T4": 65.0}
 EvaluationBatch = tuple[str, Tensor]  # split, windows [B, T + 1]
 
 

@@ -20,16 +20,7 @@ import pandas as pd
 from pydantic import Field
 
 from common.atomic import write_atomically
-from common.cli import (
-    DEFAULT_RUNS,
-    Arguments,
-    Folders,
-    Text,
-    UsageError,
-    command_of,
-    main_function,
-    parse,
-)
+from common.cli import DEFAULT_RUNS, Arguments, Folders, Text, UsageError, command_of, main_function, parse
 from common.experiments.collect import collect
 from common.experiments.definitions import names_in
 from common.experiments.load import compare

@@ -104,12 +104,7 @@ class Attempt:
     """One start of the job: Slurm starts it again after each requeue."""
 
     def __init__(
-        self,
-        allocation: Allocation,
-        task: str,
-        overrides: Sequence[str],
-        config: Mapping[str, Any],
-        log: IO[bytes],
+        self, allocation: Allocation, task: str, overrides: Sequence[str], config: Mapping[str, Any], log: IO[bytes]
     ) -> None:
         self._allocation, self._task, self._overrides = allocation, task, overrides
         self._config, self._run_dir, self._log = config, Path(config["run_dir"]), log

@@ -9,28 +9,28 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # The most lines of Python in each room. A new feature pays for its lines with what it makes superfluous.
 ROOMS = {
-    "cnn": 2300,
+    "cnn": 2270,
     "common": 2000,  # without its rooms
-    "common/config": 1070,
+    "common/config": 1040,
     "common/elastic": 1350,
-    "common/experiments": 1990,
-    "common/explorer": 1140,
+    "common/experiments": 1960,
+    "common/explorer": 1130,
     "common/launch": 760,
-    "common/optim": 1520,
-    "common/parallel": 4460,
+    "common/optim": 1500,
+    "common/parallel": 4430,
     "common/planner": 1200,
     "common/record": 1070,
     "common/report": 2030,
     "common/simulate": 640,
-    "common/topology": 1760,
-    "common/training": 2130,
-    "gpt2": 1660,
-    "scripts": 1020,  # without its rooms
+    "common/topology": 1740,
+    "common/training": 2110,
+    "gpt2": 1630,
+    "scripts": 1010,  # without its rooms
     "scripts/benchmarks": 1510,
     "scripts/lib": 330,
-    "slurm": 1000,
-    "tests": 30740,
-    "transformer": 2710,
+    "slurm": 980,
+    "tests": 30440,
+    "transformer": 2690,
 }
 SLACK = 0.05  # of a budget: what was won stays won
 FILES = 236  # of all rooms but the tests

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.cli import Arguments, UsageError, describe, flag, parse
+from common.cli import Arguments, UsageError, describe, parse
 from common.experiments.definitions import ROOT
 from common.launch import cli
 from common.launch.compose import compose_config
@@ -174,4 +174,6 @@ def test_every_command_describes_its_keys() -> None:
     assert len(kinds) > 15
     for kind in kinds:
         text = describe(kind, "module", "")
-        assert all(f"\n  {key}=" in text or f"\n  {flag(key)}  " in text for key in kind.model_fields), kind
+        assert all(f"\n  {key}=" in text or f"\n  --{key.replace('_', '-')}  " in text for key in kind.model_fields), (
+            kind
+        )

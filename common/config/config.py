@@ -6,15 +6,7 @@ and contradictory choices.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from common.arguments import expand_home
 from common.config.base import FilePath, Processes, Seed, Strict

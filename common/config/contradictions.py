@@ -11,11 +11,7 @@ GROUPS |= {"optimizer": "optimizer.name"}
 # A choice; others, none of which may be made with it; what is expected then. A key alone stands for any value but null,
 # 0, false and an empty list. A choice of a key that the configuration lacks is not made.
 TABLE = (
-    (
-        "topology!=complete",
-        ["parallel=allreduce"],
-        "topology=complete, or parallel=decentralized",
-    ),
+    ("topology!=complete", ["parallel=allreduce"], "topology=complete, or parallel=decentralized"),
     ("parallel.hook", ["workers=simulated"], "workers=processes or parallel.hook=null: hooks compress what is sent"),
     (
         "parallel.message_dtype",

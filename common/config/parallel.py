@@ -3,13 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PlainValidator,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PlainValidator, PositiveInt, model_validator
 
 from common.arguments import BUCKET_MB, TIMEOUT_S
 from common.config.base import NonNegative, Strict

@@ -11,14 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    model_validator,
-)
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, NonNegativeInt, model_validator
 
 from common.cli import nearest
 from common.experiments.definitions import (

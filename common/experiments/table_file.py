@@ -4,14 +4,7 @@ import os
 from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Field,
-    PlainValidator,
-    PositiveFloat,
-    PositiveInt,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import Field, PlainValidator, PositiveFloat, PositiveInt, ValidationInfo, model_validator
 
 from common.cli import nearest
 from common.experiments.definitions import (

@@ -140,14 +140,11 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
         per_worker = (values.get("parallel") or {}).get("ranks_per_worker", 1)
         available = launched // per_worker if isinstance(per_worker, int) and per_worker > 0 else launched
         if count not in (None, available):
-            raise ConfigError(
-                f"workers.count={count}: the launcher started {launched} processes, expected {available} or null"
-            )
+            started = f"the launcher started {launched} processes"
+            raise ConfigError(f"workers.count={count}: {started}, expected {available} or null")
         count, here = available, max(1, (from_launcher("LOCAL_WORLD_SIZE") or launched) // per_worker)
         if isinstance(per_host, int) and per_host > here:
-            raise ConfigError(
-                f"workers.per_host={per_host}: the launcher started {here} on this host, expected that or null"
-            )
+            raise ConfigError(f"workers.per_host={per_host}: the launcher started {here} here, expected that or null")
         per_host = per_host or here
     agent = elastic.get("agent")
     if agent is not None and (count is None or per_host is None):

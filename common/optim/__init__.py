@@ -5,12 +5,7 @@ from common.optim.functional import Hyper, accum_adam_update
 from common.optim.groups import NORM_TYPES, decay_groups
 from common.optim.momentum import DmSGD, QGDmSGD
 from common.optim.muon import MuonAdamW, hidden_matrices
-from common.optim.schedules import (
-    constant_with_warmup,
-    cosine_with_warmup,
-    inverse_square_root,
-    multistep_with_warmup,
-)
+from common.optim.schedules import constant_with_warmup, cosine_with_warmup, inverse_square_root, multistep_with_warmup
 
 __all__ = [
     "NORM_TYPES",

@@ -132,9 +132,7 @@ class FlatState:
         return self._vector.data.numel()
 
     def begin(
-        self,
-        updates: MutableMapping[nn.Parameter, tuple[int, Hyper]],
-        state: Mapping[nn.Parameter, dict[str, Any]],
+        self, updates: MutableMapping[nn.Parameter, tuple[int, Hyper]], state: Mapping[nn.Parameter, dict[str, Any]]
     ) -> None:
         """Prepare an update: put gradients and state in place.
 

@@ -15,12 +15,7 @@ from torch import nn
 from common.arguments import require, require_non_negative
 from common.torch_internals import NormWithStatistics
 
-NORM_TYPES: tuple[type[nn.Module], ...] = (
-    NormWithStatistics,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-)
+NORM_TYPES: tuple[type[nn.Module], ...] = (NormWithStatistics, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 # What does not decay. named_bn_or_bias: every parameter with 'bn' or 'bias' in its name, as in the ImageNet code of

@@ -101,12 +101,7 @@ class DmSGD(MomentumOptimizer):
     """
 
     def __init__(
-        self,
-        params: ParamsT,
-        lr: float,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        momentum_mixing: bool = True,
+        self, params: ParamsT, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, momentum_mixing: bool = True
     ) -> None:
         self.momentum_mixing = momentum_mixing
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})

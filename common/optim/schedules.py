@@ -192,10 +192,5 @@ def multistep_with_warmup(
     require(isinstance(milestones, list | tuple), "multistep_with_warmup", "milestones", milestones, expected)
     return LambdaLR(
         optimizer,
-        MultiStep(
-            warmup_steps=warmup_steps,
-            warmup_start=warmup_start,
-            milestones=tuple(milestones),
-            gamma=gamma,
-        ),
+        MultiStep(warmup_steps=warmup_steps, warmup_start=warmup_start, milestones=tuple(milestones), gamma=gamma),
     )

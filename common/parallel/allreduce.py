@@ -19,11 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.arguments import BUCKET_MB, TIMEOUT_S, Bounds, check_arguments
 from common.flat import refuse_dtensors
 from common.parallel.averaging import average_buffers_, averageable_buffers, consensus_distance
-from common.parallel.checks import (
-    check_equal_on_all_ranks,
-    check_unwrapped,
-    refuse_complex,
-)
+from common.parallel.checks import check_equal_on_all_ranks, check_unwrapped, refuse_complex
 from common.parallel.collectives import broadcast_from_first
 from common.parallel.data_parallel import OPEN, DataParallel
 from common.parallel.process_groups import ProcessGroups, group_timeout

@@ -132,11 +132,7 @@ def workers_of_host(given: int | None, topology: str | Topology, ranks_per_worke
 
 
 def resolve_topology(
-    topology: str | Topology,
-    options: GossipOptions,
-    workers: int,
-    workers_per_host: int = 1,
-    warns: bool = False,
+    topology: str | Topology, options: GossipOptions, workers: int, workers_per_host: int = 1, warns: bool = False
 ) -> Topology:
     """Return the topology itself, or the one of that name over `workers`; with push-sum, what that makes of it.
 

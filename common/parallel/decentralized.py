@@ -37,12 +37,7 @@ from common.parallel.collectives import PeerError, Place, mean_over_ranks_, meet
 from common.parallel.data_parallel import OPEN, DataParallel
 from common.parallel.gossip import Mixer
 from common.parallel.gossip.buckets import fragments_of
-from common.parallel.optimizers import (
-    Deferred,
-    check_layout_is_free,
-    is_bucketwise,
-    warn_of_window,
-)
+from common.parallel.optimizers import Deferred, check_layout_is_free, is_bucketwise, warn_of_window
 from common.parallel.process_groups import ProcessGroups, group_timeout
 from common.parallel.replica import ranks_per_worker_of, replica_of
 from common.topology import Topology

@@ -19,11 +19,7 @@ from common.options import GossipOptions
 from common.parallel.anchors import with_layout, with_own_layout
 from common.parallel.checks import check_module, refuse_unknown, resolve_topology
 from common.parallel.data_parallel import OPEN, DataParallel
-from common.parallel.optimizers import (
-    check_layout_is_free,
-    is_bucketwise,
-    warn_of_window,
-)
+from common.parallel.optimizers import check_layout_is_free, is_bucketwise, warn_of_window
 from common.simulate.cohort import Cohort
 from common.simulate.methods import SharedSecondMoments
 from common.topology import Topology

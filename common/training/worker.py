@@ -201,14 +201,7 @@ def parallelize(module: nn.Module, config: Config) -> list[DataParallel]:
         if parallel.method == "decentralized":
             options = {"share_second_moment": parallel.share_second_moment, **parallel.options().keywords()}
         return list(
-            simulate(
-                module,
-                config.n,
-                parallel.method,
-                topology,
-                ranks_per_worker=parallel.ranks_per_worker,
-                **options,
-            )
+            simulate(module, config.n, parallel.method, topology, ranks_per_worker=parallel.ranks_per_worker, **options)
         )
     if parallel.method == "allreduce":
         return [

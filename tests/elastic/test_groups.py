@@ -94,12 +94,7 @@ def test_nothing_is_left_of_former_memberships(groups: str) -> None:
 @pytest.mark.parametrize(
     ("version", "how", "device", "expected"),
     [
-        (
-            "2.13.0+cpu",
-            "reconfigured",
-            "cpu",
-            "reconfigured on CPUs with torch 2.13.0.cpu: expected new",
-        ),
+        ("2.13.0+cpu", "reconfigured", "cpu", "reconfigured on CPUs with torch 2.13.0.cpu: expected new"),
         ("2.14.1", "auto", "cuda", "auto on GPUs with torch 2.14.1: expected auto, with torch 2.15 or later"),
         ("2.15.0", "new", "cuda", "new on GPUs with torch 2.15.0: expected auto, with torch 2.15 or later"),
     ],

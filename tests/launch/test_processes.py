@@ -139,14 +139,7 @@ def test_under_nohup_a_closed_terminal_stays_ignored() -> None:
 
 @pytest.mark.parametrize(
     ("value", "torchrun", "threads"),
-    [
-        ("3", True, 3),
-        ("1", False, 1),
-        ("1", True, 6),
-        ("", False, 6),
-        ("0", False, 6),
-        ("5,2", False, 5),
-    ],
+    [("3", True, 3), ("1", False, 1), ("1", True, 6), ("", False, 6), ("0", False, 6), ("5,2", False, 5)],
 )
 def test_threads_are_those_of_the_environment(
     value: str, torchrun: bool, threads: int, monkeypatch: pytest.MonkeyPatch

@@ -70,8 +70,7 @@ def test_what_readers_and_machines_see():
 
 
 @pytest.mark.parametrize(
-    ("quantity", "lowest", "median", "highest"),
-    [("consensus_distance", 1.0, 2.0, nan), ("accuracy", nan, 1.0, 2.0)],
+    ("quantity", "lowest", "median", "highest"), [("consensus_distance", 1.0, 2.0, nan), ("accuracy", nan, 1.0, 2.0)]
 )
 def test_a_run_without_a_finite_number_is_the_worst_in_any_order(quantity, lowest, median, highest):
     names = [f"{quantity}_{name}" for name in ("lowest", "median", "highest", "reached", "mean", "2sigma")]
@@ -103,12 +102,7 @@ def test_published_numbers_differences_and_margin_stand_beside_ours():
     table = make_table(published=["table3"], **rows, **options)
     found = columns_of(collect(table, RUNS, allow_empty=True))
     shown = [[show(column, value) for value in found[column.name]] for column in table.columns[:4]]
-    assert shown == [
-        ["76.01", "76.54", "76.34"],
-        ["", "+0.53", "+0.33"],
-        ["", "+0.20", ""],
-        ["", "0.5", ""],
-    ]
+    assert shown == [["76.01", "76.54", "76.34"], ["", "+0.53", "+0.33"], ["", "+0.20", ""], ["", "0.5", ""]]
 
 
 # Columns that compare rows: the cells that readers see and the numbers that CSV files hold.

@@ -188,13 +188,7 @@ def test_down_removes_only_what_a_dead_process_made() -> None:
             subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "run=...: missing"),
-        (["hosts=100", "run=x.py"], "hosts=100"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "message"), [([], "run=...: missing"), (["hosts=100", "run=x.py"], "hosts=100")])
 def test_wrong_arguments_are_one_line_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,11 +40,7 @@ def bucket_bytes(topology: Topology, bucket_mb: float) -> float:
 
 
 def plan_buckets(
-    vectors: Sequence[Tensor],
-    topology: Topology,
-    bucket_mb: float | Literal["auto"],
-    phases: str,
-    fragments: int = 1,
+    vectors: Sequence[Tensor], topology: Topology, bucket_mb: float | Literal["auto"], phases: str, fragments: int = 1
 ) -> list[ScheduledBucket]:
     """Split the vectors [numel] into buckets whose messages are at most about `bucket_mb` MiB.
 
