@@ -142,10 +142,8 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
         if count not in (None, available):
             started = f"the launcher started {launched} processes"
             raise ConfigError(f"workers.count={count}: {started}, expected {available} or null")
-        count, here = available, max(1, (from_launcher("LOCAL_WORLD_SIZE") or launched) // per_worker)
-        if isinstance(per_host, int) and per_host > here:
-            raise ConfigError(f"workers.per_host={per_host}: the launcher started {here} here, expected that or null")
-        per_host = per_host or here
+        count = available
+        per_host = per_host or max(1, (from_launcher("LOCAL_WORLD_SIZE") or launched) // per_worker)
     agent = elastic.get("agent")
     if agent is not None and (count is None or per_host is None):
         raise ConfigError(f"elastic.agent={agent}: expected workers.count and workers.per_host, too")

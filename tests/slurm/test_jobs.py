@@ -17,11 +17,14 @@ from tests.training.runs import rows
 pytestmark = pytest.mark.slow  # on a real Slurm
 
 
+TWO_HOSTS = ["workers.count=2", "workers.per_host=1"]
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(local_slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Metrics of RUN in local processes, without Slurm."""
     run = tmp_path_factory.mktemp("uninterrupted")
-    local_slurm.call(sys.executable, "-m", "cnn.train", *RUN, "workers.count=2", "workers.per_host=1", f"run_dir={run}")
+    local_slurm.call(sys.executable, "-m", "cnn.train", *RUN, *TWO_HOSTS, f"run_dir={run}")
     return rows(run)
 
 
@@ -79,7 +82,7 @@ def test_an_interrupted_run_goes_on_and_gives_the_metrics_of_an_uninterrupted_on
     """A job reaches its time limit, later is preempted, and later loses a node."""
     run = tmp_path / "run"
     slurm.kill_wait(300)  # a slow machine saves, too
-    command = ["--partition=spot", *TWO_RANKS, "slurm/train.sbatch", "cnn", *RUN, f"run_dir={run}"]
+    command = ["--partition=spot", *TWO_RANKS, "slurm/train.sbatch", "cnn", *RUN, *TWO_HOSTS, f"run_dir={run}"]
     job = slurm.sbatch(*command)
     slurm.until(lambda: reached(run, MIDDLE), job)
     time_limit(slurm, job, start=2)
