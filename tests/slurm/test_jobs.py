@@ -97,7 +97,9 @@ def test_an_interrupted_run_goes_on_and_gives_the_metrics_of_an_uninterrupted_on
     assert len(json.loads((run / "environment.json").read_text())["resumed"]) == 3
     all_starts = starts.read(run)
     assert [start.job for start in all_starts] == [job] * 4
-    assert [start.end for start in all_starts] == ["saved", "stopped", "node failure", "finished"]
+    *ends, lost, last = [start.end for start in all_starts]
+    assert (ends, last) == (["saved", "stopped"], "finished")
+    assert lost in ("node failure", None)  # None: Slurm killed the job before it could write
     _, second, third, fourth = (start.step for start in all_starts)
     assert f"resumed at step {second}" in slurm.log(job)
     for number, step in enumerate((second, third), start=1):
