@@ -140,8 +140,9 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
         per_worker = (values.get("parallel") or {}).get("ranks_per_worker", 1)
         available = launched // per_worker if isinstance(per_worker, int) and per_worker > 0 else launched
         if count not in (None, available):
-            started = f"the launcher started {launched} processes"
-            raise ConfigError(f"workers.count={count}: {started}, expected {available} or null")
+            raise ConfigError(
+                f"workers.count={count}: the launcher started {launched} processes, expected {available} or null"
+            )
         count = available
         per_host = per_host or max(1, (from_launcher("LOCAL_WORLD_SIZE") or launched) // per_worker)
     agent = elastic.get("agent")
