@@ -181,6 +181,15 @@ def test_the_table_keeps_what_was_measured(tmp_path: Path, measured: list, capsy
     assert len(pd.read_csv(tmp_path / "parallel.csv")) == 5
 
 
+def test_what_other_layouts_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    rows = [{"workers": 4}]
+    monkeypatch.setattr(bench, "on_emulated_hosts", lambda place: None if place.layouts == "8x2" else rows)
+    assert bench.main([*SCALING, f"output={tmp_path}", "layouts=2x2,8x2"]) == 1
+    assert len(pd.read_csv(tmp_path / "scaling.csv")) == 1
+    assert bench.main([*SCALING, f"output={tmp_path}", "layouts=8x2"]) == 2
+    assert capsys.readouterr().err.endswith("layouts=8x2 mbit_per_s=200\nerror: nothing was measured\n")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

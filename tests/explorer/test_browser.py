@@ -212,8 +212,8 @@ def test_search_finds_rows_and_the_keyboard_reaches_them(tab):
     assert 0 < hits.count() < 20
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
-    assert "view=curves" in drawn(page).url
-    assert page.input_value("#set-table:visible") == "gpt2_gap"
+    page.wait_for_url("**view=curves**")
+    assert drawn(page).input_value("#set-table:visible") == "gpt2_gap"
 
 
 def test_differences_are_those_of_the_tables(tab):
