@@ -69,7 +69,7 @@ def test_a_lost_host_is_replaced_and_the_result_is_that_of_a_replay(tmp_path: Pa
     wait_for(trained(folder, 8))
     hosts.append(begin(folder, agent, *arguments))
     lost.kill()
-    wait_for(joined(folder, 1))
+    wait_for(lambda: joined(folder, 1)() or None not in [host.poll() for host in hosts])
     hosts[leading].send_signal(signal.SIGTERM)
     codes, _ = end(hosts)
     assert sorted(codes) == [-signal.SIGKILL, 75, 75, 75]
