@@ -20,7 +20,7 @@ from tests.waiting import LIMIT_S, wait_for
 
 pytestmark = pytest.mark.slow
 
-LONG = ["workers.per_host=1", "training.batch_size=96", "training.steps=150", "parallel.timeout_s=6"]
+LONG = ["workers.per_host=1", "training.batch_size=96", "training.steps=150", "parallel.timeout_s=20"]
 STARTED: list[subprocess.Popen[str]] = []
 
 
@@ -35,17 +35,8 @@ def ended() -> Iterator[None]:
 
 def begin(folder: Path, agent: str, *arguments: str, host: Host | None = None) -> subprocess.Popen[str]:
     """Start the command of one host."""
-    command = [
-        sys.executable,
-        "-m",
-        "cnn.train",
-        *RUN,
-        *LONG,
-        PACED,
-        f"elastic.agent={agent}",
-        f"run_dir={folder}",
-        *arguments,
-    ]
+    given = [PACED, f"elastic.agent={agent}", f"run_dir={folder}", *arguments]
+    command = [sys.executable, "-m", "cnn.train", *RUN, *LONG, *given]
     environment = os.environ | {"PYTHONPATH": str(ROOT)} | ({"GLOO_SOCKET_IFNAME": "eth0"} if host else {})
     command = host.command(*command) if host else command
     STARTED.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))

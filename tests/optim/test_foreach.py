@@ -30,5 +30,12 @@ def test_chunks_partition_the_tensors(limit, monkeypatch):
 def test_scale_does_not_round_the_factor():
     values = torch.randn(64, generator=torch.Generator().manual_seed(0)).bfloat16()
     expected = (values.double() * 0.9).bfloat16()
-    scale_([values], 0.9)
-    assert torch.equal(values, expected)
+    scaled = [values.clone(), values.clone()]
+    scale_(scaled, 0.9)
+    assert torch.equal(scaled[0], expected)
+    assert torch.equal(scaled[1], expected)
+
+
+def test_entries_of_different_number_are_refused():
+    with pytest.raises(ValueError, match="zip"):
+        list(chunked(([torch.zeros(1)], []), keys=[0]))
