@@ -58,10 +58,12 @@ class Slurm:
     def until(self, condition: Callable[[], bool], job: str) -> None:
         """Wait for a condition; fails with the job's log when the job has, or the time is over."""
         end = time.monotonic() + LIMIT_S
+        state = self.state(job)  # read before the condition, which may wait for just this end
         while not condition():
-            if (state := self.state(job)) == "FAILED" or time.monotonic() > end:
+            if state == "FAILED" or time.monotonic() > end:
                 pytest.fail(f"job {job} is {state}:\n{self.log(job)}")
             time.sleep(0.3)
+            state = self.state(job)
 
     def crash(self, node: str) -> None:
         """What a power cut would do: kill the node's daemon and all that runs there."""
