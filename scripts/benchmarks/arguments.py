@@ -42,6 +42,7 @@ class Method(NamedTuple):
 
 METHODS = {
     "allreduce": Method("AllReduce", "allreduce", "complete"),
+    "allreduce_fp16": Method("AllReduce, fp16 gradients", "allreduce", "complete/fp16"),
     "sgp_exp": Method("SGP (Exp)", "ours", "one_peer_exponential/push_sum"),
     "decent_exp": Method("Decent (Exp)", "ours", "one_peer_exponential"),
     "decent_exp_hypercube": Method("Decent (Exp, hypercube)", "ours", "hypercube"),  # decent-dp's "one-peer-exp"

@@ -147,7 +147,8 @@ def engine_of(
     """Put an engine around a model. Raises ValueError where the topology does not exist for these workers. Collective.
 
     name:      alone; ddp, decent_dp: the peers; allreduce, ours, ours_local, ours_torch: this project's
-    topology:  of gossip, see `gossip`; of decent_dp under its name; of alone which AdamW, "torch" or "fused"
+    topology:  of gossip, see `gossip`; of decent_dp under its name; of alone which AdamW, "torch" or "fused"; of
+               allreduce "complete" or "complete/fp16", with gradients averaged in 16 bits
     bucket_mb: of messages, in MiB
     L:         ranks on a host
     accumulation_steps: of this project's AdamW
@@ -160,7 +161,8 @@ def engine_of(
     elif name == "allreduce":
         from common.parallel import AllReduceDataParallel
 
-        model = AllReduceDataParallel(module, bucket_mb=bucket_mb)
+        hook = "fp16" if topology.endswith("/fp16") else None
+        model = AllReduceDataParallel(module, bucket_mb=bucket_mb, hook=hook)
     elif name != "alone":
         model = gossip(module, topology, bucket_mb, L)
     if name in ("ddp", "ours_torch") or topology == "torch":
