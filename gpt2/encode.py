@@ -5,10 +5,9 @@ import hashlib
 import itertools
 import json
 import os
-import time
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,12 +22,11 @@ from gpt2.token_files import DTYPE, LARGEST_VOCABULARY, SPLITS, DataError
 from gpt2.tokenizer import Tokenizer
 
 PROGRESS = "progress.json"
-SECONDS_BETWEEN_SAVES = 5.0
 BATCH = 1 << 20  # characters that a thread encodes at a time, at least
+BATCHES_BETWEEN_SAVES = 8  # of each thread: a few seconds
 CHUNK = 1 << 20  # tokens in memory at a time
 
 Labelled = tuple[str, str]  # text and split of a document
-Encoded = tuple[dict[str, bytes], int]  # the tokens of each split, and the number of documents
 
 
 def labelled(files: Iterable[InputFile], text_key: str, validation: set[int]) -> Iterator[Labelled]:
@@ -50,8 +48,11 @@ def batches(documents: Iterable[Labelled]) -> Iterator[list[Labelled]]:
         yield batch
 
 
-def encode(batch: list[Labelled], tokenizer: Tokenizer) -> Encoded:
-    """Encode a batch, with end-of-text after each document. Raises DataError naming one that cannot be encoded."""
+def encode(batch: list[Labelled], tokenizer: Tokenizer) -> dict[str, bytes]:
+    """Return the tokens of each split, with end-of-text after each document.
+
+    Raises DataError naming a document that cannot be encoded.
+    """
     end = np.array([tokenizer.end_of_text], DTYPE)
     tokens: dict[str, list[NDArray[np.uint16]]] = {split: [end[:0]] for split in SPLITS}
     for text, split in batch:
@@ -62,22 +63,7 @@ def encode(batch: list[Labelled], tokenizer: Tokenizer) -> Encoded:
                 f"tokenizer={tokenizer.name}: cannot encode the {len(text):,} characters that begin with "
                 f"{text[:60]!r} ({one_line(error)}); shorten or remove the document"
             ) from error
-    return {split: np.concatenate(arrays).tobytes() for split, arrays in tokens.items()}, len(batch)
-
-
-def encode_ahead(todo: Iterable[list[Labelled]], tokenizer: Tokenizer, threads: int) -> Iterator[Encoded]:
-    """Yield encode(batch, tokenizer) for each batch, in order; a few of them wait to be collected."""
-    with ThreadPoolExecutor(threads) as pool:  # tokenizers do not hold Python's lock
-        waiting: deque[Future[Encoded]] = deque()
-        try:
-            for batch in todo:
-                waiting.append(pool.submit(encode, batch, tokenizer))
-                if len(waiting) > 2 * threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    return {split: np.concatenate(arrays).tobytes() for split, arrays in tokens.items()}
 
 
 def encode_all(
@@ -90,32 +76,27 @@ def encode_all(
     """
     done = resumable(folder, fingerprint)
     bar.update(done["documents"])
+    todo = batches(itertools.islice(documents, done["documents"], None))
     with contextlib.ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(threads))  # tokenizers do not hold Python's lock
         files = {split: stack.enter_context((folder / f"{split}.bin").open("ab")) for split in SPLITS}
         for split, file in files.items():
             file.truncate(done["bytes"][split])  # what was written after the last save
-        stack.callback(lambda: save(folder, done, files.values()))
-        todo = batches(itertools.islice(documents, done["documents"], None))
-        saved = time.monotonic()
-        for contents, count in stack.enter_context(contextlib.closing(encode_ahead(todo, tokenizer, threads))):
-            for split, file in files.items():
-                file.write(contents[split])
-            # In one statement: what is saved after an interruption at any point holds the batch in full or not at all.
-            done = done | {
-                "documents": done["documents"] + count,
-                "bytes": {split: size + len(contents[split]) for split, size in done["bytes"].items()},
-            }
-            bar.update(count)
-            if time.monotonic() - saved > SECONDS_BETWEEN_SAVES:
-                save(folder, done, files.values())
-                saved = time.monotonic()
+        while ahead := list(itertools.islice(todo, BATCHES_BETWEEN_SAVES * threads)):
+            for contents in pool.map(partial(encode, tokenizer=tokenizer), ahead):
+                for split, file in files.items():
+                    file.write(contents[split])
+            save(folder, done, sum(map(len, ahead)), files)
+            bar.update(done["documents"] - bar.n)
 
 
-def save(folder: Path, done: dict[str, Any], files: Iterable[BinaryIO]) -> None:
-    """Save the progress, so that a later call continues from here."""
-    for file in files:
+def save(folder: Path, done: dict[str, Any], documents: int, files: dict[str, BinaryIO]) -> None:
+    """Save that so many more documents are in the files, so that a later call continues from here."""
+    for split, file in files.items():
         file.flush()
         os.fsync(file.fileno())
+        done["bytes"][split] = os.fstat(file.fileno()).st_size
+    done["documents"] += documents
     write_atomically(folder / PROGRESS, json.dumps(done).encode())
 
 

@@ -152,6 +152,7 @@ def test_an_interrupted_preparation_goes_on_and_ends_with_the_same_files(
     batch, tokenizer, source, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(encode, "BATCH", 200)
+    monkeypatch.setattr(encode, "BATCHES_BETWEEN_SAVES", 1)
     whole, resumed, original, encoded = tmp_path / "whole", tmp_path / "resumed", encode.encode, []
     prepare(arguments(whole, source, tokenizer=tokenizer), quiet=True)
 
@@ -159,16 +160,15 @@ def test_an_interrupted_preparation_goes_on_and_ends_with_the_same_files(
         encoded.append(pieces[0][0])
         return original(pieces, tokenizer)
 
-    def breaking(*_, tokenizer, threads):
-        for number, result in enumerate(ahead(*_, tokenizer, threads), start=1):
-            yield result
-            if number == batch:
-                raise Killed
+    def saved_then_killed(*arguments_):
+        save(*arguments_)
+        if len(encoded) == batch:
+            raise Killed
 
-    ahead = encode.encode_ahead
+    save = encode.save
     monkeypatch.setattr(encode, "encode", counted)
     with monkeypatch.context() as patched:
-        patched.setattr(encode, "encode_ahead", lambda *a: breaking(a[0], tokenizer=a[1], threads=a[2]))
+        patched.setattr(encode, "save", saved_then_killed)
         with pytest.raises(Killed):
             prepare(arguments(resumed, source, tokenizer=tokenizer), quiet=True)
     with pytest.raises(DataError, match="a preparation was begun there: run the same command again"):
@@ -249,11 +249,11 @@ def many(folder):
 
 
 def _slow_prepare(output, source):
-    encode.SECONDS_BETWEEN_SAVES, encode.BATCH, original = 0.0, 10_000, encode.encode
+    encode.BATCHES_BETWEEN_SAVES, encode.BATCH, original = 1, 10_000, encode.encode
 
-    def slow(*arguments_):
+    def slow(*arguments_, **more):
         time.sleep(0.01)
-        return original(*arguments_)
+        return original(*arguments_, **more)
 
     encode.encode = slow
     sys.exit(main([f"output={output}", f"source={source}", "tokenizer=bytes", "validation_fraction=0.1"]))
