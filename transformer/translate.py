@@ -18,10 +18,8 @@ from pydantic import Field, PositiveInt, ValidationError
 from torch import Tensor
 from yaml import YAMLError
 
-from common.cli import Arguments, Text, UsageError, main_function, one_line, parse
+from common.cli import Arguments, Text, UsageError, explain_mistake, main_function, one_line, parse
 from common.config.config import ConfigError
-from common.config.overrides import flatten
-from common.launch.compose import explain
 from common.record.checkpoint import fill_model, read_model
 from transformer.batching import batch_by_tokens
 from transformer.config import TrainedConfig
@@ -149,14 +147,12 @@ def read_config(run: Path) -> TrainedConfig:
     """Read the configuration of a run folder. Raises ConfigError unless it is one of this task."""
     file = run / "config.yaml"
     try:
-        values = OmegaConf.to_container(OmegaConf.load(file))
-        return TrainedConfig.model_validate(values)
+        return TrainedConfig.model_validate(OmegaConf.to_container(OmegaConf.load(file)))
     except (OSError, YAMLError, OmegaConfBaseException, UnicodeError, RecursionError) as error:
         raise ConfigError(f"{file}: cannot be read ({one_line(error)})") from error
     except ValidationError as error:
-        raise ConfigError(
-            f"{file}: no configuration of the transformer task: {explain(error, flatten(values))}"
-        ) from None
+        mistakes = "; ".join(explain_mistake(item, TrainedConfig) for item in error.errors())
+        raise ConfigError(f"{file}: no configuration of the transformer task: {mistakes}") from None
 
 
 def mean_of(states: Sequence[State]) -> State:
