@@ -16,7 +16,7 @@ from functools import cache
 from io import StringIO
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tqdm import tqdm
 
@@ -28,7 +28,6 @@ from transformer.text import CODES, MosesText, Subwords
 
 SPLITS = ("train", "valid", "test")
 Pair = tuple[str, str]
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -85,10 +84,10 @@ class Stages:
         codes = self.work / CODES
         if not codes.exists():
             words: Counter[str] = Counter()
-            files = [(file,) for file in self._files("tokenized", "train")]
-            with closing(results(count_words, files, self.jobs, "count words")) as counted:
-                for counts in counted:
-                    words.update(counts)
+            for file in tqdm(self._files("tokenized", "train"), "count words", unit="chunk", disable=None):
+                for source, target in read_rows(file):
+                    words.update(source.split())
+                    words.update(target.split())
             learn_codes(words, self.recipe.merges, codes)
         return codes
 
@@ -119,28 +118,14 @@ class Stages:
         return sorted((self.work / stage).glob(f"{split}.*.tsv"))
 
 
-def results(
-    function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]], jobs: int, title: str
-) -> Iterator[Result]:
-    """Yield function(*a) for each a of `arguments`, in order; in this process if jobs is 1.
+def run(function: Callable[..., None], arguments: Iterable[tuple[Any, ...]], jobs: int, title: str) -> None:
+    """Call function(*a) for each a of `arguments`; in this process if jobs is 1.
 
     The first error is raised, KilledError if a process is killed, and no further job is started.
     """
-    with tqdm(desc=title, unit="chunk", disable=None) as progress:
-        if jobs == 1:
-            for each in arguments:
-                yield function(*each)
-                progress.update()
-            return
-        for result in in_processes(function, arguments, jobs, 2 * jobs, "jobs"):
-            yield result
-            progress.update()
-
-
-def run(function: Callable[..., None], arguments: Iterable[tuple[Any, ...]], jobs: int, title: str) -> None:
-    """Do the same for a function that returns nothing."""
-    with closing(results(function, arguments, jobs, title)) as done:
-        for _ in done:
+    here = (function(*each) for each in arguments)
+    with closing(here if jobs == 1 else in_processes(function, arguments, jobs, 2 * jobs, "jobs")) as calls:
+        for _ in tqdm(calls, title, unit="chunk", disable=None):
             pass
 
 
@@ -157,15 +142,6 @@ def tokenize_chunk(recipe: Recipe, keep_raw: bool, pairs: list[Pair], file: Path
     words = [(source.tokenize(s), target.tokenize(t)) for s, t in pairs]
     rows = [(*w, *p) for w, p in zip(words, pairs, strict=True)] if keep_raw else words
     write_lines(file, ("\t".join(" ".join(cell.split("\t")) for cell in row) for row in rows))
-
-
-def count_words(file: Path) -> Counter[str]:
-    """Count the words of both sides of a chunk."""
-    counts: Counter[str] = Counter()
-    for row in read_rows(file):
-        for words in row[:2]:
-            counts.update(words.split())
-    return counts
 
 
 def learn_codes(words: Counter[str], merges: int, codes: Path) -> None:
