@@ -25,6 +25,7 @@ from pydantic import Field, model_validator
 from tqdm import tqdm
 from tqdm.contrib.concurrent import thread_map
 
+from common.arguments import differences
 from common.atomic import describe as described
 from common.atomic import write_atomically
 from common.cli import Arguments, Text, UsageError, main_function, parse
@@ -232,10 +233,9 @@ def check_same(header: Header, inputs: dict[str, Any], arguments: PrepareArgumen
         "sha256 of the inputs": header.inputs.get("sha256"),
     }
     wanted = arguments.model_dump(exclude=NOT_SHAPING) | {"sha256 of the inputs": inputs["sha256"]}
-    differences = [f"{key}: {there.get(key)} there, {now} now" for key, now in wanted.items() if there.get(key) != now]
-    if differences:
+    if changed := differences(there, wanted, wanted, "not recorded", "now"):
         raise DataError(
-            f"output={folder}: holds other data ({'; '.join(differences)}); expected a new folder, or this one "
+            f"output={folder}: holds other data ({'; '.join(changed)}); expected a new folder, or this one "
             "removed, to prepare it anew"
         )
     for split in SPLITS:

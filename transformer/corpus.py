@@ -116,7 +116,8 @@ class Corpus:
 
 def check_preparation(data: Folder | NumberNames) -> None:
     """Raise ConfigError if data.validation or data.cleaning is set and the folder was prepared otherwise."""
-    found = folder.describe(Path(data.path)) or {}
+    record = folder.record(Path(data.path))
+    found = {} if record is None else record["recipe"]
     for key in ("validation", "cleaning"):
         expected = getattr(data, key, None)
         if expected is not None and found.get(key) != expected:

@@ -18,17 +18,13 @@ RECORD = "prepared.json"
 PACKAGES = ("sacremoses", "subword-nmt", "fairseq", "num2words")
 
 
-def describe(folder: Path) -> dict[str, Any] | None:
-    """Return the description from which a folder was made, or None if it was not made by transformer.prepare.
-
-    Raises ConfigError as `record` does.
-    """
-    found = record(folder)
-    return None if found is None else found["recipe"]
-
-
 def record(folder: Path) -> dict[str, Any] | None:
-    """Return the content of prepared.json, or None if there is none. Raises ConfigError if it is damaged."""
+    """Return the content of prepared.json, or None if the folder was not made by transformer.prepare.
+
+    recipe: the description from which it was made; sha256: of each file
+
+    Raises ConfigError if it is damaged.
+    """
     file = folder / RECORD
     if not file.exists():
         return None
@@ -66,11 +62,9 @@ def making(output: Path, description: dict[str, Any], key: str) -> Iterator[bool
     """
     with exclusive(output.with_name(f"{output.name}.lock")):
         if output.exists():
-            found = describe(output)
-            if found is None:
-                changed = ["not made by transformer.prepare"]
-            else:
-                changed = differences(found, description, description, "not recorded", "now")
+            changed = ["not made by transformer.prepare"]
+            if (found := record(output)) is not None:
+                changed = differences(found["recipe"], description, description, "not recorded", "now")
             if changed:
                 raise ConfigError(
                     f"{key}={output}: holds other data ({'; '.join(changed)}); remove it or choose another folder"

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal, NamedTuple
 
 from omegaconf import OmegaConf
-from pydantic import BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from common.config.base import Strict
 from common.config.config import ConfigError
@@ -45,19 +45,12 @@ class Archive(Strict):
         return {"file": self.file, "url": self.url} | seen | {"checked": checked}
 
 
-class CorpusSource(Strict):
-    """Two members of an archive, the source and the target lines."""
+class CorpusSource(NamedTuple):
+    """Two members of an archive, the source and the target lines; a list of three words in the manifest."""
 
     archive: str
     source: str
     target: str
-
-
-def _named(value: Any) -> Any:
-    return dict(zip(("archive", "source", "target"), value, strict=True)) if isinstance(value, list) else value
-
-
-Named = Annotated[CorpusSource, BeforeValidator(_named)]
 
 
 class LanguagePair(Strict):
@@ -67,9 +60,9 @@ class LanguagePair(Strict):
     target: str
     merges: PositiveInt
     held_out_every: PositiveInt
-    train: list[Named]
-    valid: Named
-    test: Named
+    train: list[CorpusSource]
+    valid: CorpusSource
+    test: CorpusSource
 
 
 class DataManifest(Strict):
