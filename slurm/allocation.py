@@ -130,12 +130,11 @@ class Allocation:
 
     def environment(self) -> dict[str, str]:
         """Return the variables of that command. slurm/node.sh may run in a container, where it cannot ask Slurm."""
-        inherited = {name: value for name, value in os.environ.items() if name not in NOT_FOR_SRUN}
         addresses = self.addresses()
         return {
             "OMP_NUM_THREADS": str(self.threads),
             "RENDEZVOUS_PORT": str(20000 + int(self.job) % 10000),  # below the ephemeral ports
-            **inherited,
+            **_for_srun(),
             "FIRST_NODE": self.first_node,
             "NODE_ADDRESSES": " ".join(f"{name}={address}" for name, address in addresses.items()),
             "PYTHONUNBUFFERED": "1",
@@ -143,14 +142,18 @@ class Allocation:
 
     def addresses(self) -> dict[str, str]:
         """Return {node: address}, as far as Slurm knows them."""
-        done = _ask("scontrol", "show", "node", "-o", self.node_list)
+        done = answer("scontrol", "show", "node", "-o", self.node_list)
         return dict(re.findall(r"NodeName=(\S+).*?NodeAddr=(\S+)", done.stdout)) if done else {}
 
     def nodes_answer(self) -> bool:
         """Return whether all nodes can run a command now."""
-        inherited = {name: value for name, value in os.environ.items() if name not in NOT_FOR_SRUN}
-        done = _ask(*self._on_each_node, "--overlap", "--cpus-per-task=1", "true", environment=inherited)
+        done = answer(*self._on_each_node, "--overlap", "--cpus-per-task=1", "true", environment=_for_srun())
         return done is not None and done.returncode == 0
+
+
+def _for_srun() -> dict[str, str]:
+    """Return the variables of this process, without those that srun would read options from."""
+    return {name: value for name, value in os.environ.items() if name not in NOT_FOR_SRUN}
 
 
 def _require(environment: Mapping[str, str], *names: str) -> None:
@@ -176,12 +179,12 @@ def _counts(environment: Mapping[str, str], name: str) -> set[int]:
 
 def slurmd_timeout_s() -> int:
     """Return after how many seconds without an answer Slurm takes a node for dead."""
-    done = _ask("scontrol", "show", "config")
+    done = answer("scontrol", "show", "config")
     match = re.search(r"^SlurmdTimeout\s*=\s*(\d+)", done.stdout, re.MULTILINE) if done else None
     return int(match[1]) if match else 300
 
 
-def _ask(*command: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str] | None:
+def answer(*command: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str] | None:
     """Run a Slurm command; return None if it does not answer."""
     try:
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=ANSWER_S)

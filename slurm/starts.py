@@ -5,7 +5,6 @@ They are also the run's lock: a job that begins creates the next file, and of tw
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -14,9 +13,8 @@ from pathlib import Path
 
 from common.atomic import write_atomically
 from common.record import BAD_CONFIGURATION, FAILED
-from slurm.allocation import JobError
+from slurm.allocation import JobError, answer
 
-SQUEUE_S = 30.0
 PATIENCE_S = 600.0  # Slurm kills a job that does not end long before
 RETRY_S = 5.0
 WITHOUT_PROGRESS = 2
@@ -97,13 +95,9 @@ def newest_step(run_dir: Path) -> int:
 
 def state_of(job: str) -> str:
     """Return a job's state in Slurm's words; empty if it has forgotten the job, UNKNOWN if it does not answer."""
-    try:
-        command = ["squeue", "-h", "-j", job, "-o", "%A %T"]  # an array's id stands for all its elements
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SQUEUE_S)
-    except subprocess.TimeoutExpired:
-        return "UNKNOWN"
-    if done.returncode:
-        return "" if "Invalid job id" in done.stderr else "UNKNOWN"
+    done = answer("squeue", "-h", "-j", job, "-o", "%A %T")  # an array's id stands for all its elements
+    if done is None or done.returncode:
+        return "" if done and "Invalid job id" in done.stderr else "UNKNOWN"
     return dict(line.split() for line in done.stdout.splitlines()).get(job, "")
 
 
