@@ -91,20 +91,16 @@ class InMemory:
     def evaluation(self, shard: int, shards: int, batch_size: int, device: torch.device) -> Iterator[Images]:
         """Yield batches of every `shards`-th validation image, starting with image `shard`."""
         self._validation = _on(self._validation, device)
-        for images, labels in shard_batches(self._validation, shard, shards, batch_size):
-            yield self._normalise(images), labels
+        images, labels = (tensor[shard::shards] for tensor in self._validation)
+        for first in range(0, len(labels), batch_size):
+            batch = slice(first, first + batch_size)
+            yield self._normalise(images[batch]), labels[batch]
 
 
 def _on(images: Images, device: torch.device) -> Images:
     """Move images and labels to `device`, without a copy if they are already there."""
     pixels, labels = images
     return pixels.to(device), labels.to(device)
-
-
-def shard_batches(images: Images, shard: int, shards: int, batch_size: int) -> Iterator[Images]:
-    """Return batches of every `shards`-th image, starting with image `shard`."""
-    pixels, labels = (tensor[shard::shards] for tensor in images)
-    return zip(pixels.split(batch_size), labels.split(batch_size), strict=True) if len(labels) else iter(())
 
 
 def random_shift(images: Tensor, pixels: int, fill: Literal["replicate", "constant"]) -> Tensor:
