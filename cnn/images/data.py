@@ -11,7 +11,7 @@ import torch
 
 from cnn.config import ImageFolder
 from cnn.images.beton import import_ffcv, read_index, stage
-from cnn.images.sampling import CentralCrop, Crop, EpochOrder, RandomCrop, Tickets, make_tickets
+from cnn.images.sampling import Crop, EpochOrder, Tickets, make_tickets, training_crop, validation_crop
 from cnn.images.tree import CHANNELS, check_same_classes, read_tree
 from common.config.config import ConfigError
 from common.training.device import threads_per_process
@@ -111,8 +111,8 @@ def open_trees(config: ImageFolder, seed: int) -> list[Split]:
 def crops(config: ImageFolder, seed: int) -> tuple[Crop, Crop]:
     """Return the crops of training and of validation images."""
     return (
-        RandomCrop(config.train_crop, config.scale, config.flip, seed),
-        CentralCrop(config.validation_crop, config.resize),
+        training_crop(config.train_crop, config.scale, config.flip, seed),
+        validation_crop(config.validation_crop, config.resize),
     )
 
 

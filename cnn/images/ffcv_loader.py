@@ -68,7 +68,7 @@ class CropDecoder(ResizedCropRGBImageDecoder):
         """Return FFCV's resized crop, with the rectangle drawn by ticket."""
         jpeg = IMAGE_MODES["jpg"]
         parallel_range, read = Compiler.get_iterator(), self.memory_read
-        rectangle = numba.njit(self._crop.function())
+        rectangle = numba.njit(self._crop.rectangle)
 
         def decode(tickets, destination, metadata, storage_state):  # noqa: ANN001, ANN202
             for i in parallel_range(len(tickets)):

@@ -8,7 +8,6 @@ thread, process and resumed run therefore draws the same crops.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -103,56 +102,42 @@ def central_crop(height: int, width: int, fraction: float) -> tuple[int, int, in
     return (height - side) // 2, (width - side) // 2, side, side
 
 
-class Crop(Protocol):
-    """How images are cut to squares with a side of `pixels`."""
+@dataclass(frozen=True)
+class Crop:
+    """How images are cut to squares with a side of `pixels`.
+
+    rectangle: maps (ticket, height, width) to the part of the image that is resized to that; numba can compile it
+    """
 
     pixels: int
-
-    def function(self) -> Callable[[np.uint64, int, int], Rectangle]:
-        """Return a function, which numba can compile, from (ticket, height, width) to the rectangle that is resized."""
+    rectangle: Callable[[np.uint64, int, int], Rectangle]
 
 
-@dataclass(frozen=True)
-class RandomCrop:
-    """A random part of the image, drawn by ticket.
+def training_crop(pixels: int, scale: tuple[float, float], flip: bool, seed: int) -> Crop:
+    """Return a crop that takes a random part of the image, drawn by ticket.
 
     scale: smallest and largest area, as a fraction of the image's area
     flip:  whether half of the images are mirrored
     """
+    (low, high), run = scale, np.uint64(seed)
 
-    pixels: int
-    scale: tuple[float, float]
-    flip: bool
-    seed: int
+    def rectangle(ticket: np.uint64, height: int, width: int) -> Rectangle:
+        key = sample_key(run, ticket)
+        top, left, h, w = random_resized_crop(key, height, width, low, high)
+        return top, left, h, w, flip and flipped(key)
 
-    def function(self) -> Callable[[np.uint64, int, int], Rectangle]:
-        """Return a function from (ticket, height, width) to a random rectangle."""
-        low, high, flip, seed = *self.scale, self.flip, np.uint64(self.seed)
-
-        def rectangle(ticket: np.uint64, height: int, width: int) -> Rectangle:
-            key = sample_key(seed, ticket)
-            top, left, h, w = random_resized_crop(key, height, width, low, high)
-            return top, left, h, w, flip and flipped(key)
-
-        return rectangle
+    return Crop(pixels, rectangle)
 
 
-@dataclass(frozen=True)
-class CentralCrop:
-    """The central square of `pixels` after resizing the shorter side to `resize`."""
+def validation_crop(pixels: int, resize: int) -> Crop:
+    """Return a crop that takes the central square of `pixels` after resizing the shorter side to `resize`."""
+    fraction = pixels / resize
 
-    pixels: int
-    resize: int
+    def rectangle(ticket: np.uint64, height: int, width: int) -> Rectangle:
+        top, left, h, w = central_crop(height, width, fraction)
+        return top, left, h, w, False
 
-    def function(self) -> Callable[[np.uint64, int, int], Rectangle]:
-        """Return a function from (ticket, height, width) to the central rectangle."""
-        fraction = self.pixels / self.resize
-
-        def rectangle(ticket: np.uint64, height: int, width: int) -> Rectangle:
-            top, left, h, w = central_crop(height, width, fraction)
-            return top, left, h, w, False
-
-        return rectangle
+    return Crop(pixels, rectangle)
 
 
 def make_tickets(indices: npt.ArrayLike, epoch: int) -> Tickets:

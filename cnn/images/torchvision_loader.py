@@ -28,7 +28,7 @@ class TorchvisionReader:
 
     def __init__(self, tree: ImageTree, crop: Crop, threads: int) -> None:
         self._files, self._labels = tree.files, torch.tensor(tree.labels)
-        self._rectangle, self._pixels = crop.function(), crop.pixels
+        self._crop = crop
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="images")
 
     def batches(self, tickets: Tickets, batch_size: int, device: torch.device) -> Iterator[Batch]:
@@ -59,8 +59,8 @@ class TorchvisionReader:
         except BROKEN as error:
             raise RuntimeError(f"{file}: cannot be read as an image ({error}); repair or remove it") from error
         with np.errstate(over="ignore"):  # the hash wraps around
-            top, left, height, width, flip = self._rectangle(ticket, image.height, image.width)
-        image = functional.resized_crop(image, top, left, height, width, [self._pixels, self._pixels])
+            top, left, height, width, flip = self._crop.rectangle(ticket, image.height, image.width)
+        image = functional.resized_crop(image, top, left, height, width, [self._crop.pixels] * 2)
         return np.asarray(functional.hflip(image) if flip else image)
 
     def _normalised(self, ticket: np.uint64) -> npt.NDArray[np.float32]:

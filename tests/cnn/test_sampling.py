@@ -8,16 +8,16 @@ from scipy import stats
 
 from cnn.images.sampling import (
     RATIO,
-    CentralCrop,
     EpochOrder,
-    RandomCrop,
     central_crop,
     flipped,
     make_tickets,
     mix,
     random_resized_crop,
     sample_key,
+    training_crop,
     uniform,
+    validation_crop,
 )
 from cnn.torchvision_shim import torchvision
 
@@ -100,8 +100,8 @@ def test_the_central_crop_shows_what_resize_and_centre_crop_show(height: int, wi
 
 def test_compiled_crops_are_pythons() -> None:
     numba = pytest.importorskip("numba", reason="numba comes with FFCV")
-    for crop in (RandomCrop(24, (0.08, 1.0), True, seed=2**31), CentralCrop(28, 32)):
-        function = crop.function()
+    for crop in (training_crop(24, (0.08, 1.0), True, seed=2**31), validation_crop(28, 32)):
+        function = crop.rectangle
         compiled = numba.njit(function)
         random = np.random.default_rng(0)
         for ticket in make_tickets(random.integers(0, 2**32, 500), epoch=90):
@@ -110,14 +110,14 @@ def test_compiled_crops_are_pythons() -> None:
 
 
 def test_crops_depend_on_seed_epoch_and_image_only() -> None:
-    draw = RandomCrop(24, (0.08, 1.0), True, seed=1).function()
+    draw = training_crop(24, (0.08, 1.0), True, seed=1).rectangle
     tickets = [make_tickets([index], epoch)[0] for index in (0, 1) for epoch in (0, 1)]
     crops = [draw(ticket, 300, 400) for ticket in tickets]
     assert [draw(ticket, 300, 400) for ticket in reversed(tickets)] == crops[::-1]
-    other_seed = RandomCrop(24, (0.08, 1.0), True, seed=2).function()(tickets[0], 300, 400)
+    other_seed = training_crop(24, (0.08, 1.0), True, seed=2).rectangle(tickets[0], 300, 400)
     assert len({*crops, other_seed}) == 5
     assert not any(
-        RandomCrop(24, (0.08, 1.0), False, seed=1).function()(t, 300, 400)[4] for t in make_tickets(range(50), 0)
+        training_crop(24, (0.08, 1.0), False, seed=1).rectangle(t, 300, 400)[4] for t in make_tickets(range(50), 0)
     )
 
 
