@@ -106,16 +106,6 @@ def test_what_cannot_be_used_is_refused(
     assert problem in error
 
 
-def test_a_run_of_another_task_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(config.replace("width: 16", "width: 15").replace("label_smoothing", "smoothing"))
-    assert translate.main([f"checkpoint={run}/checkpoints/best.pt"]) == 2
-    error = capsys.readouterr().err
-    assert "config.yaml: no configuration of the transformer task: model" in error
-    assert "width=15: expected an even multiple of model.heads" in error
-    assert "; label_smoothing=...: missing" in error
-
-
 def test_a_line_that_is_not_utf_8_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +218,7 @@ DAMAGED = {
         "best.pt: expected finite weights, but embedding.weight holds others",
     ),
     "no configuration": (spoil("config.yaml", b"caf\xe9: [1"), "config.yaml: cannot be read ("),
+    "another task": (spoil("config.yaml", b"name: x\ndata: 1"), "no configuration of the transformer task: data=1: "),
     "no summary": (spoil("summary.json", b"\xff"), "summary.json: expected the summary of a run"),
     "another summary": (spoil("summary.json", b"[]"), "summary.json: expected the summary of a run"),
 }
