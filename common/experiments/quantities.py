@@ -3,7 +3,7 @@
 A column is a label, or `[<variant>_]<quantity>[_<statistic>]`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +12,6 @@ from common.arguments import did_you_mean
 from common.experiments.derived import ASSUMED, predicted_step_ms, steps_to_target
 from common.experiments.runs import FinishedRun, RunError
 from common.topology import build
-
-NOISE_KINDS = ("", "_preconditioned")  # as common.noise_scale, which brings torch, has them
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,8 @@ def _translation(score: str) -> Callable[[FinishedRun], float | None]:
     return of
 
 
-def _of_noise(name: str, what: str) -> Quantity:
-    """Return a metric of the gradient noise, which some training or validation rows have since it is measured."""
+def _noise_ratio(name: str) -> Callable[[FinishedRun], float | None]:
+    """Return the quantity that reads a batch over the gradient noise scale, which not every run measures."""
 
     def of(run: FinishedRun) -> float | None:
         if name not in run.metrics:
@@ -88,16 +86,7 @@ def _of_noise(name: str, what: str) -> Quantity:
         values = run.metrics[name][run.metrics["step"] > run.total("steps") / 2].dropna()
         return float(values.median()) if len(values) else None
 
-    definition = f"{what}; median over the second half of the run, smoothed (common.noise_scale)"
-    return Quantity(name, definition, ".3g", of, absent="not recorded")
-
-
-def _noise_quantities() -> Iterator[Quantity]:
-    for ending in NOISE_KINDS:
-        how = " of gradients divided by the root of Adam's second moment" if ending else ""
-        yield _of_noise(f"noise_scale{ending}", f"gradient noise scale{how} in samples, of language models tokens")
-        yield _of_noise(f"local_over_noise{ending}", f"a worker's batch over the gradient noise scale{how}")
-        yield _of_noise(f"global_over_noise{ending}", f"the batch of all workers over the gradient noise scale{how}")
+    return of
 
 
 def _clipped_fraction(run: FinishedRun) -> float | None:
@@ -164,6 +153,10 @@ DEFINITIONS = {
     "hours": "steps times the median wall-clock time of a step, in hours: without evaluation and checkpoints",
     "predicted_step_ms": "predicted, not measured: time of a step in ms by the runtime model (common.planner) on the "
     f"run's hosts and workers, with {ASSUMED}",
+    "local_over_noise": "a worker's batch over the gradient noise scale; median over the second half of the run, "
+    "smoothed (common.noise_scale)",
+    "global_over_noise": "the batch of all workers over the gradient noise scale; median over the second half of the "
+    "run, smoothed (common.noise_scale)",
 }
 # The format for reading, and what computes it.
 OF: dict[str, tuple[str, Callable[[FinishedRun], float | None]]] = {
@@ -191,14 +184,17 @@ OF: dict[str, tuple[str, Callable[[FinishedRun], float | None]]] = {
     "steps_to_target": (".0f", steps_to_target),
     "hours": (".1f", lambda run: run.total("time_step_ms") * run.total("steps") / 3.6e6),
     "predicted_step_ms": (".1f", predicted_step_ms),
+    "local_over_noise": (".3g", _noise_ratio("local_over_noise")),
+    "global_over_noise": (".3g", _noise_ratio("global_over_noise")),
 }
 HIGHER = {"accuracy", "top1", "top5", "local_top1", "local_top5", "bleu", "meteor"}
 HIGHER |= {"test_paper_bleu", "test_paper_meteor"}
 ABSENT = {"clipped_fraction": "not clipped"}
+ABSENT |= dict.fromkeys(("local_over_noise", "global_over_noise"), "not recorded")
 QUANTITIES = {
     name: Quantity(name, DEFINITIONS[name], *of, name.startswith("test_"), name in HIGHER, ABSENT.get(name))
     for name, of in OF.items()
-} | {quantity.name: quantity for quantity in _noise_quantities()}
+}
 
 # Columns.
 
@@ -255,11 +251,7 @@ class Column:
 
 
 def parse_column(
-    name: str,
-    labels: Iterable[str] = (),
-    variants: Iterable[str] = (),
-    baseline: str | None = None,
-    margins: Mapping[str, float] | None = None,
+    name: str, labels: Iterable[str], variants: Iterable[str], baseline: str | None, margins: Mapping[str, float] | None
 ) -> Column:
     """Return the column of this name in a table with these labels, variants, baseline row and margins.
 

@@ -27,7 +27,6 @@ import yaml
 from common.atomic import write_atomically
 from common.cli import UsageError, one_line
 
-FILES = ("config.yaml", "environment.json", "metrics.jsonl", "summary.json")
 EVALUATION = ("test.csv", "test.json")  # in its folder evaluation, by transformer.evaluate
 RUNS, METRICS = "runs.jsonl", "metrics.parquet"
 
@@ -162,14 +161,6 @@ def runs_below(folder: Path) -> list[Path]:
     kept = [pack / name for pack in packs for name in read_pack(pack)]
     found = {path.parent for path in folder.rglob("summary.json")}
     return sorted(found.union(run for run in kept if run.is_relative_to(folder)))
-
-
-def files_of(folder: Path) -> dict[str, Path]:
-    """Return the files that have what a run recorded, by their names."""
-    if folder.is_dir():
-        return {name: folder / name for name in FILES}
-    pack = next((path for path in folder.parents if (path / RUNS).exists()), folder)
-    return {name: pack / name for name in (RUNS, METRICS)}
 
 
 def read_scores(folder: Path) -> str | None:

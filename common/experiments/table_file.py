@@ -74,9 +74,9 @@ def _parse_column(written: Any, info: ValidationInfo) -> Column:
         return written  # of a file that has been validated
     if not isinstance(written, str):
         raise ValueError("expected a column's name")
-    context = {key: info.data.get(key) for key in ("baseline", "margins")}
-    prefixes = [*info.data.get("variants", {}), *info.data.get("hardware", {})]
-    return parse_column(written, info.data.get("labels", {}), prefixes, **context)
+    known = info.data
+    prefixes = [*known.get("variants", {}), *known.get("hardware", {})]
+    return parse_column(written, known.get("labels", {}), prefixes, known.get("baseline"), known.get("margins"))
 
 
 class TableFile(Definition):

@@ -56,9 +56,9 @@ def test_definitions():
 def test_what_readers_and_machines_see():
     assert [show(Column("workers"), value) for value in (None, 4, "3/2")] == ["", "4", "3/2"]
     mean, median, reached, noise, published, difference = (
-        parse_column(name)
+        parse_column(name, [], [], None, None)
         for name in (
-            "top1", "top1_median", "steps_to_target_reached", "noise_scale", "top1_published",
+            "top1", "top1_median", "steps_to_target_reached", "local_over_noise", "top1_published",
             "top1_published_difference",
         )
     )  # fmt: skip
@@ -108,7 +108,7 @@ def test_published_numbers_differences_and_margin_stand_beside_ours():
 # Columns that compare rows: the cells that readers see and the numbers that CSV files hold.
 
 COLUMNS = ["method", "top1_difference", "top1_equivalent"]
-DIFFERENCE = parse_column("top1_difference", [], [], "r")
+DIFFERENCE = parse_column("top1_difference", [], [], "r", None)
 
 
 def compared(accuracy: dict[str, list[float | None]], **changes) -> Table:
