@@ -4,7 +4,6 @@ import logging
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -39,11 +38,6 @@ class Collection:
     root: Path
     frame: pd.DataFrame
     missing: Sequence[Missing]
-
-    @cached_property
-    def runs(self) -> Mapping[str, Sequence[FinishedRun]]:
-        """The usable runs of each row."""
-        return {row.name: self.of(row.name) for row in self.table.rows}
 
     @property
     def all_runs(self) -> list[FinishedRun]:

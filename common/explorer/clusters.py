@@ -32,6 +32,7 @@ EXAMPLES = [  # settings in terms of the page's sliders, for its table and its t
 ]
 
 
+@cache
 def topologies() -> dict[str, Any]:
     """Return every family on some numbers of workers and hosts: rounds as they travel, spectral gap, consensus.
 
@@ -40,14 +41,14 @@ def topologies() -> dict[str, Any]:
     """
     pool, found = Pool(), dict[str, dict[str, Any]]()
     for name in (name for name in NAMES if name != "file"):
-        for between in (False, True) if name.startswith("one_peer") else (False,):
-            label = f"{name} between hosts" if between else name
+        for options in ({}, {"between_hosts": True}) if name.startswith("one_peer") else ({},):
+            label = f"{name} between hosts" if options else name
             for n in WORKERS:
                 for size in (size for size in PER_HOST if n % size == 0 and size < n):
-                    if between and size == 1:
+                    if options and size == 1:
                         continue
                     try:
-                        topology = build(name, n, size, **({"between_hosts": True} if between else {}))
+                        topology = build(name, n, size, **options)
                     except ValueError:  # it does not exist for as many workers
                         continue
                     found.setdefault(label, {})[f"{n}/{size}"] = _topology(topology, pool)
@@ -63,17 +64,11 @@ def _topology(topology: Topology, pool: Pool) -> dict[str, Any]:
         "rounds": [pool.add(travelling(round_, size)) for round_ in shown],
         "staggered": [pool.add(travelling(round_, size)) for round_ in staggered(topology).sample] if pays else None,
         "gap": short(topology.spectral_gap()),
-        "consensus": _consensus(topology.name, topology.world_size, size, "between_hosts" in topology.options),
+        "consensus": topology.rounds_to_consensus(limit=2000),
         "spread": None
         if "between_hosts" in topology.options
         else shorts(amplification(topology.name, topology.world_size, size, beta=beta) for beta in BETAS),
     }
-
-
-@cache
-def _consensus(name: str, n: int, size: int, between: bool) -> int | None:
-    topology = build(name, n, size, **({"between_hosts": True} if between else {}))
-    return topology.rounds_to_consensus(limit=2000)
 
 
 def travelling(round_: Round, size: int) -> dict[str, Any]:

@@ -17,11 +17,13 @@ from common.experiments.definitions import names_in
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import FinishedRun
 from common.experiments.table_file import PAPER, TABLES, Row
-from common.experiments.tables import Table, load_table
-from common.explorer.records import number, short, shorts
+from common.experiments.tables import load_table
+from common.explorer.records import is_allreduce, number, short, shorts
 from common.report.claims import RECORDS, RULES, Claim, Evidence, load_claims, numbers_of_papers
 from common.report.published import load_published
 from common.report.statistics import difference
+
+_table = cache(load_table)  # several claims rest on the same one
 
 
 def claims() -> list[dict[str, Any]]:
@@ -70,11 +72,6 @@ def _compared(name: str, value: str, found: Mapping[str, Any]) -> dict[str, Any]
             chosen = {"table": name, "a": row.name, "b": other, "quantity": column.quantity.name}
             return chosen | ({"variant": column.variant} if column.variant else {})
     return None
-
-
-@cache
-def _table(name: str) -> Table:
-    return load_table(name)
 
 
 def _is(row: Row, found: Mapping[str, Any]) -> bool:
@@ -160,21 +157,17 @@ def _mean(values: Mapping[int, float | None], others: Mapping[int, float | None]
 
 def _partner(collection: Collection, row: Row, runs: Mapping[str, Sequence[FinishedRun]]) -> Row | None:
     """Return the all-reduce that differs least from a row of gossip: as many workers, the most equal labels."""
-    if not runs[row.name] or _is_allreduce(runs[row.name][0]):
+    if not runs[row.name] or is_allreduce(runs[row.name][0]):
         return None
     workers, baseline = runs[row.name][0].total("workers"), collection.table.baseline_of(row)
     found = [
         other
         for other in collection.table.rows
-        if runs[other.name] and _is_allreduce(runs[other.name][0]) and runs[other.name][0].total("workers") == workers
+        if runs[other.name] and is_allreduce(runs[other.name][0]) and runs[other.name][0].total("workers") == workers
         if other.labels.get("horizon") == row.labels.get("horizon")
     ]
     alike = {other.name: sum(other.labels[key] == row.labels[key] for key in row.labels) for other in found}
     return max(found, key=lambda other: (alike[other.name], other.name == baseline), default=None)
-
-
-def _is_allreduce(run: FinishedRun) -> bool:
-    return run.config.get("parallel", {}).get("method") == "allreduce"
 
 
 def _cause(cause: str, row: Row, runs: Sequence[FinishedRun]) -> float | None:

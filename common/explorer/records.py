@@ -174,6 +174,11 @@ def _grid(run: FinishedRun, steps: np.ndarray) -> dict[str, Any]:
     return found
 
 
+def is_allreduce(run: FinishedRun) -> bool:
+    """Return whether all workers of a run average their gradients."""
+    return run.config.get("parallel", {}).get("method") == "allreduce"
+
+
 def names_of(rows: Sequence[Row]) -> list[str]:
     """Return a name for each row that no other row of the table has: method, labels, topology and workers."""
     several = len({row.workers for row in rows}) > 1
@@ -184,7 +189,7 @@ def names_of(rows: Sequence[Row]) -> list[str]:
 
 
 def _row(collection: Collection, row: Row, name: str, variants: Sequence[str | None]) -> dict[str, Any]:
-    table, runs = collection.table, collection.runs[row.name]
+    table, runs = collection.table, collection.of(row.name)
     return {
         "id": row.name,
         "name": name,
@@ -194,7 +199,7 @@ def _row(collection: Collection, row: Row, name: str, variants: Sequence[str | N
         "labels": row.labels,
         "baseline": table.baseline_of(row),
         "tuned": row.takes_tuned,
-        "allreduce": bool(runs) and runs[0].config.get("parallel", {}).get("method") == "allreduce",
+        "allreduce": bool(runs) and is_allreduce(runs[0]),
         "commands": [table.cell(row, "K", Path("runs"), variant).command for variant in variants],
         "settings": [_settings(table, collection.of(row.name, variant)) for variant in variants],
     }

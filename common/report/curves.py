@@ -195,7 +195,7 @@ def curves(collection: Collection, metric: str) -> pd.DataFrame:
     """
     parts = [pd.DataFrame(columns=[*LINE, "run", "step", "sent_mb", "time_s", "value"])]
     for row in collection.table.rows:
-        drawn = [_curve(run, metric) for run in collection.runs[row.name]]
+        drawn = [_curve(run, metric) for run in collection.of(row.name)]
         runs = [frame for frame in drawn if frame is not None]
         if runs:
             frame = pd.concat(runs, ignore_index=True)

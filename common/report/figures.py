@@ -178,7 +178,7 @@ def draw_over_setting(collection: Collection) -> Figure:
         {"setting": float(OmegaConf.select(OmegaConf.create(run.config), table.setting)), "line": _line_of(row)}
         | {name: QUANTITIES[name].of(run) for name in names}
         for row in table.rows
-        for run in collection.runs[row.name]
+        for run in collection.of(row.name)
     )
     places = dict(zip(lines, DODGE * (np.arange(len(lines)) - (len(lines) - 1) / 2), strict=True))
     data["x"] = np.log2(data["setting"]) + data["line"].map(places)

@@ -222,7 +222,7 @@ def test_differences_are_those_of_the_tables(tab):
         collection = collect(table, ROOT / "results" / "runs")
         rows = [row.name for row in table.rows]
         metric = QUANTITIES[table.metric]
-        values = {row: {run.config["seed"]: metric.of(run) for run in collection.runs[row]} for row in rows}
+        values = {row: {run.config["seed"]: metric.of(run) for run in collection.of(row)} for row in rows}
         for a, b in pairs or [(rows[0], rows[1]), (rows[2], rows[0])]:
             page = tab(f"view=compare&table={name}&a={a}&b={b}")
             expected = difference(values[a], values[b])

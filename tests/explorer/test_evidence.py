@@ -77,9 +77,9 @@ def test_of_accuracies_the_gap_is_how_many_points_gossip_is_behind():
     collection = collect(load_table("quickstart"), ROOT / "results" / "runs")
     (point, *_) = gaps([collection])
     assert point["quantity"] == "accuracy"
-    runs = collection.runs
     one, other = (
-        {run.config["seed"]: QUANTITIES["accuracy"].of(run) for run in runs[point[k]]} for k in ("row", "partner")
+        {run.config["seed"]: QUANTITIES["accuracy"].of(run) for run in collection.of(point[k])}
+        for k in ("row", "partner")
     )
     assert point["gap"] == pytest.approx(difference(other, one).mean, rel=1e-5)
 
