@@ -30,7 +30,6 @@ from common.rank_environment import from_launcher
 from scripts.benchmarks.arguments import (
     BETWEEN,
     METHODS,
-    STAGGERED,
     AveragingArguments,
     HostsArguments,
     Row,
@@ -164,8 +163,7 @@ def averager(name: str, device: torch.device, L: int, arguments: AveragingArgume
 
     if name == "allreduce":
         return Engine(module, all_reduce)
-    topology = name.replace(BETWEEN, "/between_hosts").replace(STAGGERED, "/staggered")
-    model = gossip(module, topology, arguments.bucket_mb or arguments.tensor_mb * 1e6 / 2**20, L)
+    model = gossip(module, name.replace(BETWEEN, "/between_hosts"), arguments.tensor_mb * 1e6 / 2**20, L)  # one each
 
     def gossip_once() -> None:
         model.mixer.launch()
