@@ -67,10 +67,8 @@ def main(argv: Sequence[str]) -> int:
         raise UsageError("table=...: missing; expected a file of results/definitions/tables or /benchmarks")
     name = full_name(arguments.table, "table")
     asked = TablesArguments(table=name, runs=arguments.runs, benchmarks=arguments.benchmarks, keep=arguments.keep)
-    if arguments.keep and asked != TablesArguments(table=name, keep=True):
-        raise UsageError("--keep: expected neither runs=... nor benchmarks=...: it reads results/ alone")
-    if arguments.keep and arguments.output != OUTPUT:
-        raise UsageError(f"output={arguments.output}: expected none with --keep, which writes {KEPT}")
+    if arguments.keep and arguments != TablesArguments(table=arguments.table, keep=True):
+        raise UsageError(f"--keep: expected no other key: it reads results/ alone and writes {KEPT}")
     output = KEPT if arguments.keep else Path(arguments.output)
     command = command_of(MODULE, asked)
     if name in names_in(BENCHMARKS):
