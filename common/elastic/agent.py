@@ -119,7 +119,9 @@ class Agent:
         listener = [] if self._listener is None else [self._listener]
         ready = wait(listener + [handle for host in self._all_hosts() for handle in host.handles()], left)
         if self._stopping and not self._forwarded:
-            self._forward_signal()
+            self._forwarded = True
+            for host in self._remote_hosts():
+                host.stop()
         if self._listener is not None and self._listener in ready:
             self._accept(self._listener)
         for host in self._all_hosts():
@@ -327,12 +329,6 @@ class Agent:
         if self._number < 0 and first and not self._over:
             raise StoppedError  # there is nothing to save yet, and starting a worker may take long
         self._own.signal(number)  # all workers agree to stop
-
-    def _forward_signal(self) -> None:
-        """Pass a signal on to other hosts."""
-        self._forwarded = True
-        for host in self._remote_hosts():
-            host.stop()
 
     def _log_workers(self, host: str, index: int) -> None:
         """Say which workers a host runs."""

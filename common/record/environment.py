@@ -33,7 +33,7 @@ def describe_environment(task: str, overrides: list[str]) -> dict[str, Any]:
             "memory_gb": _memory_gb(),
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         },
-        "versions": {"python": platform.python_version()} | {p: _version(p) for p in PACKAGES},
+        "versions": {"python": platform.python_version()} | {p: metadata.version(p) for p in PACKAGES},
         "platform": platform.platform(),
     }
 
@@ -49,13 +49,6 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return result.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _cpu_model() -> str:

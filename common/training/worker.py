@@ -148,7 +148,7 @@ def build_workers(
             raise
         raise ConfigError(f"model={config.model.name}: does not fit into memory ({one_line(error)})") from error
     if config.init_from is not None:
-        load_model(module, config.init_from)
+        fill_model(module, read_model(config.init_from, "init_from="), f"init_from={config.init_from}")
     if config.sharded:
         shard(module, task.blocks(module), config.ranks_per_worker, device)
     local_batch = config.training.batch_size // (config.ranks * config.training.gradient_accumulation)
@@ -185,11 +185,6 @@ def build_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
     alone = config.n == 1 or config.parallel.method == "allreduce"  # or alike on all ranks: gradients are averaged
     scaler = torch.amp.GradScaler if alone else GradScaler
     return scaler(device.type, enabled=config.training.precision == "fp16")
-
-
-def load_model(module: nn.Module, file: str) -> None:
-    """Start from a bare state dict, such as a run's checkpoints/best.pt. Raises ConfigError if it does not fit."""
-    fill_model(module, read_model(file, "init_from="), f"init_from={file}")
 
 
 def parallelize(module: nn.Module, config: Config) -> list[DataParallel]:
