@@ -15,7 +15,7 @@ from typing import Any
 
 from common.cli import one_line
 from common.elastic.host import Event, LocalHost, StoppedError
-from common.elastic.membership import RETRY_S, Membership, Notice, Report
+from common.elastic.membership import RETRY_S, Report
 from common.elastic.wire import (
     Challenge,
     Channel,
@@ -54,40 +54,36 @@ class RemoteHost:
         self.why_gone = "is gone"
         self._hello_until = time.monotonic() + HELLO_S
         self._dying: Counter[int] = Counter()  # killed workers whose exit the host has not reported
-        self._send(-1, Challenge(self.nonce))
+        self.send(-1, Challenge(self.nonce))
 
     def start(self, number: int) -> None:
         """Start a process."""
         self.running.add(number)
-        self._send(number, Command.START)
+        self.send(number, Command.START)
 
     def kill(self, number: int) -> None:
         """Kill a process; its exit is not reported: the host may not answer either."""
         self.running.discard(number)
         self._dying[number] += 1
-        self._send(number, Command.KILL)
-
-    def send(self, number: int, message: Membership | Notice) -> None:
-        """Send to a process."""
-        self._send(number, message)
+        self.send(number, Command.KILL)
 
     def accept(self, name: str, proof: str) -> None:
         """Accept the host."""
         self.name = name
-        self._send(-1, Welcome(proof))
+        self.send(-1, Welcome(proof))
 
     def refuse(self, reason: str) -> None:
         """Refuse the host."""
-        self._send(-1, Refusal(reason))
+        self.send(-1, Refusal(reason))
         self.drop()
 
     def stop(self) -> None:
         """Ask its workers to save and stop."""
-        self._send(-1, Command.STOP)
+        self.send(-1, Command.STOP)
 
     def finish(self, code: int) -> None:
         """Tell the host how the run has ended, and let it go."""
-        self._send(-1, Ended(code))
+        self.send(-1, Ended(code))
         self.drop()
 
     def drop(self) -> None:
@@ -137,7 +133,8 @@ class RemoteHost:
             self.running.discard(number)
         return True
 
-    def _send(self, number: int, message: Any) -> None:
+    def send(self, number: int, message: Any) -> None:
+        """Send to a process, or to the host as number -1."""
         with suppress(OSError):  # it is gone; that comes next
             send(self._channel, number, message)
 

@@ -246,7 +246,7 @@ class Column:
 
     @property
     def published_name(self) -> str:
-        """The quantity's name in the papers' files."""
+        """The quantity's name with that of the variant, as the papers' files have it."""
         return self.quantity.name if self.variant is None else f"{self.variant}_{self.quantity.name}"
 
 

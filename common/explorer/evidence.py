@@ -120,7 +120,7 @@ def _of_table(collection: Collection) -> Iterator[dict[str, Any]]:
             partner = _partner(collection, row, runs)
             if partner is None:
                 continue
-            values, others = ({_seed(run): quantity.of(run) for run in runs[of.name]} for of in (row, partner))
+            values, others = ({run.config["seed"]: quantity.of(run) for run in runs[of.name]} for of in (row, partner))
             shared = values.keys() & others.keys()
             values, others = ({seed: of[seed] for seed in shared} for of in (values, others))
             if quantity.higher_is_better:
@@ -141,10 +141,6 @@ def _of_table(collection: Collection) -> Iterator[dict[str, Any]]:
                 "low": short(between.low),
                 "high": short(between.high),
             } | {cause: short(value) for cause in CAUSES if (value := _cause(cause, row, runs[row.name])) is not None}
-
-
-def _seed(run: FinishedRun) -> int:
-    return int(run.config["seed"])
 
 
 def _mean(values: Mapping[int, float | None], others: Mapping[int, float | None]) -> float | None:

@@ -128,15 +128,11 @@ def _scoreboard(claims: Sequence[dict[str, Any]]) -> str:
     return _table(f"{len(claims)} claims: {verdicts}", head, lines, marks)
 
 
-def _of_row(table: dict[str, Any], row: int, variant: int) -> list[dict[str, Any]]:
-    return [run for run in table["runs"] if run["row"] == row and run["variant"] == variant]
-
-
 def _each(table: dict[str, Any]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
     """Yield name, variant and runs of rows that have some."""
     for place, row in enumerate(table["rows"]):
         for number, variant in enumerate(table["variants"]):
-            if runs := _of_row(table, place, number):
+            if runs := [run for run in table["runs"] if (run["row"], run["variant"]) == (place, number)]:
                 yield row["name"], variant, runs
 
 

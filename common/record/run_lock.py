@@ -52,18 +52,13 @@ class RunLock:
     """A process's hold on a run folder. start: see Holder."""
 
     def __init__(self, folder: Path, start: str) -> None:
-        self._folder, self._file = folder, folder / ".lock"
+        self.start, self._folder, self._file = start, folder, folder / ".lock"
         pid = os.getpid()
         self._mine = Holder(uuid.uuid4().hex, start, socket.gethostname(), _place(), pid, _start_time(pid), now())
         self._made: list[Path] = []
         self._other: Holder | None = None
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
-
-    @property
-    def start(self) -> str:
-        """The start of the run for which it is held."""
-        return self._mine.start
 
     def take(self) -> None:
         """Make the folder and take its lock.

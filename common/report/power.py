@@ -79,8 +79,8 @@ def _line(collection: Collection, column: Column, row: Row, other: str, level: f
     first, second = (of and of.value for of in (published_of(table, name, column) for name in (row.name, other)))
     published = None if None in (first, second) else first - second
     too_wide = margin and published is not None and margin > abs(published) / 2
-    quantity = "_".join(filter(None, [column.variant, column.quantity.name]))
-    line = {"row": row.name, "other": other, "quantity": quantity, "seeds": ""} | dict.fromkeys(DEFINITIONS, "")
+    line = {"row": row.name, "other": other, "quantity": column.published_name, "seeds": ""}
+    line |= dict.fromkeys(DEFINITIONS, "")
     line["published"] = "not known" if published is None else f"{published:+{style}}"
     line["margin"] = f"{margin:g}{' (too wide)' * bool(too_wide)}" if margin else ""
     values = collection.values(column)

@@ -34,7 +34,7 @@ class Recorder:
     """
 
     def __init__(self, config: Config, task: Task, folder: RunFolder | None) -> None:
-        self._config, self._task, self._folder = config, task, folder
+        self._config, self._task, self.folder = config, task, folder
         self._last: dict[str, dict[str, Any]] = {}
         self._best: dict[str, Any] | None = None
         self._skipped = 0
@@ -48,27 +48,22 @@ class Recorder:
         self._bytes_of_leavers = 0.0
         self.noise = NoiseMeter()
 
-    @property
-    def folder(self) -> RunFolder | None:
-        """Where this process writes."""
-        return self._folder
-
     def take_over(self, folder: RunFolder | None) -> None:
         """Write to the folder from now on, or no longer: another process is rank 0."""
         if self._sinks is not None:
             self._sinks.close()
-        if self._folder is not None:
-            self._folder.close()
-        self._folder, self._console, self._sinks = folder, None, None
+        if self.folder is not None:
+            self.folder.close()
+        self.folder, self._console, self._sinks = folder, None, None
 
     def begin(self, workers: Sequence[Worker], steps: int, config: Config) -> None:
         """Start the loop, or continue it, with these local workers and their configuration, until `steps` updates."""
         self._workers, self._steps, self._config = workers, steps, config
         if self._console is None:
-            shown = self._folder is not None and config.logging.progress
+            shown = self.folder is not None and config.logging.progress
             self._console = Console(shown, self.clock, steps)
-        if self._sinks is None and self._folder is not None:
-            self._sinks = Sinks(config, self._folder.run_id, self._folder.kept, self._folder.sent)
+        if self._sinks is None and self.folder is not None:
+            self._sinks = Sinks(config, self.folder.run_id, self.folder.kept, self.folder.sent)
         self._device = next(workers[0].model.parameters()).device
         self._losses = [[loss.to(self._device) for loss in step] for step in self._losses]  # those of a checkpoint
         self._norms = [norm.to(self._device) for norm in self._norms]
@@ -139,7 +134,7 @@ class Recorder:
         """Write a row of who left and joined, with further facts; who was replaced has done both."""
         left, joined = sorted({*before} - {*staying}), sorted({*after} - {*staying})
         self._write(self._row("membership") | {"members": list(after), "left": left, "joined": joined} | facts)
-        if self._folder is not None:
+        if self.folder is not None:
             who = [f"{verb} {', '.join(map(str, m))}" for verb, m in (("left:", left), ("joined:", joined)) if m]
             self._console.tell(f"step {self.clock}: {'; '.join(who)}; {len(after)} workers train on {topology}")
 
@@ -148,7 +143,7 @@ class Recorder:
         if self._sinks is not None:
             self._sinks.close()
         sent, exposed = self._bytes_sent(), self._exposed_s()
-        if self._folder is None:
+        if self.folder is None:
             return
         summary = {
             "status": status,
@@ -166,8 +161,8 @@ class Recorder:
             "time_exposed_comm_ms": 1000 * exposed / max(1, self.clock),
             "time_cpu_wait_share": self._waited[0] / self._waited[1] if self._waited[1] else None,
         }
-        self._folder.finish(summary)
-        self._console.close(summary, self._folder.path)
+        self.folder.finish(summary)
+        self._console.close(summary, self.folder.path)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to write the same rows: totals, and the steps since the last row."""
@@ -249,7 +244,7 @@ class Recorder:
         message = f"training loss {value} at step {step} on worker {worker}"
         if self._config.training.on_nan == "stop":
             raise DivergedError(f"{message}; training.on_nan=warn would go on")
-        if self._folder is not None:
+        if self.folder is not None:
             self._console.tell(f"warning: {message}")
 
     def _row(self, split: str) -> dict[str, Any]:
@@ -257,8 +252,8 @@ class Recorder:
 
     def _write(self, row: dict[str, Any]) -> None:
         self._last[row["split"]] = row
-        if self._folder is not None:
-            self._folder.append(row)
+        if self.folder is not None:
+            self.folder.append(row)
             self._console.row(row)
         if self._sinks is not None:
             self._sinks.log(row)
