@@ -93,7 +93,7 @@ def join(
         folder = open_on_first(lambda: run.recorder.folder or open_folder(membership.start))
         if folder is not run.recorder.folder:
             run.recorder.take_over(folder)
-        group = restore(replace(run, rank=rank, folder=folder), member, membership, held)
+        group = restore(replace(run, rank=rank), member, membership, held)
         hosts = gather_objects(socket.gethostname())
         if folder is not None:
             folder.record_hosts(hosts)

@@ -36,8 +36,8 @@ def train(run: Run) -> str:
             request = train_until(next_change(config, recorder.clock) or steps, group, interruption, trace)
     status = "finished" if recorder.clock == steps else "interrupted"
     recorder.finish(status)
-    if run.folder is not None:
-        run.folder.close()
+    if recorder.folder is not None:
+        recorder.folder.close()
     gather_objects(None)  # launchers end the others, rank 0 too, when the first one ends
     group.close()
     return status

@@ -33,17 +33,12 @@ class Timetable(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run in one of its processes.
-
-    rank:   of this process in the process group
-    folder: None except on rank 0
-    """
+    """A run in one of its processes, which has this rank in the process group."""
 
     task: Task
     config: Config
     device: torch.device
     rank: int
-    folder: RunFolder | None
     recorder: Recorder
     checkpoints: Checkpoints
     timetable: Timetable
@@ -57,7 +52,7 @@ class Run:
 def new_run(task: Task, config: Config, device: torch.device, rank: int, folder: RunFolder | None) -> Run:
     """Return the run of this process; the task counts its data for that."""
     recorder, steps = Recorder(config, task, folder), timetable(task, config, device)
-    return Run(task, config, device, rank, folder, recorder, checkpoints_of(config), steps)
+    return Run(task, config, device, rank, recorder, checkpoints_of(config), steps)
 
 
 def timetable(task: Task, config: Config, device: torch.device) -> Timetable:

@@ -67,8 +67,8 @@ class WorkerGroup:
 
     def save(self) -> None:
         """Save a checkpoint with all that a run continues from, and the mean model as last.pt."""
-        run, model = self.run, self.workers[0].model
-        metrics_bytes = run.folder.metrics_bytes() if run.folder is not None else 0
+        run, folder, model = self.run, self.run.recorder.folder, self.workers[0].model
+        metrics_bytes = folder.metrics_bytes() if folder is not None else 0
         with model.averaged() as mean_model:
             state = bare_state(mean_model, keep=run.rank == 0)
             if run.rank == 0:
@@ -99,8 +99,8 @@ class WorkerGroup:
             self.load(state["workers"])
             run.recorder.load_state_dict(state["recorder"])
             run.tell(f"resumed at step {manifest.step}")
-        if run.folder is not None:
-            run.folder.cut(found[0].metrics_bytes if found is not None else 0)
+        if run.recorder.folder is not None:
+            run.recorder.folder.cut(found[0].metrics_bytes if found is not None else 0)
 
     def _state(self) -> dict[str, Any]:
         return {
