@@ -15,13 +15,13 @@ from common.experiments.collect import Collection
 from common.experiments.runs import FinishedRun
 from common.explorer.records import Pool, names_of, short, shorts
 from common.planner.cluster import Cluster, Variation
-from common.planner.plan import CANDIDATES
-from common.planner.steps import simulate_allreduce, simulate_gossip, staggering_pays
+from common.planner.plan import CANDIDATES, plan
+from common.planner.steps import DISCARDED, staggering_pays
 from common.topology import NAMES, Round, Topology, Transport, build, staggered, transport_of
 from common.topology.cost import bytes_leaving_hosts
 
 WORKERS, PER_HOST = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64), (1, 2, 4, 8)
-STEPS, DISCARDED = 60, 20  # of a prediction on the page
+STEPS = 60  # of a prediction on the page
 BETAS = (0.0, 0.9)  # without momentum, and with the usual one
 FORGOTTEN = 1e-12  # of what a displacement leaves, squared
 EXAMPLES = [  # settings in terms of the page's sliders, for its table and its tests
@@ -194,16 +194,8 @@ def cluster_of(settings: dict[str, float]) -> Cluster:
 
 def _predictions(settings: dict[str, float]) -> Iterator[dict[str, Any]]:
     """Yield what a step takes by each method that `plan` tries, in ms, to ten digits."""
-    cluster, options = cluster_of(settings), {"steps": STEPS, "discarded": DISCARDED}
-    n, size = cluster.workers, cluster.workers_per_host
-    times = simulate_allreduce(cluster, **options)
-    yield {"method": "all-reduce", "step": float(f"{times.step:.10g}"), "compute": float(f"{times.compute:.10g}")}
-    for name in CANDIDATES:
-        found = [(name, None if name == "complete" else build(name, n, size), "aligned")]
-        if name != "complete" and staggering_pays(found[0][1], size):
-            found.append((f"{name}, staggered", found[0][1], "staggered"))
-        if name.startswith("one_peer") and size > 1:
-            found.append((f"{name} between hosts", build(name, n, size, between_hosts=True), "aligned"))
-        for label, topology, phases in found:
-            times = simulate_gossip(cluster, topology, phases=phases, **options)
-            yield {"method": label, "step": float(f"{times.step:.10g}"), "compute": float(f"{times.compute:.10g}")}
+    for row in plan(cluster_of(settings), steps=STEPS).frame.itertuples():
+        way = f"{row.topology}, staggered" if row.phases == "staggered" else row.topology
+        compute = row.step_ms - row.exposed_ms
+        times = {"step": float(f"{row.step_ms:.10g}"), "compute": float(f"{compute:.10g}")}
+        yield {"method": way if row.method == "gossip" else row.method, **times}

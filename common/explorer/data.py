@@ -13,7 +13,6 @@ from tqdm import tqdm
 from common.experiments.collect import Collection, collect
 from common.experiments.definitions import names_in
 from common.experiments.derived import ASSUMED
-from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import RunError, read_run, runs_below
 from common.experiments.table_file import TABLES
 from common.experiments.tables import load_table
@@ -44,7 +43,7 @@ def build(roots: Sequence[Path]) -> dict[str, Any]:
         "grids": records.grids.kept,
         "commits": records.commits.kept,
         "quantities": definitions(tables.values()),
-        "curves": {name: label for name, (_, _, label) in CURVES.items()},
+        "curves": CURVES,
         "sweeps": {of.table.name: sweep for of in collections if (sweep := sweep_of(of.table))},
         "gap": {"points": points, "causes": evidence.CAUSES, "units": evidence.UNITS, "sources": _sources(points)},
         "distances": clusters.distances(collections),
@@ -59,7 +58,7 @@ def build(roots: Sequence[Path]) -> dict[str, Any]:
 def _loose(roots: Sequence[Path], collections: Sequence[Collection], records: Records) -> dict[str, Any] | None:
     """Return a table of the finished runs in these folders that belong to no table, one row each; None without any."""
     known = {run.folder for found in collections for run in found.all_runs}
-    names = ["validation_loss", "accuracy", *(name for name in ALSO if name in QUANTITIES)]
+    names = ["validation_loss", "accuracy", *ALSO]
     rows, runs = [], []
     for root in roots:
         for path in runs_below(root):

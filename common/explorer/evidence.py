@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from common.cli import UsageError
 from common.experiments.collect import Collection
 from common.experiments.definitions import names_in
 from common.experiments.quantities import QUANTITIES
@@ -85,10 +84,7 @@ def benchmark_records(claims: list[dict[str, Any]]) -> dict[str, list[list[str]]
     names = {test["record"] for claim in claims for test in claim["tests"] if "compare" not in test}
     records = {}
     for name in sorted(names):
-        path = RECORDS / f"{name}.csv"
-        if not path.exists():
-            raise UsageError(f"{path}: no such record")
-        with path.open(encoding="utf-8", newline="") as file:
+        with (RECORDS / f"{name}.csv").open(encoding="utf-8", newline="") as file:
             records[name] = [
                 [cell if (value := number(cell)) is None else f"{value:.6g}" for cell in line]
                 for line in csv.reader(file)

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from common.experiments.runs import read_json
 from common.explorer.records import short
+from common.record import read_status
 
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 RECENT = 20  # training rows whose times say how long the rest takes
@@ -30,7 +30,7 @@ def ended(roots: Sequence[Path]) -> frozenset[Path]:
 
 def _line(folder: Path) -> dict[str, Any] | None:
     try:
-        status = read_json(folder / SUMMARY).get("status") if (folder / SUMMARY).exists() else None
+        status = read_status(folder)
         config = yaml.load((folder / CONFIG).read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
         training = config["training"]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):

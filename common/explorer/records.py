@@ -19,6 +19,7 @@ from common.experiments.runs import FinishedRun, RunError
 from common.experiments.sweeps import SWEEPS
 from common.experiments.table_file import Row
 from common.experiments.tables import Table
+from common.report.curves import recorded_as
 from common.report.origin import describe_commit
 from common.report.style import line_names
 
@@ -88,13 +89,13 @@ class Pool:
 
 
 # Of every run, besides the quantities that its table shows.
-ALSO = ("learning_rate", "consensus_distance", "half_life_second", "local_over_noise", "horizon", "bytes_per_step")
-CURVES = {  # of metrics.jsonl: (split, name) and how the page calls it
-    "train_loss": ("train", "loss", "training loss"),
-    "validation_loss": ("validation", "loss", "validation loss"),
-    "accuracy": ("validation", "accuracy", "validation accuracy (%)"),
-    "bleu": ("validation", "bleu", "validation BLEU"),
-    "consensus_distance": ("validation", "consensus_distance", "consensus distance"),
+ALSO = ("learning_rate", "consensus_distance", "half_life_second", "local_over_noise", "bytes_per_step")
+CURVES = {  # and how the page calls them
+    "train_loss": "training loss",
+    "validation_loss": "validation loss",
+    "accuracy": "validation accuracy (%)",
+    "bleu": "validation BLEU",
+    "consensus_distance": "consensus distance",
 }
 # What tells methods apart, and no hyperparameter that two methods may share.
 OF_METHODS = re.compile(r"optimizer\.(name|accumulation_steps|fused|momentum_mixing)")
@@ -110,8 +111,7 @@ class Records:
     def table(self, collection: Collection) -> dict[str, Any]:
         """Return what the page shows of a table's finished runs."""
         table = collection.table
-        known = [*sorted(quantity.name for quantity in table.quantities), *ALSO]
-        names = [name for name in dict.fromkeys(known) if name in QUANTITIES]
+        names = [*dict.fromkeys([*sorted(quantity.name for quantity in table.quantities), *ALSO])]
         variants = list(table.variants) or [None]
         lines = collection.frame[["row", "variant", "seed", "run"]].itertuples(index=False, name=None)
         rows = [row.name for row in table.rows]
@@ -146,7 +146,7 @@ class Records:
 
     def _curve(self, run: FinishedRun, name: str, places: dict[bytes, int]) -> list[Any] | None:
         """Return [place of the abscissas, values], None where the run recorded no such metric."""
-        split, metric, _ = CURVES[name]
+        split, metric = recorded_as(name)
         try:
             frame = run.curve(split, metric).dropna(subset="step")
             steps, values = thin(frame["step"].to_numpy(), frame[metric].to_numpy(float))

@@ -100,13 +100,8 @@ def shown_benchmark(table: BenchmarkTable, frame: pd.DataFrame) -> pd.DataFrame:
 
 def write_benchmark(name: str, records: Path, folder: Path, command: str, kept: bool = False) -> list[Path]:
     """Write <folder>/<name>.csv and .md and return the paths; see `write_table`."""
-    text = csv_text(build_benchmark(load_benchmark(name), records))
-    return write_texts(folder / name, {"csv": text, "md": benchmark_page(name, records, command, kept)})
-
-
-def benchmark_page(name: str, records: Path, command: str, kept: bool) -> str:
-    """Return the page of a benchmark's table in Markdown; see `write_table`."""
     table = load_benchmark(name)
+    frame = build_benchmark(table, records)
     ratio = f"{table.ratio} / that of {', '.join(table.baseline.values())} on the same cluster with as many workers"
     columns = {
         "source": "published: as published, not measured here; ours: measured by the benchmark",
@@ -127,5 +122,6 @@ def benchmark_page(name: str, records: Path, command: str, kept: bool) -> str:
         "Missing": missing_records(table, records),
     }
     links = f"[All columns]({name}.csv)" + f", [record](../benchmarks/{Path(table.records).stem}.md)" * kept
-    texts = markdown(shown_benchmark(table, build_benchmark(table, records)), LEFT)
-    return page(table.title, table.note, f"{texts}\n\n{links}", table.findings if kept else "", parts)
+    texts = f"{markdown(shown_benchmark(table, frame), LEFT)}\n\n{links}"
+    text = page(table.title, table.note, texts, table.findings if kept else "", parts)
+    return write_texts(folder / name, {"csv": csv_text(frame), "md": text})
