@@ -9,13 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+from matplotlib.figure import Figure
 from pydantic import Field, PositiveInt
 
 from common.cli import Arguments, Text, UsageError, main_function, parse
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 MODULE = "scripts.plot_trace"
 # Okabe and Ito's colours, distinct for the colour-blind. A later range is drawn over an earlier one.
@@ -44,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(PlotTraceArguments, argv, MODULE, "Draw a trace of profile=true.")
     spans = read_spans(Path(arguments.trace))
     begins = [begin for begin, _ in spans.pop("step")][-arguments.steps :]
-    figure, axes = plt.subplots(figsize=(9, 2.2), layout="constrained")
+    figure = Figure(figsize=(9, 2.2), layout="constrained")
+    axes = figure.subplots()
     for name, (row, colour) in RANGES.items():
         found = [
             ((begin - begins[0]) / 1e3, length / 1e3) for begin, length in spans[name] if begin + length > begins[0]

@@ -21,7 +21,6 @@ import struct
 import time
 from contextlib import suppress
 from enum import Enum, auto
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
@@ -123,7 +122,7 @@ class Channel:
             raise ValueError(f"not a message: {length} bytes, expected at most {LONGEST}")
         return len(self._received) >= HEAD.size + length
 
-    def recv_bytes(self, maximum: int) -> bytes:
+    def recv_bytes(self) -> bytes:
         """Return the message that has come."""
         (length,) = HEAD.unpack_from(self._received)
         message = bytes(self._received[HEAD.size : HEAD.size + length])
@@ -240,15 +239,15 @@ def is_proof(proof: str, secret: str, *words: str) -> bool:
     return not secret or hmac.compare_digest(proof.encode(), prove(secret, *words).encode())
 
 
-def send(connection: Connection | Channel, number: int, message: Any) -> None:
+def send(channel: Channel, number: int, message: Any) -> None:
     """Send a message of one of KINDS to, or from, a worker."""
     kind = type(message).__name__
-    connection.send_bytes(json.dumps([number, kind, KINDS[kind].dump_python(message, mode="json")]).encode() + END)
+    channel.send_bytes(json.dumps([number, kind, KINDS[kind].dump_python(message, mode="json")]).encode() + END)
 
 
-def receive(connection: Connection | Channel) -> tuple[int, Any]:
+def receive(channel: Channel) -> tuple[int, Any]:
     """Return (worker, message). Raises EOFError or OSError at the end, ValueError for what is none of ours."""
-    content = connection.recv_bytes(LONGEST)
+    content = channel.recv_bytes()
     try:
         number, kind, value = json.loads(content)
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
