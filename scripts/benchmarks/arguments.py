@@ -47,6 +47,7 @@ METHODS = {
     "decent_exp_hypercube": Method("Decent (Exp, hypercube)", "ours", "hypercube"),  # decent-dp's "one-peer-exp"
     "decent_aer": Method("Decent (AER)", "ours", "aer"),
     "decent_exp_between_hosts": Method("Decent (Exp between hosts)", "ours", "one_peer_exponential/between_hosts"),
+    "decent_aer_staggered": Method("Decent (AER, staggered)", "ours", "aer/staggered"),
     # The ablation's: without overlap, gradients leave in one bucket, and gossip adapts then combines.
     "allreduce_no_overlap": Method("AllReduce, no overlap", "allreduce", "complete", bucket_mb=1000.0),
     "decent_aer_no_overlap": Method("Decent (AER), no overlap", "ours", "aer/atc"),
