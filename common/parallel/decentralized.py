@@ -279,7 +279,6 @@ class DecentralizedDataParallel(DataParallel):
 
     def abandon(self) -> None:
         """Detach from the optimizers without waiting for peers, after all connections were closed."""
-        self.mixer.abandon()
         self._release(clean=False, patient=False)
 
     def _release(self, clean: bool, patient: bool) -> None:

@@ -94,9 +94,9 @@ class Exchange(ABC):
         self._works: list[list[dist.Work]] = []
         self._failure: Exception | None = None
 
-    @abstractmethod
     def receives(self) -> list[dist.P2POp]:
-        """Return the receives to be posted before any send of the step."""
+        """Return the receives to be posted before any send of the step; none where collectives receive."""
+        return []
 
     @abstractmethod
     def start(self) -> list[dist.P2POp]:

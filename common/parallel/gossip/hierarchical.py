@@ -24,7 +24,7 @@ from torch import Tensor
 from common.optim.flat_state import Incoming
 from common.parallel.collectives import sum_dtype
 from common.parallel.gossip.exchange import KINDS, Exchange, ReceiveBuffers, hand_over, mix_
-from common.parallel.gossip.messages import Message, message_layout
+from common.parallel.gossip.messages import Message
 from common.parallel.gossip.routes import Route
 from common.torch_internals import all_gather_single, reduce_scatter_single
 
@@ -77,11 +77,8 @@ class Hierarchical(Exchange):
 
     @property
     def shard_bytes(self) -> int | None:
-        """Bytes of this worker's shard in the narrow dtype."""
-        if self._message_dtype is None:
-            return None
-        numel, dtype = message_layout(self._mean.numel(), self._message_dtype)
-        return numel * dtype.itemsize
+        """Bytes of this worker's shard in the narrow dtype, once it has left."""
+        return None if self._narrow is None else self._narrow.tensor.nbytes
 
     def run(self, stage: int, timeout: timedelta) -> None:
         """Average inside the host, talk to other hosts, combine and gather."""
@@ -103,16 +100,17 @@ class Hierarchical(Exchange):
         """Turn `_mean` into the mean of this worker's shard over the host."""
 
     def _send_between_hosts(self, timeout: timedelta) -> None:
-        mean = self._mean
         if self.route.allreduce is not None:
-            self._railed.append(dist.all_reduce(mean, group=self.route.allreduce, async_op=True))
-        else:
-            message = mean
-            if self._message_dtype is not None:
-                self._narrow = Message(mean, self._message_dtype, self._error)
-                message = self._narrow.tensor
-            sends = [self.message(dist.isend, message, rank, Tag.RAIL) for rank in self.route.sends]
-            self._post_rail(not_empty(self._rail_receives() + sends))
+            self._railed.append(dist.all_reduce(self._mean, group=self.route.allreduce, async_op=True))
+            return
+        message = self._mean
+        if self._message_dtype is not None:
+            self._narrow = Message(message, self._message_dtype, self._error)
+            message = self._narrow.tensor
+        self._from_rail = {rank: self.take(message.numel(), message.dtype) for rank in self.route.receives}
+        receives = [self.message(dist.irecv, tensor, rank, Tag.RAIL) for rank, tensor in self._from_rail.items()]
+        sends = [self.message(dist.isend, message, rank, Tag.RAIL) for rank in self.route.sends]
+        self._post_rail(not_empty(receives + sends))
 
     @abstractmethod
     def _post_rail(self, ops: list[dist.P2POp]) -> None:
@@ -133,11 +131,6 @@ class Hierarchical(Exchange):
 
     def _shard(self, vector: Tensor, index: int) -> Tensor:
         return vector[min(index * self._size, self._numel) : min((index + 1) * self._size, self._numel)]
-
-    def _rail_receives(self) -> list[dist.P2POp]:
-        numel, dtype = message_layout(self._mean.numel(), self._message_dtype or self._mean.dtype)
-        self._from_rail = {rank: self.take(numel, dtype) for rank in self.route.receives}
-        return [self.message(dist.irecv, tensor, rank, Tag.RAIL) for rank, tensor in self._from_rail.items()]
 
 
 class HierarchicalByMessages(Hierarchical):
@@ -200,10 +193,6 @@ class HierarchicalByMessages(Hierarchical):
 
 class HierarchicalByCollectives(Hierarchical):
     """Such a bucket on a GPU: reduce-scatter and all-gather in the host, in place, between them a batch of messages."""
-
-    def receives(self) -> list[dist.P2POp]:
-        """Return none: a collective receives by itself."""
-        return []
 
     def start(self) -> list[dist.P2POp]:
         """Copy the bucket to where its sum will lie; its shards are equally long, the last one padded."""

@@ -50,11 +50,6 @@ class Message:
                 self._left_out.record_stream(torch.cuda.current_stream(self._error.device))
 
 
-def message_layout(numel: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
-    """Return (elements, dtype) of the message of a chunk [numel]."""
-    return (4 * -(-numel // BLOCK) + numel, torch.uint8) if dtype == torch.int8 else (numel, dtype)
-
-
 def quantize(x: Tensor) -> Tensor:
     """Turn x [N] float into uint8 [4 ceil(N / BLOCK) + N]: a float32 scale for each block, then integers -127..127.
 

@@ -224,13 +224,6 @@ class Mixer:
                 exchange.release()
             self._forget(fragment)
 
-    def abandon(self) -> None:
-        """Drop what is in flight without waiting for it: all connections are closed, and this mixer is done."""
-        self.broken = len(self.buckets) if self.broken is None else self.broken
-        self._in_flight.clear()
-        for vector in self.vectors:
-            vector.release()
-
     def close(self) -> None:
         """End the threads that carry exchanges on, and that watch them. Nothing may be in flight."""
         self._network.close()

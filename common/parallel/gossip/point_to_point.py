@@ -94,10 +94,6 @@ class SubgroupAllReduce(Exchange):
         """Bytes of the chunk in the dtype of the sum."""
         return self._sum.nbytes
 
-    def receives(self) -> list[dist.P2POp]:
-        """Return none: a collective receives by itself."""
-        return []
-
     def start(self) -> list[dist.P2POp]:
         """Launch the all-reduce; `wait` reports it if that fails."""
         try:
