@@ -157,16 +157,12 @@ class AccumAdam(Optimizer):
             flat.begin(fused, self.state)
             flat.update(slice(0, local(param).numel()))
         for bucket, incoming in (self.arriving or self._whole_vectors)():
-            self.update(bucket, incoming)
+            self._flat[bucket.vector].update(bucket.span, incoming)
         return loss
-
-    def update(self, bucket: Bucket, incoming: Incoming | None) -> None:
-        """Merge `incoming`, if given, into a bucket of the flat vectors and update it; `step` has begun."""
-        self._flat[bucket.vector].update(bucket.span, incoming)
 
     def _whole_vectors(self) -> Iterator[tuple[Bucket, None]]:
         for index, flat in enumerate(self._flat):
-            yield Bucket(index, slice(0, flat.numel)), None
+            yield Bucket(index, slice(0, flat.vector.data.numel())), None
 
     def _count_updates(self, group: dict[str, Any]) -> tuple[list[nn.Parameter], list[int]]:
         """Count an update of every parameter of the group that has a gradient; return these and their counts.

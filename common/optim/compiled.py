@@ -39,7 +39,10 @@ class Vectors(NamedTuple):
 def update_compiled(vectors: Vectors, k: int, hyper: Hyper, own: float = 1.0, weight: float = 0.0) -> None:
     """Make the k-th update of x, m, v and a, in place. Raises RuntimeError where no kernel can be compiled."""
     if vectors.x.numel() < 2:  # the compiler would make kernels of their own for these sizes
-        _update_single(vectors, k, hyper, own, weight)
+        x, g, m, v, a, received = vectors
+        if received is not None:
+            merge_(x, received, own, weight)
+        update_one(x, g, m, v, a, k=k, hyper=hyper)
         return
     decay = "none" if hyper.weight_decay == 0 else "decoupled" if hyper.decoupled else "coupled"
     optional = (vectors.a, vectors.received)
@@ -124,10 +127,3 @@ def _places(dtype: torch.dtype, device: torch.device) -> tuple[dict[tuple, Tenso
 def merge_(x: Tensor, received: Tensor, own: float, weight: float) -> None:
     """Compute x <- own x + weight received, in place."""
     x.copy_(own * x + weight * received)
-
-
-def _update_single(vectors: Vectors, k: int, hyper: Hyper, own: float, weight: float) -> None:
-    x, g, m, v, a, received = vectors
-    if received is not None:
-        merge_(x, received, own, weight)
-    update_one(x, g, m, v, a, k=k, hyper=hyper)

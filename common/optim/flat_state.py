@@ -88,7 +88,7 @@ class FlatState:
     """
 
     def __init__(self, vector: ParameterVector, *, placed: Container[nn.Parameter] = ()) -> None:
-        self._vector = vector
+        self.vector = vector
         self._placed = placed
         self._stretches: list[Stretch] = []
         self._written: list[nn.Parameter] = []  # parameters whose version has to count this update
@@ -97,16 +97,16 @@ class FlatState:
 
     def _lay_out(self) -> None:
         self.close()
-        self._slots = self._vector.slots
+        self._slots = self.vector.slots
         self._state: dict[str, Tensor] = {}  # vectors by name
         self._views: dict[str, list[Tensor]] = {}  # their views, by parameter
         self._spans: dict[tuple[int, int], tuple[Tensor, ...]] = {}  # x, m, v and a of earlier updates
         self._address = 0  # of x in these
         self._gradient = torch.zeros(0)
         self._gradient_views: list[Tensor] = []
-        if any(parameter in self._placed for parameter in self.parameters):
+        if any(parameter in self._placed for parameter in self.vector.parameters):
             self._make_gradient()
-        for parameter, view in zip(self.parameters, self._gradient_views, strict=False):
+        for parameter, view in zip(self.vector.parameters, self._gradient_views, strict=False):
             if parameter in self._placed:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(_placing(view)))
 
@@ -115,21 +115,6 @@ class FlatState:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-
-    @property
-    def vector(self) -> ParameterVector:
-        """The vector of the parameters."""
-        return self._vector
-
-    @property
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """The parameters that lie in the vector."""
-        return self._vector.parameters
-
-    @property
-    def numel(self) -> int:
-        """Length of the vector."""
-        return self._vector.data.numel()
 
     def begin(
         self, updates: MutableMapping[nn.Parameter, tuple[int, Hyper]], state: Mapping[nn.Parameter, dict[str, Any]]
@@ -140,12 +125,12 @@ class FlatState:
                  vector are taken out
         state:   the optimizer's, with a dict for each of them
         """
-        if self._slots is not self._vector.slots:
+        if self._slots is not self.vector.slots:
             self._lay_out()
         self._stretches, self._written = [], []
-        ends = [*(slot.offset for slot in self._slots[1:]), self.numel]
+        ends = [*(slot.offset for slot in self._slots[1:]), self.vector.data.numel()]
         begin, stop, last = 0, 0, None
-        for index, (slot, parameter, end) in enumerate(zip(self._slots, self._vector.parameters, ends, strict=True)):
+        for index, (slot, parameter, end) in enumerate(zip(self._slots, self.vector.parameters, ends, strict=True)):
             update = updates.pop(parameter, None)
             if update is not None:
                 self._place(index, parameter, state[parameter], update[1])
@@ -172,7 +157,7 @@ class FlatState:
             received = None if incoming is None else alias(incoming.tensor, start - span.start, stop - span.start)
             if stretch.hyper is None:
                 if received is not None:
-                    merge_(alias(self._vector.data, start, stop), received, own, weight)
+                    merge_(alias(self.vector.data, start, stop), received, own, weight)
                 continue
             x, *moments = self._lasting(start, stop, accumulates=stretch.hyper.s > 1)
             a = moments[2] if stretch.hyper.s > 1 else None
@@ -181,7 +166,7 @@ class FlatState:
 
     def _lasting(self, start: int, stop: int, accumulates: bool) -> tuple[Tensor, ...]:
         """Return elements start..stop of x, m, v and, if needed, a; making these tensors takes time."""
-        data = self._vector.data
+        data = self.vector.data
         if data.data_ptr() != self._address:
             self._spans.clear()
             self._address = data.data_ptr()
@@ -223,12 +208,12 @@ class FlatState:
         self._gradient_views = self._views_of(self._gradient)
 
     def _zeros(self) -> Tensor:
-        return torch.zeros_like(self._vector.data)
+        return torch.zeros_like(self.vector.data)
 
     def _views_of(self, vector: Tensor) -> list[Tensor]:
         return [
             placed_as(parameter, vector.as_strided(slot.size, slot.stride, slot.offset))
-            for slot, parameter in zip(self._slots, self._vector.parameters, strict=True)
+            for slot, parameter in zip(self._slots, self.vector.parameters, strict=True)
         ]
 
 

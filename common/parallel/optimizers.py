@@ -200,11 +200,10 @@ class MomentumVectors:
             if vector.slots is not self._slots[index]:
                 self._flat[index], self._slots[index] = torch.zeros_like(vector.data), vector.slots
         for vector, flat in zip(self._vectors, self._flat, strict=True):
-            for slot, parameter in zip(vector.slots, vector.parameters, strict=True):
+            for view, parameter in zip(vector.views_of(flat), vector.parameters, strict=True):
                 state = self.optimizer.state.get(parameter)
                 if not state:
                     continue
-                view = flat.as_strided(slot.size, slot.stride, flat.storage_offset() + slot.offset)
                 momentum = local(state["momentum_buffer"])
                 if momentum.data_ptr() != view.data_ptr():
                     state["momentum_buffer"] = placed_as(parameter, view.copy_(momentum))

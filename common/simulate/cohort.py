@@ -16,7 +16,7 @@ from common.parallel.collectives import sum_dtype
 from common.parallel.data_parallel import DataParallel
 from common.parallel.gossip.buckets import ScheduledBucket, fragments_of, plan_buckets
 from common.parallel.optimizers import Deferred, MomentumVectors
-from common.simulate.methods import SharedSecondMoments, average_gradients_, count_allreduce, count_gossip, mix_
+from common.simulate.methods import SharedSecondMoments, average_gradients_, count_gossip, mix_
 from common.topology import Topology, weights_of
 from common.transfer import to_device
 
@@ -202,10 +202,13 @@ class Cohort:
             momentum.descend()
 
     def _count_allreduce(self) -> None:
-        counters = [replica.counters for replica in self.replicas]
-        trained = [p for p in self.modules[0].parameters() if p.requires_grad]
+        """Count what a rank would have sent in a ring all-reduce of the gradients."""
         ranks = self.world_size * self.ranks_per_worker
-        count_allreduce(counters, ranks, sum(p.numel() * p.element_size() for p in trained))
+        gradient_bytes = sum(p.nbytes for p in self.modules[0].parameters() if p.requires_grad)
+        for replica in self.replicas:
+            replica.counters.rounds += 1
+            replica.counters.bytes_sent += 2 * (ranks - 1) / ranks * gradient_bytes
+            replica.counters.messages += 2 * (ranks - 1)
 
 
 def stack(modules: Sequence[nn.Module]) -> tuple[list[Tensor], list[list[FlatVector]]]:

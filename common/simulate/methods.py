@@ -53,14 +53,6 @@ def count_gossip(
             counter.messages += messages_sent(round_, worker, kind, workers_per_host)
 
 
-def count_allreduce(counters: Sequence[CommunicationCounters], ranks: int, gradient_bytes: int) -> None:
-    """Add to each worker's counters what a rank would have sent in a ring all-reduce of the gradients."""
-    for counter in counters:
-        counter.rounds += 1
-        counter.bytes_sent += 2 * (ranks - 1) / ranks * gradient_bytes
-        counter.messages += 2 * (ranks - 1)
-
-
 class SharedSecondMoments:
     """The second moments of all workers' AccumAdamWs, which attach theirs in the same order.
 
