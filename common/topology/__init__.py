@@ -17,12 +17,11 @@ from common.topology.cost import (
 )
 from common.topology.families import NAMES, build, knows_hosts
 from common.topology.round import Round
-from common.topology.schedule import PHASES, in_phases, push_sum, staggered, weights_of
+from common.topology.schedule import in_phases, push_sum, staggered, weights_of
 from common.topology.topology import Topology
 
 __all__ = [
     "NAMES",
-    "PHASES",
     "Round",
     "Topology",
     "Transport",

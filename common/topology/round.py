@@ -32,7 +32,11 @@ class Round:
         if not rows:
             raise ValueError("Round.weights: expected at least one row, got none")
         object.__setattr__(self, "weights", rows)
-        for j, total in enumerate(self._column_sums()):
+        given = [0.0] * len(rows)
+        for row in rows:
+            for j, weight in row.items():
+                given[j] += weight
+        for j, total in enumerate(given):
             if abs(total - 1) > TOLERANCE:
                 raise ValueError(
                     f"Round.weights: column {j} (what the workers take from worker {j}): "
@@ -55,13 +59,6 @@ class Round:
             if not (math.isfinite(weight) and weight >= 0):
                 raise ValueError(f"Round.weights: row {i}, worker {j}: expected a weight >= 0, got {weight}")
         return MappingProxyType({int(j): float(row[j]) for j in sorted(row) if row[j] != 0})
-
-    def _column_sums(self) -> list[float]:
-        sums = [0.0] * len(self.weights)
-        for row in self.weights:
-            for j, weight in row.items():
-                sums[j] += weight
-        return sums
 
     def __hash__(self) -> int:
         return hash(tuple(tuple(row.items()) for row in self.weights))

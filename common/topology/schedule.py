@@ -101,7 +101,6 @@ def mixed(round_: Round, x: np.ndarray) -> np.ndarray:
     return np.array([sum(weight * x[j] for j, weight in row.items()) for row in round_.weights])
 
 
-@dataclass(frozen=True)
 class DebiasedRound(Round):
     """One step of z: rows sum to 1, columns need not. ValueError when they do not."""
 
@@ -111,9 +110,6 @@ class DebiasedRound(Round):
         for i, row in enumerate(rows):
             if abs(sum(row.values()) - 1) > TOLERANCE:
                 raise ValueError(f"DebiasedRound.weights: row {i}: expected a sum of 1, got {sum(row.values()):.12g}")
-
-    def __hash__(self) -> int:
-        return super().__hash__()
 
     @property
     def doubly_stochastic(self) -> bool:

@@ -43,8 +43,8 @@ def structure(round_: Round) -> str:
     degrees = [len(round_.in_peers(i)) for i in range(round_.world_size)]
     if round_.symmetric and max(degrees) == 1:
         return _and_idle([_count(sum(degrees) // 2, "weighted pair")], degrees.count(0))
-    kind = "graph" if round_.symmetric else "directed"
-    return f"{kind}, {_interval(min(degrees), max(degrees))} peers"
+    kind, low, high = "graph" if round_.symmetric else "directed", min(degrees), max(degrees)
+    return f"{kind}, {low if low == high else f'{low}-{high}'} peers"
 
 
 def peers(round_: Round, worker: int) -> str:
@@ -133,10 +133,6 @@ def _ranges(workers: Sequence[int]) -> str:
         else:
             runs.append([worker])
     return " ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else " ".join(map(str, run)) for run in runs)
-
-
-def _interval(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low}-{high}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -131,9 +131,11 @@ class Topology:
         A topology that averages exactly gets there by a jump, others by decay: `spectral_gap() == 1` tells which.
         """
         matrices = [round_.matrix() for round_ in self.sample] if self.period else None
-        P = np.eye(self.world_size)
+        n, P = self.world_size, np.eye(self.world_size)
         for t in range(limit + 1):
-            if contracts_to(tolerance, P):
+            D = debiased(P) - 1 / n
+            # The Frobenius norm, at most sqrt(n) times the spectral one, is much the cheaper to rule P out.
+            if np.linalg.norm(D) <= n**0.5 * tolerance and np.linalg.norm(D, ord=2) <= tolerance:
                 return t
             P = (matrices[t % len(matrices)] if matrices else self.matrix(t)) @ P
         return None
@@ -187,13 +189,6 @@ def contraction(P: np.ndarray) -> float:
     P is any product of rounds, [n, n]; a push-sum one is de-biased first.
     """
     return float(np.linalg.norm(debiased(P) - 1 / len(P), ord=2))
-
-
-def contracts_to(tolerance: float, P: np.ndarray) -> bool:
-    """Return whether `contraction(P)` is at most `tolerance`."""
-    D = debiased(P) - 1 / len(P)
-    # The Frobenius norm, at most sqrt(n) times the spectral one, is much the cheaper to rule P out.
-    return bool(np.linalg.norm(D) <= len(P) ** 0.5 * tolerance and np.linalg.norm(D, ord=2) <= tolerance)
 
 
 def debiased(P: np.ndarray) -> np.ndarray:
