@@ -24,13 +24,9 @@ from common.arguments import did_you_mean, expand_home, nearest
 
 Text = Annotated[str, Field(min_length=1)]
 ONE_OR_SEVERAL = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])  # a, [a,b]
+AT_COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)  # a,b is [a,b] too
 Folders = Annotated[tuple[Text, ...], ONE_OR_SEVERAL, Field(min_length=1)]
-# One name or several: rows=a, rows=a,b, rows=[a,b].
-Names = Annotated[
-    tuple[Text, ...],
-    BeforeValidator(lambda v: v.split(",") if isinstance(v, str) else v if isinstance(v, list | tuple) else [v]),
-    Field(min_length=1),
-]
+Names = Annotated[tuple[Text, ...], ONE_OR_SEVERAL, AT_COMMAS, Field(min_length=1)]  # the last validator comes first
 SHOWN = 100  # characters of a wrong value in a message
 # Errors that mean a wrong path; any other can happen with a correct one.
 OF_PATHS = {
@@ -127,7 +123,8 @@ def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int
             print(f"error: {error}", file=sys.stderr)
             return 2
         except BrokenPipeError:
-            return reader_gone()
+            drop_output()
+            return 128 + signal.SIGPIPE  # the reader is gone (`| head`): as of other commands, which this signal ends
         except OSError as error:
             if error.strerror is None:  # not of a file
                 raise
@@ -140,12 +137,6 @@ def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int
             return 128 + signal.SIGINT
 
     return main
-
-
-def reader_gone() -> int:
-    """Return the exit code once the reader of the output is gone (`| head`), and keep Python from writing the rest."""
-    drop_output()
-    return 128 + signal.SIGPIPE  # as of other commands, which this signal ends
 
 
 def drop_output() -> None:
@@ -194,7 +185,8 @@ def locate(location: Sequence[str | int], model: type[BaseModel]) -> tuple[list[
     keys, holder, inside, union = [], model, model, None
     for part in location:
         if union is not None and union.discriminator:
-            tagged = (kind for kind in get_args(union.annotation) if part in _tags(kind, union.discriminator))
+            kinds, tag = get_args(union.annotation), union.discriminator
+            tagged = (kind for kind in kinds if part in get_args(kind.model_fields[tag].annotation))
             inside, union = next(tagged, inside), None
             continue
         keys.append(str(part))
@@ -203,10 +195,6 @@ def locate(location: Sequence[str | int], model: type[BaseModel]) -> tuple[list[
             candidates = (union.annotation, *get_args(union.annotation))
             inside = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), inside)
     return keys, holder
-
-
-def _tags(kind: type[BaseModel], discriminator: str) -> tuple[str, ...]:
-    return get_args(kind.model_fields[discriminator].annotation)
 
 
 def one_line(error: Exception) -> str:

@@ -116,12 +116,7 @@ def server_context(preload: list[str]) -> multiprocessing.context.BaseContext:
 
 
 def in_processes(
-    function: Callable[..., Result],
-    arguments: Iterable[tuple[Any, ...]],
-    processes: int,
-    ahead: int,
-    key: str,
-    context: multiprocessing.context.BaseContext | None = None,
+    function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]], processes: int, ahead: int, key: str
 ) -> Iterator[Result]:
     """Yield function(*a) for each a of `arguments`, in order; at most `ahead` results wait to be collected.
 
@@ -131,7 +126,7 @@ def in_processes(
     Raises KilledError if a process is killed.
     """
     others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(processes, context)
+    pool = ProcessPoolExecutor(processes)
     waiting: deque[Future[Result]] = deque()
     try:
         for each in arguments:
