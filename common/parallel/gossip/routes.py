@@ -44,7 +44,11 @@ class Route:
     index: int = 0
     local: Mapping[int, int] = field(default_factory=dict)
     host: dist.ProcessGroup | None = None
-    peers: tuple[int, ...] = ()
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The ranks with which messages are exchanged."""
+        return tuple(sorted({*self.receives, *self.sends, *self.local.values()}))
 
     @cached_property
     def shares_link(self) -> bool:
@@ -124,9 +128,9 @@ class Routes:
                 return self._route(
                     Transport.HIERARCHICAL,
                     round_,
+                    {h * size + index: weight for h, weight in hosts.in_peers(host).items()},
+                    [h * size + index for h in hosts.out_peers(host)],
                     own_weight=hosts.self_weight(host),
-                    receives={h * size + index: weight for h, weight in hosts.in_peers(host).items()},
-                    sends=[h * size + index for h in hosts.out_peers(host)],
                     members=len(rail),
                     allreduce=self._groups.group("rail", rail) if rail else None,
                     index=index,
@@ -140,39 +144,23 @@ class Routes:
                 group = self._groups.group("subgroup", members)
                 if group is not None:
                     others = [member for member in members if member != worker]
-                    return self._route(Transport.SUBGROUP, round_, sends=others, members=len(members), allreduce=group)
-        return self._route(
-            Transport.SEND_RECV,
-            round_,
-            own_weight=round_.self_weight(worker),
-            receives=round_.in_peers(worker),
-            sends=round_.out_peers(worker),
-        )
+                    return self._route(Transport.SUBGROUP, round_, {}, others, members=len(members), allreduce=group)
+        receives, sends = round_.in_peers(worker), round_.out_peers(worker)
+        return self._route(Transport.SEND_RECV, round_, receives, sends, own_weight=round_.self_weight(worker))
 
     def _route(
-        self,
-        kind: Transport,
-        round_: Round,
-        *,
-        receives: Mapping[int, float] | None = None,
-        sends: Sequence[int],
-        local: Mapping[int, int] | None = None,
-        **others: object,
+        self, kind: Transport, round_: Round, receives: Mapping[int, float], sends: Sequence[int], **others: object
     ) -> Route:
         """Return a route; `receives` and `sends` name workers."""
-        groups, local = self._groups, local or {}
-        by_rank = {groups.to_rank(worker): weight for worker, weight in (receives or {}).items()}
-        to_ranks = tuple(map(groups.to_rank, sends))
+        groups = self._groups
         return Route(
             kind,
             round_,
             groups.worker,
             self._workers_per_host,
-            receives=by_rank,
-            sends=to_ranks,
+            receives={groups.to_rank(worker): weight for worker, weight in receives.items()},
+            sends=tuple(map(groups.to_rank, sends)),
             messages=groups.between_workers,
-            local=local,
-            peers=tuple(sorted({*by_rank, *to_ranks, *local.values()})),
             **others,
         )
 
