@@ -17,8 +17,7 @@ from common.explorer.records import Pool, names_of, short, shorts
 from common.planner.cluster import Cluster, Variation
 from common.planner.plan import CANDIDATES, plan
 from common.planner.steps import DISCARDED, staggering_pays
-from common.topology import NAMES, Round, Topology, Transport, build, staggered, transport_of
-from common.topology.cost import bytes_leaving_hosts
+from common.topology import NAMES, Round, Topology, Transport, build, bytes_leaving_hosts, staggered, transport_of
 
 WORKERS, PER_HOST = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64), (1, 2, 4, 8)
 STEPS = 60  # of a prediction on the page

@@ -1,6 +1,6 @@
 """Prediction of the time of a step on a cluster, by all-reduce and by gossip, before anything runs there."""
 
 from common.planner.cluster import Cluster
-from common.planner.steps import Times, simulate_allreduce, simulate_gossip
+from common.planner.steps import simulate_allreduce, simulate_gossip
 
-__all__ = ["Cluster", "Times", "simulate_allreduce", "simulate_gossip"]
+__all__ = ["Cluster", "simulate_allreduce", "simulate_gossip"]

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import pandas as pd
@@ -24,7 +25,7 @@ class PlanArguments(Arguments):
     positional = "command"
 
     command: Literal["plan"] = Field(description="plan: predict step times and recommend a topology")
-    hosts: int | None = Field(None, description="machines")
+    hosts: int = Field(description="number of machines")
     workers_per_host: int = Field(
         Cluster.workers_per_host, description="workers of each: GPUs, or groups of GPUs, see shards"
     )
@@ -74,9 +75,8 @@ class PlanArguments(Arguments):
     def cluster(self) -> dict[str, Any]:
         """Return the given fields of Cluster."""
         renamed = {"slow_host": "slow_hosts", "slow_link": "slow_links"}
-        others = {"command", "topology", "optimizer"}
-        others |= {"local_steps", "merge_after", "fragments", "outer", "steps", "uneven"}
-        return {renamed.get(name, name): getattr(self, name) for name in self.model_fields_set - others}
+        given = {renamed.get(name, name): getattr(self, name) for name in self.model_fields_set}
+        return {field.name: given[field.name] for field in fields(Cluster) if field.name in given}
 
 
 @main_function
@@ -85,10 +85,7 @@ def main(argv: Sequence[str]) -> int:
     description = "Predict the time of a step by all-reduce and by gossip."
     arguments = parse(PlanArguments, argv, "common.planner", description)
     try:
-        numbers = arguments.cluster()
-        if numbers.get("hosts") is None:
-            raise ValueError("hosts=...: missing; expected the number of machines")
-        cluster = Cluster(**numbers)
+        cluster = Cluster(**arguments.cluster())
         rounds = {"merge_after": arguments.merge_after, "fragments": arguments.fragments}
         local = GossipOptions(None, arguments.local_steps, Outer(**arguments.outer), **rounds).plan
         steps = arguments.steps or max(60, min(MOST_STEPS, 2**15 // cluster.workers))

@@ -8,8 +8,7 @@ from dataclasses import astuple, dataclass
 
 from common.options import LocalSteps
 from common.planner.cluster import Cluster
-from common.topology import Round, Topology
-from common.topology.cost import Transport, bytes_sent, transport_of
+from common.topology import Round, Topology, Transport, bytes_sent, transport_of
 
 STATE = {"sgd": 1, "adamw": 2, "accumadamw": 3}  # vectors as large as the parameters; of sgd with momentum
 

@@ -52,7 +52,6 @@ def plan(
     *,
     optimizer: str = "adamw",
     steps: int = 200,
-    seed: int = 0,
 ) -> Plan:
     """Simulate all-reduce and gossip on these topologies, with the same random compute times.
 
@@ -61,13 +60,13 @@ def plan(
     Where hosts have several workers, one-peer topologies are also tried between hosts, complete inside. Topologies that
     send more evenly with staggered phases are tried with both.
     """
-    baseline = simulate_allreduce(cluster, steps=steps, seed=seed)
+    baseline = simulate_allreduce(cluster, steps=steps)
     memory = replace(rank_memory(cluster, optimizer), messages=0.0)  # gradients are averaged where they lie
     rows = [_row("all-reduce", "complete", "aligned", baseline, math.inf, sent_mb(cluster, None), memory)]
     skipped = {}
     for name in topologies:
         try:
-            rows += _gossip(cluster, name, local, optimizer, steps, seed)
+            rows += _gossip(cluster, name, local, optimizer, steps)
         except ValueError as error:
             skipped[name] = str(error)
     frame = pd.DataFrame(rows)
@@ -76,19 +75,14 @@ def plan(
 
 
 def sensitivity(
-    cluster: Cluster,
-    topologies: Sequence[str] = CANDIDATES,
-    local: LocalSteps | None = None,
-    *,
-    steps: int = 200,
-    seed: int = 0,
+    cluster: Cluster, topologies: Sequence[str] = CANDIDATES, local: LocalSteps | None = None, *, steps: int = 200
 ) -> pd.DataFrame:
     """Return the rows of `plan`, and for each condition the time of a step in terms of that with even computing.
 
     A gossip step waits for few workers, all-reduce for all; but over many steps slowness reaches everybody.
     """
     frames = {
-        name: plan(condition.on(cluster), topologies, local, steps=steps, seed=seed).frame
+        name: plan(condition.on(cluster), topologies, local, steps=steps).frame
         for name, condition in CONDITIONS.items()
     }
     even = frames.pop("even")
@@ -96,7 +90,7 @@ def sensitivity(
     return even[["method", "topology", "phases"]].assign(**ratios)
 
 
-def _gossip(cluster: Cluster, name: str, local: LocalSteps | None, optimizer: str, steps: int, seed: int) -> list[dict]:
+def _gossip(cluster: Cluster, name: str, local: LocalSteps | None, optimizer: str, steps: int) -> list[dict]:
     """Return a row for each way in which this topology can be taken."""
     n, L = cluster.workers, cluster.workers_per_host
     found: list[tuple[str, Topology | None, Phases, float]]
@@ -114,7 +108,7 @@ def _gossip(cluster: Cluster, name: str, local: LocalSteps | None, optimizer: st
         found.append((f"{name} between hosts", between, "aligned", gap))
     rows = []
     for label, candidate, phases, candidate_gap in found:
-        times = simulate_gossip(cluster, candidate, phases=phases, local=local, steps=steps, seed=seed)
+        times = simulate_gossip(cluster, candidate, phases=phases, local=local, steps=steps)
         round_s = (1 if local is None else local.steps) * times.step / 1000
         contraction = math.inf if candidate_gap >= 1 else -math.log1p(-candidate_gap) / round_s
         memory = rank_memory(cluster, optimizer, candidate, local)

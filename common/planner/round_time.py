@@ -21,8 +21,7 @@ import numpy as np
 
 from common.planner.cluster import Cluster
 from common.planner.links import NONE, Messages, mb_ms, queue, serve
-from common.topology import Round
-from common.topology.cost import Transport, bytes_leaving_hosts, transport_of
+from common.topology import Round, Transport, bytes_leaving_hosts, transport_of
 
 
 @dataclass
@@ -114,7 +113,11 @@ def hierarchical(cluster: Cluster, between: Round) -> RoundTime:
     all-gather inside each host. A host sends its out-degree in M, or 2 (H-1)/H, times the payload.
     """
     if transport_of(between) is Transport.SUBGROUP:
-        return _hierarchical(cluster, _allreduce_of_shards(cluster, [np.array(group) for group in between.groups]))
+        groups = [np.array(group) for group in between.groups]
+        sizes = np.array([len(hosts) for hosts in groups])
+        slowest = np.array([cluster.link_gbps[hosts].min() for hosts in groups])
+        durations = mb_ms(2 * (sizes - 1) / sizes * cluster.gossip_bucket_size_mb, slowest)
+        return _hierarchical(cluster, _mean_of_groups(groups, durations, 2 * (sizes - 1) * cluster.latency_us / 1000))
     edges = np.array([(h, g) for h in range(between.world_size) for g in between.out_peers(h)])
     shards = _across(cluster, edges, edges, shared=False)  # L workers with a shard of 1/L each
     return _hierarchical(cluster, lambda launched, busy: shards.send(launched, busy)[0])
@@ -235,14 +238,6 @@ def _mean_of_groups(
         return done
 
     return run
-
-
-def _allreduce_of_shards(cluster: Cluster, groups: list[np.ndarray]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Return the time of the all-reduces of a bucket's L shards in disjoint groups of hosts."""
-    sizes = np.array([len(hosts) for hosts in groups])
-    slowest = np.array([cluster.link_gbps[hosts].min() for hosts in groups])
-    durations = mb_ms(2 * (sizes - 1) / sizes * cluster.gossip_bucket_size_mb, slowest)
-    return _mean_of_groups(groups, durations, 2 * (sizes - 1) * cluster.latency_us / 1000)
 
 
 def _hierarchical(cluster: Cluster, between: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> RoundTime:

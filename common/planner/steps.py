@@ -16,14 +16,11 @@ from common.options import LocalSteps
 from common.planner.cluster import Cluster
 from common.planner.links import allreduce_ms
 from common.planner.round_time import Busy, RoundTime, complete, round_time
-from common.topology import Round, Topology
-from common.topology.cost import bytes_leaving_hosts
-from common.topology.schedule import staggered
+from common.topology import Round, Topology, bytes_leaving_hosts, staggered
 
 STEPS, DISCARDED = 200, 20  # all workers begin the first step at the same time, so the first ones do not count
 FEWEST_ROUNDS = 8
 Order = Literal["awc", "atc"]
-Update = Literal["bucketwise", "whole"]
 Phases = Literal["aligned", "staggered"]
 
 
@@ -50,7 +47,6 @@ def simulate_gossip(
     order: Order = "awc",
     *,
     phases: Phases = "aligned",
-    update: Update = "bucketwise",
     momentum: bool = False,
     flat: bool = False,
     local: LocalSteps | None = None,
@@ -62,7 +58,7 @@ def simulate_gossip(
 
     topology:  None: all workers average in every round, without the n^2 weights of the complete graph
     phases:    "staggered" (where `staggering_pays`): every second bucket runs the rounds 2k and 2k+1 in the other order
-    update, momentum: see `_simulate_rounds`
+    momentum:  whether it is mixed too; see `_simulate_rounds`
     local:     local steps, in place of `order`; see `_simulate_local_steps`
     steps:     to simulate, the first `discarded` of which do not count
 
@@ -80,7 +76,7 @@ def simulate_gossip(
     odd = _round_times(cluster, staggered(topology), flat) if phases == "staggered" else None
     if local is not None:
         return _simulate_local_steps(cluster, even, odd, local, steps, discarded, seed)
-    return _simulate_rounds(cluster, even, odd, order, update, momentum, steps, discarded, seed)
+    return _simulate_rounds(cluster, even, odd, order, momentum, steps, discarded, seed)
 
 
 def staggering_pays(topology: Topology, workers_per_host: int) -> bool:
@@ -114,7 +110,6 @@ def _simulate_rounds(
     even: Callable[[int], RoundTime],
     odd: Callable[[int], RoundTime] | None,
     order: Order,
-    update: Update,
     momentum: bool,
     steps: int,
     discarded: int,
@@ -127,9 +122,8 @@ def _simulate_rounds(
         awc:  T_i(t, b) = max(T_i(t, b-1), D_i(t, b)) + u/B,   T_i(t, -1) = T_i(t-1, B-1) + c_i(t)
         atc:  T_i(t, b) = T_i(t-1) + c_i(t) + (b+1) u/B
 
-    where D is the time at which the bucket arrived. With atc it was launched at T(t, b). With awc it was launched at
-    T(t-1, b) (`update="bucketwise"`: our own optimizers), or after the update of all buckets, which then waits for the
-    last arrival ("whole": any other optimizer). The step ends with the last bucket's update (awc) or arrival (atc).
+    where D is the time at which the bucket arrived. With atc it was launched at T(t, b), with awc at T(t-1, b), as by
+    our own optimizers. The step ends with the last bucket's update (awc) or arrival (atc).
 
     With `momentum`, which needs atc, a worker first mixes its momentum, a message as large as the parameters (DmSGD):
     all its buckets are launched at T_i(t-1) + c_i(t), and in atc's equation the arrival of the last takes that place.
@@ -139,8 +133,7 @@ def _simulate_rounds(
         raise ValueError(f"order={order!r}: expected 'atc' where momentum is mixed too")
     n, B = cluster.workers, cluster.gossip_buckets
     compute = cluster.draw_compute_ms(steps, seed)
-    # After b + 1 of the B updates; an ordinary optimizer updates all at once.
-    updates = cluster.update_ms * (np.arange(1, B + 1) / B if update == "bucketwise" else np.ones(B))[:, None]
+    updates = cluster.update_ms * (np.arange(1, B + 1) / B)[:, None]  # of buckets 0..b
     ended, launched = np.zeros(n), np.zeros((B, n))
     busy = Busy.nothing(n)
     begin = 0.0
@@ -154,8 +147,6 @@ def _simulate_rounds(
             ended = _travel(computed + updates, busy, even(t), odd and odd(t)).max(axis=0)
             continue
         done = np.maximum(_travel(launched, busy, even(t), odd and odd(t)), computed)
-        if update == "whole":
-            done = np.broadcast_to(done.max(axis=0), (B, n))
         # T(b) = max over a <= b of D(a) + (b + 1 - a) u/B, as a running maximum
         launched = np.maximum.accumulate(done - updates + updates[0], axis=0) + updates
         ended = launched[-1]

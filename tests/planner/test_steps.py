@@ -8,7 +8,7 @@ import pytest
 from common.options import LocalSteps
 from common.planner import simulate_allreduce, simulate_gossip
 from common.planner.links import allreduce_ms, mb_ms
-from common.planner.steps import DISCARDED, Update, staggering_pays
+from common.planner.steps import DISCARDED, staggering_pays
 from common.topology import build
 from common.topology.cost import bytes_leaving_hosts
 from tests.planner.clusters import cluster
@@ -21,25 +21,21 @@ def test_gossip_takes_the_longer_of_computing_and_sending(inter_gbps: float) -> 
     c = cluster(inter_gbps=inter_gbps, update_ms=3.0, gossip_bucket_mb=0.01)
     sending = mb_ms(100.0, inter_gbps)
     topology = build("one_peer_exponential", 4)
-    whole = simulate_gossip(c, topology, update="whole").step
-    assert whole == pytest.approx(max(50.0, sending) + 3.0)
-    bucketwise = simulate_gossip(c, topology).step
-    assert bucketwise == pytest.approx(max(50.0 + 3.0, sending), rel=0.01)
-    combine = simulate_gossip(c, topology, "atc", update="whole").step
-    assert combine == pytest.approx(50.0 + sending + 3.0)
+    assert simulate_gossip(c, topology).step == pytest.approx(max(50.0 + 3.0, sending), rel=0.01)
+    first_update_ms = 3.0 / c.gossip_buckets  # the others come while earlier buckets travel
+    assert simulate_gossip(c, topology, "atc").step == pytest.approx(50.0 + first_update_ms + sending)
 
 
-@pytest.mark.parametrize(("update", "exposed_update_ms"), [("whole", 3.0), ("bucketwise", 3.0 / 2)])
-def test_momentum_is_sent_before_the_parameters(update: Update, exposed_update_ms: float) -> None:
+def test_momentum_is_sent_before_the_parameters() -> None:
     """A second message of the same size, after computing; of 2 buckets the first leaves after half of the update."""
     c = cluster(inter_gbps=10.0, update_ms=3.0, gossip_bucket_mb=50.0)
     sending = mb_ms(100.0, 10.0)
     topology = build("one_peer_exponential", 4)
-    without = simulate_gossip(c, topology, "atc", update=update).step
-    assert without == pytest.approx(50.0 + exposed_update_ms + sending)
-    times = simulate_gossip(c, topology, "atc", update=update, momentum=True)
+    without = simulate_gossip(c, topology, "atc").step
+    assert without == pytest.approx(50.0 + 1.5 + sending)
+    times = simulate_gossip(c, topology, "atc", momentum=True)
     assert times.step == pytest.approx(without + sending)
-    assert times.exposed == pytest.approx(2 * sending - 3.0 + exposed_update_ms)
+    assert times.exposed == pytest.approx(2 * sending - 3.0 + 1.5)
     with pytest.raises(ValueError, match="order='awc': expected 'atc'"):
         simulate_gossip(c, topology, "awc", momentum=True)
 
@@ -55,9 +51,6 @@ def test_a_round_of_local_steps_waits_before_its_update_number_tau(inter_gbps: f
         round_ms = 53.0 * H + sending
     topology = build("one_peer_exponential", 4)
     assert simulate_gossip(c, topology, local=LocalSteps(H, tau)).step == pytest.approx(round_ms / H)
-    if H == 1:
-        whole = simulate_gossip(c, topology, "awc" if tau else "atc", update="whole").step
-        assert whole == pytest.approx(round_ms)
 
 
 @pytest.mark.parametrize("tau", [0, 1, 3])
@@ -82,20 +75,17 @@ def test_two_hosts_two_buckets_by_hand() -> None:
     pair = build("complete", 2)
     assert simulate_gossip(cluster(**values, compute_ms=5.0), pair).step == pytest.approx(20.0)
     assert simulate_gossip(cluster(**values, compute_ms=30.0), pair).step == pytest.approx(34.0)
-    assert simulate_gossip(cluster(**values, compute_ms=5.0), pair, update="whole").step == pytest.approx(24.0)
 
 
 @pytest.mark.parametrize("hosts", [2, 4, 8])
 @pytest.mark.parametrize("compute_ms", [20.0, 60.0, 100.0])
 def test_aer_goes_across_every_second_step(hosts: int, compute_ms: float) -> None:
-    c = cluster(
-        hosts=hosts, workers_per_host=2, compute_ms=compute_ms, update_ms=3.0, intra_gbps=1e9, gossip_bucket_mb=25.0
-    )
+    c = cluster(hosts=hosts, workers_per_host=2, compute_ms=compute_ms, intra_gbps=1e9, gossip_bucket_mb=25.0)
     aer = build("aer", 2 * hosts, 2)
-    aligned = simulate_gossip(c, aer, update="whole", steps=44).step
-    assert aligned == pytest.approx((max(compute_ms, 80.0) + compute_ms) / 2 + 3.0, rel=1e-5)
-    staggered = simulate_gossip(c, aer, update="whole", phases="staggered", steps=44).step
-    assert staggered == pytest.approx(max(compute_ms, 40.0) + 3.0, rel=1e-5)
+    aligned = simulate_gossip(c, aer, steps=44).step
+    assert aligned == pytest.approx((max(compute_ms, 80.0) + compute_ms) / 2, rel=1e-5)
+    staggered = simulate_gossip(c, aer, phases="staggered", steps=44).step
+    assert staggered == pytest.approx(max(compute_ms, 40.0), rel=1e-5)
 
 
 @pytest.mark.parametrize("inter_gbps", [0.1, 5.0, 20.0, 100.0])
@@ -222,15 +212,13 @@ def test_no_step_is_shorter_than_computing_or_than_its_bytes(name: str, L: int, 
     assert times.step >= max(times.compute, mb_ms(bytes_per_step, c.inter_gbps)) * 0.98
 
 
-@pytest.mark.parametrize("update", ["bucketwise", "whole"])
 @pytest.mark.parametrize(("name", "L"), [("one_peer_exponential", 1), ("aer", 2), ("complete", 1)])
-def test_more_bandwidth_or_less_latency_is_never_slower(name: str, L: int, update: str) -> None:
+def test_more_bandwidth_or_less_latency_is_never_slower(name: str, L: int) -> None:
     topology = build(name, 4 * L, L)
     times = [
         simulate_gossip(
             cluster(workers_per_host=L, jitter=0.3, inter_gbps=rate, latency_us=latency, gossip_bucket_mb=12.0),
             topology,
-            update=update,
             steps=80,
         ).step
         for rate, latency in [(2.0, 900.0), (2.0, 0.0), (10.0, 0.0), (20.0, 0.0), (1e6, 0.0)]
