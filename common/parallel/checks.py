@@ -4,7 +4,7 @@ import gc
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -102,11 +102,12 @@ def check_device(parameters: Iterable[Tensor]) -> torch.device:
     return device
 
 
-def refuse_unknown(taker: Callable[..., Any], options: Iterable[str], names: Sequence[str]) -> None:
-    """Raise TypeError for the first of the options of a class or function that has not one of these names.
+def refuse_unknown(taker: Callable[..., Any], options: Iterable[str]) -> None:
+    """Raise TypeError for the first option of a class or function that GossipOptions does not know.
 
     The message has the nearest of all its keyword arguments.
     """
+    names = GossipOptions.names()
     for name in options:
         if name not in names:
             hint = "; workers are all ranks of the default group, never a part of them" * (name == "process_group")
@@ -145,6 +146,7 @@ def resolve_topology(
         topology = build(topology, workers, workers_per_host)
     if topology.world_size != workers:
         raise ValueError(f"topology {topology.name} is for {topology.world_size} workers, but there are {workers}")
+    options.check_topology(topology)
     if options.push_sum:
         topology = push_sum(topology)
     elif not topology.doubly_stochastic:
@@ -152,7 +154,6 @@ def resolve_topology(
             f"topology {topology.name}: expected doubly stochastic mixing matrices, got rows that do not sum to 1; "
             "without push_sum=True parameters would drift away"
         )
-    options.check_topology(topology)
     for sentence in warnings_of(options.plan, topology) if warns else ():
         warnings.warn(sentence, stacklevel=3)
     return topology

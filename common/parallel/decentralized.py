@@ -97,12 +97,10 @@ class DecentralizedDataParallel(DataParallel):
         timeout_s: Annotated[float, TIMEOUT_S] = 600.0,
         **options: Any,
     ) -> None:
-        refuse_unknown(DecentralizedDataParallel, options, GossipOptions.names())
+        refuse_unknown(DecentralizedDataParallel, options)
         check_arguments(DecentralizedDataParallel.__init__, locals())
         device = check_unwrapped(module)
         gossip = GossipOptions(order, **options)
-        if isinstance(topology, Topology):
-            gossip.check_topology(topology)
         check_message_dtype(message_dtype, module.parameters())
         timeout = timedelta(seconds=timeout_s)
         if mesh is not None:

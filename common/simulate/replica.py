@@ -53,7 +53,7 @@ def simulate(
     Raises ValueError for an argument of another type, an unknown method or order, a topology for another number of
     workers, and local steps that contradict each other or the topology.
     """
-    refuse_unknown(simulate, options, GossipOptions.names())
+    refuse_unknown(simulate, options)
     check_arguments(simulate, locals())
     check_module(module)
     if world_size < 1:
