@@ -38,20 +38,17 @@ TIMEOUT_S = Bounds(0.001, 1e9, "seconds")  # from gloo's unit up to what its clo
 BUCKET_MB = Bounds(1e-9, 1e9, "MiB")  # up to what 64 bits can count
 
 
-def check_arguments(
-    taker: Callable[..., Any], given: Mapping[str, Any], prefix: str = "", names: Mapping[str, str] | None = None
-) -> None:
+def check_arguments(taker: Callable[..., Any], given: Mapping[str, Any], prefix: str = "") -> None:
     """Raise ValueError for the first argument that its annotation does not allow: name, value and what is expected.
 
     taker:  a function, with its `locals()` as `given`, or a dataclass, with its fields
     prefix: of the name in the message
-    names:  what arguments are called in the message, where that is not their own name
     """
     for name, hint in _hints(taker).items():
         if name in given and not _fits(given[name], hint):
-            value, shown = given[name], (names or {}).get(name, name)
+            value = given[name]
             instead = ", not the class itself" if isinstance(value, type) else " of at most 64 bits" * _is_huge(value)
-            raise ValueError(f"{prefix}{shown}={value!r:.100}: expected {_describe(hint)}{instead}")
+            raise ValueError(f"{prefix}{name}={value!r:.100}: expected {_describe(hint)}{instead}")
 
 
 @cache

@@ -118,7 +118,7 @@ class LocalSteps:
     fragments:   number of parts of the parameters; part f is f H / fragments updates ahead of the first one, so that
                  the messages of a round are spread over it (Streaming DiLoCo, arXiv 2501.18512)
 
-    Raises ValueError for a value of another type or out of range.
+    Raises ValueError for a value out of range; types are those that GossipOptions checks.
     """
 
     steps: int = 1
@@ -128,7 +128,6 @@ class LocalSteps:
     fragments: int = 1
 
     def __post_init__(self) -> None:
-        check_arguments(LocalSteps, vars(self), names={"steps": "local_steps", "start": "local_steps_from"})
         if self.steps < 1:
             raise ValueError(f"local_steps={self.steps}: expected a number of updates >= 1")
         if not 0 <= self.merge_after <= self.steps:

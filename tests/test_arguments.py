@@ -13,7 +13,7 @@ from torch import nn
 from common.arguments import Bounds, check_arguments
 from common.optim import AccumAdam
 from common.optim.schedules import Constant
-from common.options import GossipOptions, LocalSteps
+from common.options import GossipOptions
 from common.parallel import AllReduceDataParallel, DecentralizedDataParallel, Mixing, Outer
 from common.simulate import simulate
 from common.topology import Round, Topology, build
@@ -64,8 +64,8 @@ def test_what_users_try(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LocalSteps(2.5), "local_steps=2.5: expected an integer"),
-        (lambda: LocalSteps(4, start=1.5), "local_steps_from=1.5: expected an integer"),
+        (lambda: GossipOptions(local_steps=2.5), "local_steps=2.5: expected an integer"),
+        (lambda: GossipOptions(local_steps=4, local_steps_from=1.5), "local_steps_from=1.5: expected an integer"),
         (lambda: Outer(lr="0.7"), "outer.lr='0.7': expected a number"),
         (lambda: Outer(nesterov=1), "outer.nesterov=1: expected True or False"),
         (lambda: Outer(displacement="mine"), "outer.displacement='mine': expected 'own' or 'mixed'"),
@@ -92,7 +92,7 @@ HUGE = 10**30
         (lambda: build("ring", HUGE), "topology 'ring': world_size: expected an integer <= 16384"),
         (lambda: Round.idle(HUGE), "Round.idle: world_size: expected an integer <= 16384"),
         (lambda: simulate(nn.Linear(2, 2), HUGE), f"world_size={HUGE}: expected an integer of at most 64 bits"),
-        (lambda: LocalSteps(HUGE), f"local_steps={HUGE}: expected an integer of at most 64 bits"),
+        (lambda: GossipOptions(local_steps=HUGE), f"local_steps={HUGE}: expected an integer of at most 64 bits"),
         (lambda: Outer(lr=10**400), "expected a number of at most 64 bits"),
         (lambda: Constant(warmup_steps=HUGE, warmup_start=0.0), f"warmup_steps={HUGE}: expected an integer < 2^63"),
         (lambda: Constant(warmup_steps=3, warmup_start=10**400), "expected a number in [0, 1]"),

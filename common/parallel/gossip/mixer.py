@@ -42,9 +42,7 @@ class Mixer:
     topology:      schedule over workers
     options:       of these bucket_mb and phases cut the buckets, see `plan_buckets`; the rounds of the fragments, runs
                    of buckets, are launched and merged one by one
-    transport:     "auto", or force "send_recv" or "subgroup" wherever the round allows it
-    message_dtype: dtype of messages between peers, None for the parameters' own; int8 with error feedback, see
-                   `messages.py`. All-reduces, and averages inside hosts that talk to others, keep their precision
+    transport, message_dtype: as of `Routes`; int8 with error feedback, see `messages.py`
     timeout:       how long to wait for a peer
     anchors:       what is mixed in place of the parameters, tensors laid out as they are; empty: the parameters
     """
