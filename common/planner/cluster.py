@@ -23,6 +23,7 @@ Duration = Annotated[float, Bounds(0, 1e9)]  # ms or us
 Factor = Annotated[float, Bounds(1e-6, 1e6)]
 
 
+@dataclass(eq=False)
 class Variation:
     """Compute times of a worker, as multiples of the usual one; what is emulated and what is predicted draw alike.
 
@@ -36,24 +37,20 @@ class Variation:
     normal:       where the logarithms are drawn from
     """
 
-    def __init__(
-        self,
-        jitter: float = 0.0,
-        stall_share: float = 0.0,
-        stall_factor: float = 1.0,
-        factor: float = 1.0,
-        *,
-        seed: Sequence[int],
-    ) -> None:
-        self._jitter, self._factor = jitter, factor
-        self._stall_share, self._stall_factor = stall_share, stall_factor
+    jitter: float = 0.0
+    stall_share: float = 0.0
+    stall_factor: float = 1.0
+    factor: float = 1.0
+    seed: Sequence[int] = field(kw_only=True)
+
+    def __post_init__(self) -> None:
         # Of their own, so that many steps at once draw what as many single steps draw.
-        self.normal, self._uniform = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(2))
+        self.normal, self._uniform = map(np.random.default_rng, np.random.SeedSequence(self.seed).spawn(2))
 
     def draw(self, steps: int = 1) -> np.ndarray:
         """Return the multiples of the next steps, [steps]."""
-        times = self._factor * np.exp(self._jitter * self.normal.standard_normal(steps) - self._jitter**2 / 2)
-        times[self._uniform.random(steps) < self._stall_share] *= self._stall_factor
+        times = self.factor * np.exp(self.jitter * self.normal.standard_normal(steps) - self.jitter**2 / 2)
+        times[self._uniform.random(steps) < self.stall_share] *= self.stall_factor
         return times
 
 

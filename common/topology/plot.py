@@ -117,8 +117,9 @@ def _draw_round(axes: Axes, round_: Round, t: int, circle: _Circle) -> None:
     if circle.hosted:
         _draw_hosts(axes, circle)
     for group in round_.groups or ():
-        if len(group) > 2:
-            _draw_group(axes, group, circle)
+        if len(group) > 2:  # points of a circle in the order of angles are the corners of their convex hull
+            colour = circle.edge_colour(group[0], group[-1])
+            axes.add_patch(Polygon(circle.points[list(group)], facecolor=colour, alpha=0.13, linewidth=0, zorder=1))
     _draw_edges(axes, round_, circle)
     for i, (x, y) in enumerate(circle.points):
         busy = bool(round_.in_peers(i) or round_.out_peers(i))
@@ -138,12 +139,6 @@ def _draw_hosts(axes: Axes, circle: _Circle) -> None:
         band = Wedge((0, 0), 1 + half, *np.degrees(ends), width=2 * half, color=circle.colour(workers[0]), alpha=0.16)
         band.set(linewidth=0, zorder=0)
         axes.add_patch(band)
-
-
-def _draw_group(axes: Axes, group: tuple[int, ...], circle: _Circle) -> None:
-    """Shade a group; points of a circle in the order of angles are the corners of their convex hull."""
-    colour = circle.edge_colour(group[0], group[-1])
-    axes.add_patch(Polygon(circle.points[list(group)], facecolor=colour, alpha=0.13, linewidth=0, zorder=1))
 
 
 def _draw_edges(axes: Axes, round_: Round, circle: _Circle) -> None:
