@@ -23,8 +23,8 @@ from torch.optim.optimizer import ParamsT
 
 from common.arguments import require, require_count, require_decay_rate, require_non_negative
 from common.dtensors import count_writes, local
-from common.flat import Bucket
-from common.optim.flat_state import STATE_NAMES, Alone, FlatState, Incoming, ParameterVector
+from common.flat import Bucket, FlatVector
+from common.optim.flat_state import STATE_NAMES, Alone, FlatState, Incoming
 from common.optim.foreach import dense_grad, loss_of, scale_
 from common.optim.functional import Hyper, accum_adam_update
 
@@ -60,7 +60,7 @@ class AccumAdam(Optimizer):
 
     arriving: Callable[[], Iterable[tuple[Bucket, Incoming | None]]] | None = None
     _flat: Sequence[FlatState] = ()  # one for each vector of `flatten_state`
-    _alone: Mapping[nn.Parameter, tuple[Alone, FlatState]] = MappingProxyType({})  # of fused ones that lie elsewhere
+    _alone: Mapping[nn.Parameter, FlatState] = MappingProxyType({})  # of fused ones that lie elsewhere
     decoupled_weight_decay = False
 
     def __init__(
@@ -104,7 +104,7 @@ class AccumAdam(Optimizer):
             for param in group["params"]:
                 self._state_of(param, group | {"fused": False})
 
-    def flatten_state(self, vectors: Sequence[ParameterVector], *, place_gradients: bool) -> None:
+    def flatten_state(self, vectors: Sequence[FlatVector], *, place_gradients: bool) -> None:
         """Keep gradients and state of fused parameters in vectors laid out as these, where they lie in one.
 
         place_gradients: whether backward puts gradients there by itself (see `FlatState`)
@@ -122,17 +122,16 @@ class AccumAdam(Optimizer):
         self._flat = [*self._flat, *(FlatState(vector, placed=placed) for vector in vectors)]
         self._alone = {}
 
-    def release_state(self, vectors: Sequence[ParameterVector]) -> None:
+    def release_state(self, vectors: Sequence[FlatVector]) -> None:
         """Forget vectors of `flatten_state`: their parameters may move."""
-        released = {id(vector) for vector in vectors}
         for flat in self._flat:
-            if id(flat.vector) in released:
+            if flat.vector in vectors:
                 flat.close()
-        self._flat = [flat for flat in self._flat if id(flat.vector) not in released]
+        self._flat = [flat for flat in self._flat if flat.vector not in vectors]
 
-    def has_flat(self, vectors: Sequence[ParameterVector]) -> bool:
+    def has_flat(self, vectors: Sequence[FlatVector]) -> bool:
         """Return whether these, and no others, are the vectors of `flatten_state`."""
-        return [id(flat.vector) for flat in self._flat] == [id(vector) for vector in vectors]
+        return [flat.vector for flat in self._flat] == list(vectors)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -148,14 +147,12 @@ class AccumAdam(Optimizer):
                 self._update_lists(params, steps, hyper, foreach=group["foreach"] is not False)
         for flat in self._flat:
             flat.begin(fused, self.state)
-        missing = [param for param in fused if param not in self._alone or not self._alone[param][0].is_current]
+        missing = [param for param in fused if param not in self._alone or not self._alone[param].vector.is_current]
         if missing:
-            made = [Alone(param) for param in missing]
-            self._alone = {**self._alone, **{alone.parameters[0]: (alone, FlatState(alone)) for alone in made}}
+            self._alone = {**self._alone, **{param: FlatState(Alone(param)) for param in missing}}
         for param in list(fused):  # they lie in none of the vectors
-            _, flat = self._alone[param]
-            flat.begin(fused, self.state)
-            flat.update(slice(0, local(param).numel()))
+            self._alone[param].begin(fused, self.state)
+            self._alone[param].update(slice(0, local(param).numel()))
         for bucket, incoming in (self.arriving or self._whole_vectors)():
             self._flat[bucket.vector].update(bucket.span, incoming)
         return loss

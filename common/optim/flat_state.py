@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Container, Mapping, MutableMapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from common.dtensors import local, local_parts, placed_as
-from common.flat import Slot, layout
+from common.flat import FlatVector, layout
 from common.optim.compiled import Vectors, merge_, update_compiled
 from common.optim.functional import Hyper
 
@@ -24,17 +24,6 @@ class Incoming(NamedTuple):
     tensor: Tensor
     own: float
     weight: float
-
-
-class ParameterVector(Protocol):
-    """Parameters of one dtype and device in one vector `data` [numel]: `common.flat.FlatVector`, or `Alone`."""
-
-    data: Tensor
-    slots: Sequence[Slot]
-    parameters: Sequence[nn.Parameter]
-
-    def group_by(self, key: Callable[[nn.Parameter], Hashable]) -> None:
-        """Lay parameters of one key side by side."""
 
 
 class Alone:
@@ -87,7 +76,7 @@ class FlatState:
     When the vector is laid out anew, for another optimizer of these parameters, the next update follows.
     """
 
-    def __init__(self, vector: ParameterVector, *, placed: Container[nn.Parameter] = ()) -> None:
+    def __init__(self, vector: FlatVector | Alone, *, placed: Container[nn.Parameter] = ()) -> None:
         self.vector = vector
         self._placed = placed
         self._stretches: list[Stretch] = []
