@@ -110,11 +110,11 @@ class Hierarchical(Exchange):
         self._from_rail = {rank: self.take(message.numel(), message.dtype) for rank in self.route.receives}
         receives = [self.message(dist.irecv, tensor, rank, Tag.RAIL) for rank, tensor in self._from_rail.items()]
         sends = [self.message(dist.isend, message, rank, Tag.RAIL) for rank in self.route.sends]
-        self._post_rail(not_empty(receives + sends))
+        self._post_messages(receives + sends)
 
     @abstractmethod
-    def _post_rail(self, ops: list[dist.P2POp]) -> None:
-        """Post messages between hosts, for which `_railed` waits."""
+    def _post_messages(self, ops: list[dist.P2POp]) -> None:
+        """Post those that are not empty; `_railed` gets what to wait for of those between hosts."""
 
     def _combine_and_gather(self, timeout: timedelta) -> None:
         self._wait_for(timeout, self._railed)  # sends too: what they read is written next
@@ -174,19 +174,16 @@ class HierarchicalByMessages(Hierarchical):
         else:  # two workers a host: one pass over memory
             torch.lerp(own, first, 0.5, out=mean)
         shards = {rank: self._shard(self._result, index) for index, rank in self.route.local.items()}
-        self._post_each([self.message(dist.irecv, shard, rank, Tag.GATHER) for rank, shard in shards.items()])
-
-    def _post_rail(self, ops: list[dist.P2POp]) -> None:
-        self._post_each(ops)
+        self._post_messages([self.message(dist.irecv, shard, rank, Tag.GATHER) for rank, shard in shards.items()])
 
     def _gather(self, timeout: timedelta) -> None:
         ranks = self.route.local.values()
-        self._post_each([self.message(dist.isend, self._mean, rank, Tag.GATHER) for rank in ranks])
+        self._post_messages([self.message(dist.isend, self._mean, rank, Tag.GATHER) for rank in ranks])
 
     def _landing(self, index: int) -> Tensor:
         return self._result[index * self._size : (index + 1) * self._size][: self._mean.numel()]
 
-    def _post_each(self, ops: list[dist.P2POp]) -> None:
+    def _post_messages(self, ops: list[dist.P2POp]) -> None:
         for op in not_empty(ops):
             self.post([op])
 
@@ -205,8 +202,8 @@ class HierarchicalByCollectives(Hierarchical):
         self._wait_for(timeout, [work])
         self._own.div_(self._workers)
 
-    def _post_rail(self, ops: list[dist.P2POp]) -> None:
-        works, failure = hand_over(ops)
+    def _post_messages(self, ops: list[dist.P2POp]) -> None:
+        works, failure = hand_over(not_empty(ops))
         self._railed += works
         self.attach_works([], failure)
 
