@@ -50,12 +50,10 @@ class Watch:
     """A thread that says which messages do not arrive in time; the process group's own timeout then ends the run.
 
     timeout: how long messages may be under way
-    tell:    takes the sentence; default: a line on stderr
     """
 
-    def __init__(self, timeout: timedelta, tell: Callable[[str], object] | None = None) -> None:
+    def __init__(self, timeout: timedelta) -> None:
         self._seconds = timeout.total_seconds()
-        self._tell = tell or (lambda sentence: sys.stderr.write(f"{sentence}\n"))  # one write: other ranks share it
         self._under_way: deque[tuple[float, Callable[[], bool], Callable[[], str]]] = deque()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -76,5 +74,5 @@ class Watch:
             while self._under_way and self._under_way[0][1]():
                 self._under_way.popleft()
             if self._under_way and time.monotonic() > self._under_way[0][0]:
-                self._tell(self._under_way[0][2]())
+                sys.stderr.write(f"{self._under_way[0][2]()}\n")  # one write: other ranks share it
                 return

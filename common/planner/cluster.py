@@ -150,14 +150,9 @@ class Cluster:
 
     def draw_compute_ms(self, steps: int, seed: int) -> np.ndarray:
         """Draw the time in ms of each worker's forward and backward pass in each step, [steps, workers]."""
-        workers = [
-            Variation(
-                self.jitter,
-                self.stall_share,
-                self.stall_factor,
-                self.slow_hosts.get(worker // self.workers_per_host, 1.0),
-                seed=(seed, worker),
-            )
-            for worker in range(self.workers)
+        factors = [self.slow_hosts.get(worker // self.workers_per_host, 1.0) for worker in range(self.workers)]
+        drawn = [
+            Variation(self.jitter, self.stall_share, self.stall_factor, factor, seed=(seed, worker)).draw(steps)
+            for worker, factor in enumerate(factors)
         ]
-        return self.compute_ms * np.stack([worker.draw(steps) for worker in workers], axis=1)
+        return self.compute_ms * np.stack(drawn, axis=1)
