@@ -101,6 +101,8 @@ class DecentralizedDataParallel(DataParallel):
         check_arguments(DecentralizedDataParallel.__init__, locals())
         device = check_unwrapped(module)
         gossip = GossipOptions(order, **options)
+        if isinstance(topology, Topology):
+            gossip.check_topology(topology)  # before process groups are made
         check_message_dtype(message_dtype, module.parameters())
         timeout = timedelta(seconds=timeout_s)
         if mesh is not None:
