@@ -1,5 +1,7 @@
 """Computing replaced by waits: as long as asked, with gradients one after another, and as uneven as predicted."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 from common.planner.cluster import Cluster, Variation
 from common.planner.conditions import CONDITIONS, Condition
 from scripts.benchmarks import engines
+from scripts.benchmarks.arguments import METHODS
 from scripts.benchmarks.engines import EmulatedCompute, Waiter
 
 
@@ -68,3 +71,12 @@ def test_what_is_emulated_is_what_is_predicted(
     factor = condition.slow_host if rank < 2 else 1.0
     got = waits(monkeypatch, 200, condition.variation_of(factor, (7, rank)))
     assert got == pytest.approx(predicted[:, rank] / 1000)
+
+
+@pytest.mark.parametrize(("method", "hook"), [("allreduce", None), ("allreduce_fp16", "fp16")])
+def test_all_reduce_with_and_without_fp16_gradients(method: str, hook: str | None, monkeypatch) -> None:
+    wrapped = Mock()
+    monkeypatch.setattr("common.parallel.AllReduceDataParallel", wrapped)
+    module = nn.Linear(2, 2)
+    engines.engine_of(METHODS[method].engine, module, METHODS[method].topology, 0.5, 1)
+    wrapped.assert_called_once_with(module, bucket_mb=0.5, hook=hook)
