@@ -175,9 +175,9 @@ SCHEDULES: dict[int, list[dict]] = {
         {"name": "one_peer_exponential"},
         {"name": "aer", "workers_per_host": 2},
         {"name": "base_k", "idle_rounds": 1},
-        {"name": "ring"},
         {"name": "torus"},
-        {"name": "grid"},
+        {"name": "hypercube"},
+        {"name": "static_exponential"},
     ],
 }
 

@@ -1,6 +1,7 @@
 """One worker is plain PyTorch, bit for bit, with and without a process group."""
 
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -10,11 +11,15 @@ from tests.distributed import models
 from tests.distributed.comparison import assert_same
 from tests.distributed.processes import run_processes
 from tests.distributed.scenarios import OPTIMIZERS, Scenario, in_process, snapshot
+from tests.distributed.test_engine_equals_simulator import TOPOLOGIES
 
 BASE = Scenario(topology="one_peer_exponential", steps=8)
 CONV = replace(BASE, model=models.conv_bn, inputs=(3, 6, 6))
 ATC = {"dmsgd", "dmsgd_local", "qg_dmsgd"}
-SCENARIOS = [replace(BASE, optimizer=name, order="atc" if name in ATC else "awc") for name in OPTIMIZERS]
+SCENARIOS = [
+    replace(BASE, optimizer=name, order="atc" if name in ATC else "awc", topology=topology)
+    for name, topology in zip(OPTIMIZERS, cycle(TOPOLOGIES), strict=False)
+]
 SCENARIOS += [
     replace(CONV, optimizer="momentum"),
     replace(CONV, optimizer="accumadamw", accumulate=2, clip=0.1),
