@@ -26,7 +26,7 @@ RUN += ["logging.progress=false", "resume=true"]
 
 
 def judge(how: str, code: int, seconds: float, output: str, limit_s: float) -> None:
-    assert code != 0, f"{how}: the job ended well"
+    assert code == 1, f"{how}: the job ended with {code}"
     assert seconds <= limit_s, f"{how}: the job ended after {seconds:.0f} s"
     assert re.search(NAMED[how], output), f"{how}: nobody names rank 1: {output[-2000:]}"
 
