@@ -30,10 +30,6 @@ SETTINGS = {
             *ACCUMADAMW,
         ],
     ),
-    "simulated_local_steps": (
-        1,
-        ["workers=simulated", "workers.count=4", "parallel=noloco", "parallel.local_steps=5", "optimizer=adam"],
-    ),
     "sharded": (
         4,
         [
@@ -42,7 +38,13 @@ SETTINGS = {
             *ACCUMADAMW,
         ],
     ),
-    "simulated": (1, ["workers=simulated", "workers.count=4", "workers.per_host=2", "topology=aer", *ACCUMADAMW]),
+    "simulated": (
+        1,
+        [
+            *("workers=simulated", "workers.count=4", "workers.per_host=2"),
+            *("parallel=noloco", "parallel.local_steps=5", "topology=aer", *ACCUMADAMW),
+        ],
+    ),
 }
 
 
@@ -237,9 +239,9 @@ def test_a_run_goes_on_without_what_it_began_with_and_where_it_began(tmp_path: P
 
 def test_a_rank_that_begins_late_finds_no_other_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    ranks = Ranks([*RUN, "resume=false", f"run_dir={folder}"], 2, tmp_path / "log", late_s=2.0)
-    finish(ranks)
-    again = Ranks([*RUN, "resume=false", f"run_dir={folder}"], 2, tmp_path / "again")
+    arguments = [*RUN, "training.steps=4", "resume=false", f"run_dir={folder}"]
+    finish(Ranks(arguments, 2, tmp_path / "log", late_s=2.0))
+    again = Ranks(arguments, 2, tmp_path / "again")
     assert again.wait(LIMIT_S)
     assert again.codes() == [2, 2]
     assert "holds a finished run" in (tmp_path / "again.0").read_text()
