@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.experiments.collect import score_arguments
-from common.experiments.definitions import parse_override
+from common.experiments.definitions import ROOT, parse_override
 from scripts.reproduce import main
 from tests.experiments.synthetic import write_run
 from tests.waiting import LIMIT_S, wait_for
@@ -232,17 +232,31 @@ def test_unknown_rows_and_seeds_that_are_no_integers_are_refused(registered, lau
     assert err.startswith(f"error: {message}")
 
 
-@pytest.mark.slow
-def test_several_runs_at_a_time_share_the_cores(registered, capsys, monkeypatch):
-    small = ["training.steps=2", "model.width=2", "workers=simulated", "workers.count=2", "training.batch_size=16"]
-    rows = [row.model_copy(update={"overrides": (*row.overrides, *small)}) for row in registered.rows]
-    table = registered.model_copy(update={"overrides": (), "seeds": (1,), "rows": (*rows,)})
-    monkeypatch.setattr("scripts.reproduce.load_table", lambda name: table)
-    assert main(["table=small", "jobs=2"]) == 0
+TRAINER = f"""#!{sys.executable}
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from common.experiments.definitions import parse_override
+from tests.experiments.synthetic import write_run
+from tests.waiting import wait_for
+overrides = sys.argv[3:]  # after -m cnn.train
+folder = Path(dict(map(parse_override, overrides))["run_dir"])
+folder.mkdir(parents=True)
+wait_for(lambda: len([*folder.parents[1].glob("*/seed_1")]) == 2)  # for the other run
+write_run(folder, overrides)
+"""
+
+
+def test_several_runs_at_a_time_share_the_cores(registered, capsys, monkeypatch, tmp_path: Path):
+    trainer = tmp_path / "python"
+    trainer.write_text(TRAINER)
+    trainer.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(trainer))
+    assert main(["table=small", "jobs=2", "seeds=1"]) == 0
     assert "2 of 2 runs finished" in capsys.readouterr().out
     environment = (RUNS / "small" / "allreduce" / "seed_1" / "environment.json").read_text()
     assert "training.threads=" in environment
-    assert main(["table=small"]) == 0
+    assert main(["table=small", "seeds=1"]) == 0
     assert capsys.readouterr().out.count("finished before") == 2
 
 

@@ -144,7 +144,16 @@ def edited(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None
 DICTIONARY, INDEX, TOKENS = "dict.*.txt", "train.en-de.en.idx", "valid.en-de.de.bin"
 
 
-@pytest.mark.parametrize("recorded", [True, False])
+@pytest.fixture(scope="module", params=[True, False], ids=["recorded", "as fairseq-preprocess leaves a folder"])
+def whole(request: pytest.FixtureRequest, data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data that can be read, with and without a record of their preparation."""
+    folder = shutil.copytree(data_folder, tmp_path_factory.mktemp("whole") / "data")
+    if not request.param:
+        (folder / "prepared.json").unlink()
+    assert len(corpus_of(folder).split("train")) == 300
+    return folder
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -160,13 +169,9 @@ DICTIONARY, INDEX, TOKENS = "dict.*.txt", "train.en-de.en.idx", "valid.en-de.de.
     ],
 )
 def test_damaged_data_do_not_pass_the_door(
-    spoil: Callable[[Path], None], message: str, recorded: bool, data_folder: Path, tmp_path: Path
+    spoil: Callable[[Path], None], message: str, whole: Path, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(data_folder, tmp_path / "data")
-    if not recorded:  # as fairseq-preprocess leaves a folder
-        (folder / "prepared.json").unlink()
-    opened = corpus_of(folder)
-    assert len(opened.split("train")) == 300
+    folder = shutil.copytree(whole, tmp_path / "data")
     spoil(folder)
     with pytest.raises(ConfigError, match=message):
         [corpus_of(folder).split(split) for split in ("train", "valid")]
