@@ -17,8 +17,9 @@ from tests.distributed.comparison import assert_same
 from tests.distributed.local_steps import METHODS, Case, module, train
 from tests.distributed.local_steps import real as real_case
 from tests.distributed.processes import run_processes
-from tests.distributed.scenarios import OPTIMIZERS, Scenario, in_process, real, snapshot
+from tests.distributed.scenarios import OPTIMIZERS, Scenario, in_process, real
 from tests.distributed.test_matrix_form import LR, problem
+from tests.distributed.test_mixing import histories
 
 BASE = Scenario(topology="one_peer_exponential", optimizer="adamw", steps=12)
 OUTER = Outer(lr=0.4, momentum=0.9)
@@ -110,30 +111,10 @@ NARROW = [
 ]
 
 
-def mixed(rank: int, n: int, scenarios: list[Scenario]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return this rank's parameters before and after rounds without any gradient, from unequal parameters."""
-    results = []
-    for scenario in scenarios:
-        training = real(rank, scenario)
-        training.model.load_state_dict(scenario.build(seed=100 + rank).state_dict())
-        before = flat(training.model)
-        for _ in range(scenario.steps):
-            training.update()
-        results.append((before, flat(training.model)))
-        training.model.close()
-    return results
-
-
-def flat(model: nn.Module) -> np.ndarray:
-    return np.concatenate([value.ravel() for value in snapshot(model).values()])
-
-
 def test_narrow_messages_of_anchors_conserve_the_mean() -> None:
-    results = run_processes(mixed, 4, NARROW)
-    for index, scenario in enumerate(NARROW):
-        before, after = (np.array(ends) for ends in zip(*(result[index] for result in results), strict=True))
-        np.testing.assert_allclose(after.mean(0), before.mean(0), atol=2e-6, err_msg=str(scenario))
-        assert after.std(0).mean() < 0.7 * before.std(0).mean()
+    for scenario, X in zip(NARROW, histories(4, NARROW), strict=True):
+        np.testing.assert_allclose(X[-1].mean(0), X[0].mean(0), atol=2e-6, err_msg=str(scenario))
+        assert X[-1].std(0).mean() < 0.7 * X[0].std(0).mean()
 
 
 # -- costs
