@@ -9,28 +9,28 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # The most lines of Python in each room. A new feature pays for its lines with what it makes superfluous.
 ROOMS = {
-    "cnn": 2270,
-    "common": 2000,  # without its rooms
+    "cnn": 2250,
+    "common": 1980,  # without its rooms
     "common/config": 1040,
-    "common/elastic": 1350,
-    "common/experiments": 1960,
-    "common/explorer": 1130,
+    "common/elastic": 1340,
+    "common/experiments": 1940,
+    "common/explorer": 1100,
     "common/launch": 760,
-    "common/optim": 1500,
-    "common/parallel": 4430,
-    "common/planner": 1200,
-    "common/record": 1070,
+    "common/optim": 1460,
+    "common/parallel": 4380,
+    "common/planner": 1170,
+    "common/record": 1060,
     "common/report": 2030,
-    "common/simulate": 640,
-    "common/topology": 1740,
-    "common/training": 2110,
-    "gpt2": 1630,
+    "common/simulate": 630,
+    "common/topology": 1720,
+    "common/training": 2090,
+    "gpt2": 1610,
     "scripts": 1010,  # without its rooms
-    "scripts/benchmarks": 1510,
+    "scripts/benchmarks": 1500,
     "scripts/lib": 330,
     "slurm": 980,
-    "tests": 30390,
-    "transformer": 2690,
+    "tests": 30410,
+    "transformer": 2650,
 }
 SLACK = 0.05  # of a budget: what was won stays won
 FILES = 236  # of all rooms but the tests

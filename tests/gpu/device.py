@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from tests.distributed.processes import run_processes
 from tests.gpu.groups import register_staged
+from tests.waiting import processes_in, wait_for
 
 RANKS = 4  # on CPUs, and where they share the only GPU
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -79,13 +80,14 @@ def nccl_shares_a_gpu() -> bool:
 
 
 def program(*arguments: str, limit_s: float, **environment: str) -> tuple[int, str]:
-    """Return the exit code and the output of `python -m ARGUMENTS`; none of its processes stays."""
+    """Return the exit code and the output of `python -m ARGUMENTS`. None of its processes may live on."""
     known = os.environ | {"PYTHONPATH": os.getcwd(), "GPU_RECORD": ""} | environment
     with tempfile.TemporaryFile("w+") as log:
         command = [sys.executable, "-m", *arguments]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=known, start_new_session=True)
         try:
             code = process.wait(limit_s)
+            wait_for(lambda: not processes_in(process.pid), limit_s=30.0)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ import pytest
 from common.launch.processes import launch
 from common.launch.rank import leave_process_group
 from tests.training.runs import RUN, Ranks, rows, summary
-from tests.waiting import LIMIT_S, wait_for
+from tests.waiting import LIMIT_S, processes_in, wait_for
 
 PLAIN = [sys.executable, "-m", "cnn.train"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cnn.train"]
@@ -31,24 +31,10 @@ def begin(command: list[str], folder: Path, *arguments: str) -> subprocess.Popen
     )
 
 
-def descendants(process: subprocess.Popen[str]) -> list[int]:
-    """Return the live processes of the run's session, which they inherit from any parent."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if int(fields[3]) == process.pid and fields[0] != "Z":
-                found.append(int(folder.name))
-    return found
-
-
 def end(process: subprocess.Popen[str]) -> str:
     """Wait for the run and return its output. None of its processes may be alive a little later."""
     output, _ = process.communicate(timeout=LIMIT_S)
-    wait_for(lambda: not descendants(process), limit_s=30.0)
+    wait_for(lambda: not processes_in(process.pid), limit_s=30.0)
     return output
 
 
@@ -66,7 +52,7 @@ def test_a_signal_to_the_launcher_or_to_everybody_saves_and_stops(tmp_path: Path
     for number, everyone in ((signal.SIGINT, False), (signal.SIGTERM, True)):  # a terminal, Slurm
         process = begin(PLAIN, folder, *LONG)
         wait_for(lambda seen=rows_before: started(folder) and len(rows(folder)) > seen)
-        for pid in descendants(process) if everyone else [process.pid]:
+        for pid in processes_in(process.pid) if everyone else [process.pid]:
             os.kill(pid, number)
         output = end(process)
         assert "Traceback" not in output
