@@ -86,7 +86,7 @@ ROOMS = {
     "launch": ("config", "elastic", "parallel", "record", "training"),
     "experiments": ("config", "planner", "topology"),
     "report": ("experiments", "planner"),
-    "explorer": ("config", "experiments", "planner", "report", "topology"),
+    "explorer": ("config", "experiments", "planner", "record", "report", "topology"),
 }
 
 

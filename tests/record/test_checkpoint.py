@@ -194,7 +194,7 @@ def test_the_model_of_the_last_evaluation_stays(tmp_path: Path) -> None:
 def group_of(recorder: SimpleNamespace, checkpoints: SimpleNamespace, rank: int, **own: object) -> WorkerGroup:
     config = SimpleNamespace(evaluation=SimpleNamespace(models_kept=0))
     task = SimpleNamespace(before_evaluation=lambda step: None)
-    known = {"task": task, "config": config, "device": CPU, "folder": None, "rank": rank, "tell": lambda _: None}
+    known = {"task": task, "config": config, "device": CPU, "rank": rank, "tell": lambda _: None}
     group = WorkerGroup.__new__(WorkerGroup)
     vars(group).update(run=SimpleNamespace(**known, recorder=recorder, checkpoints=checkpoints), **own)
     return group
@@ -214,7 +214,8 @@ def test_a_resumed_run_rehearses_first_and_loads_once(settles: bool) -> None:
     )
     found = Checkpoint(SimpleNamespace(step=4, metrics_bytes=0), {"workers": [{}], "recorder": {}})
     own = {"workers": [worker], "backward": note("rehearsal")}
-    group_of(SimpleNamespace(load_state_dict=note("record")), SimpleNamespace(), 1, **own).resume(found)
+    recorder = SimpleNamespace(folder=None, load_state_dict=note("record"))
+    group_of(recorder, SimpleNamespace(), 1, **own).resume(found)
     assert calls == [*(["rehearsal", "zero_grad"] if settles else []), "worker", "record"]
 
 
