@@ -35,6 +35,7 @@ def held() -> Resources:
 
 def changing(process: int, n: int, how: str, port: int) -> list[Resources]:
     """Go through memberships of all, and of all but one, some of which break; return what is held after each."""
+    dist.barrier()  # nobody closes connections that a slower rank still makes
     dist.destroy_process_group()
     served = dist.TCPStore("127.0.0.1", port, is_master=process == 0, wait_for_workers=False, timeout=TIMEOUT)
     groups = making_groups.current = groups_of_members(how, process, torch.device("cpu"))

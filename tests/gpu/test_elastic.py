@@ -33,6 +33,8 @@ def require_reconfigure(device: Device) -> None:
 
 def changing(process: int, n: int, name: str, port: int) -> float:
     """Go through MEMBERS; return the seconds from an abort until what waited for the dead has ended."""
+    if name == "cpu":
+        dist.barrier()  # nobody closes connections that a slower rank still makes; NCCL has made none
     dist.destroy_process_group()
     device = torch.device(name, process % 2) if name == "cuda" else torch.device(name)
     if name == "cuda":
