@@ -32,7 +32,7 @@ WITHOUT_RECIPE = {
 }
 WITHOUT_PROXY = {
     "exponential_cifar10": "the proxy of the ImageNet table compares the same topologies",
-    "exponential_methods": "the table heterogeneous compares the methods; small networks cannot stand for these",
+    "exponential_methods": "the table heterogeneous_fair compares the methods; small networks cannot stand for these",
     "figure6": "times of steps: benchmarks on emulated hosts stand for them",
     "transformer_4_gpus": "the proxy of table2 compares the same methods",
 }
