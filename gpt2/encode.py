@@ -91,7 +91,7 @@ def encode_all(
 
 
 def save(folder: Path, done: dict[str, Any], documents: int, files: dict[str, BinaryIO]) -> None:
-    """Save that so many more documents are in the files, so that a later call continues from here."""
+    """Record that this many more documents are in the files; a later call continues after them."""
     for split, file in files.items():
         file.flush()
         os.fsync(file.fileno())
