@@ -30,6 +30,7 @@ TASK_OF = {  # of the experiments' first names
     "figure6": "transformer",
     "table2": "transformer",
     "table2_fair": "transformer",
+    "table2_text": "transformer",
     "transformer": "transformer",
 }
 
