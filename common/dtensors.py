@@ -1,7 +1,7 @@
-"""DTensors: the part of a tensor that this rank holds, as FSDP2 (`fully_shard`) leaves it in the parameters.
+"""DTensors: access to the part of a tensor that this rank holds, as FSDP2 (`fully_shard`) leaves it in the parameters.
 
-What acts on each element alone, such as an optimizer's update or mixing, acts on these parts. It must not act on the
-DTensors: `torch.split` of one along the sharded dimension, for instance, returns copies, and writes to them are lost.
+Element-wise operations, such as an optimizer's update or mixing, act on these parts. They must not act on the DTensors:
+`torch.split` of a DTensor along the sharded dimension, for instance, returns copies, and writes to them are lost.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:  # torch.distributed.tensor takes a second to import, and most
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a DTensor's values as a plain tensor, gathered from the ranks that share it (collective), or any other."""
+    """Return a DTensor's values as a plain tensor, gathered from the ranks that share it (collective); others as is."""
     return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def local_parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the local parts of tensors of one shape, a parameter's, its gradient's and its state's.
+    """Return the local parts of tensors of one shape: a parameter, its gradient and its state.
 
-    Raises RuntimeError where one is placed otherwise than the first: the parts would not be the same elements.
+    Raises RuntimeError if one is placed differently from the first: the parts would not be the same elements.
     """
     if not any(map(is_dtensor, tensors)):
         return tensors
@@ -41,12 +41,12 @@ def local_parts(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def count_writes(tensors: Iterable[Tensor]) -> None:
-    """Have DTensors among these count a write to their local parts as autograd counts any other write in place."""
+    """Increment the versions of DTensors among these, as autograd does on in-place writes: local parts were written."""
     torch.autograd.graph.increment_version([tensor for tensor in tensors if is_dtensor(tensor)])
 
 
 def placed_as(reference: Tensor, part: Tensor) -> Tensor:
-    """Return a DTensor placed as `reference` whose local part has the memory of `part`; `part` if it is no DTensor."""
+    """Return a DTensor placed as `reference` whose local part has the memory of `part`; for other tensors, `part`."""
     if not is_dtensor(reference):
         return part
     from torch.distributed.tensor import DTensor
@@ -56,7 +56,7 @@ def placed_as(reference: Tensor, part: Tensor) -> Tensor:
 
 
 def placement(tensor: Tensor | DTensor) -> tuple | None:
-    """Return (mesh, placements) of a DTensor; None of any other tensor."""
+    """Return (mesh, placements) of a DTensor; None for any other tensor."""
     return (tensor.device_mesh, tensor.placements) if is_dtensor(tensor) else None
 
 

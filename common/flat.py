@@ -1,7 +1,7 @@
 """Parameters of one dtype as views of one flat vector, cut into equal buckets.
 
-Mixing acts on each coordinate alone, so buckets need not respect parameter boundaries: they are all of one
-size, however large a single (tied) embedding is. Sends read the vector in place.
+Mixing acts on each coordinate alone, so buckets need not respect parameter boundaries: they are all about the
+same size, however large a single (tied) embedding is. Sends read the vector in place.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from common.dtensors import is_dtensor
 from common.torch_internals import version_of
 
-ALIGNMENT_BYTES = 64  # of every parameter: what PyTorch's allocator gives, so kernels take the same path
+ALIGNMENT_BYTES = 64  # of every parameter, as PyTorch's allocator aligns it, so that kernels take the same path
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter lies in the vector: `offset` in elements, strides as the parameter's own."""
+    """The place of one parameter in the vector: `offset` in elements, with the parameter's own strides."""
 
     name: str
     offset: int
@@ -47,7 +47,7 @@ def layout(
 ) -> tuple[list[Slot], int]:
     """Return slots one after another, each aligned, and the length of the vector in elements.
 
-    sizes: elements that each parameter takes, if more than its own: what is left over stays 0
+    sizes: number of elements reserved for each parameter, if more than its own; the rest stay 0
 
     Memory formats survive: a channels_last weight keeps its strides.
     """
@@ -73,7 +73,7 @@ class FlatVector:
         self.parameters = [parameter for _, parameter in named_parameters]
         self._versions: list[Hashable] | None = None
         self.homes: list[tuple[dict[str, nn.Parameter | None], str, nn.Parameter]] = []  # where modules hold them
-        self._copy: Tensor | None = None  # of data, as it was launched
+        self._copy: Tensor | None = None  # of data at launch
         self.move_to(torch.zeros(self.numel, dtype=first.dtype, device=first.device))
 
     @torch.no_grad()
@@ -85,9 +85,9 @@ class FlatVector:
 
     @torch.no_grad()
     def group_by(self, key: Callable[[nn.Parameter], Hashable]) -> None:
-        """Lay parameters of one key side by side, in the same memory; the last parameter stays the last one.
+        """Lay parameters with the same key side by side, in the same memory; the last parameter stays last.
 
-        So neither the length of the vector nor its cut into buckets changes.
+        So neither the length of the vector nor its division into buckets changes.
         """
         keys = [key(parameter) for parameter in self.parameters]
         groups = [*(k for k in dict.fromkeys(keys) if k != keys[-1]), keys[-1]]
@@ -106,7 +106,7 @@ class FlatVector:
             view.copy_(value)
             self._attach(parameter, slot, view)
 
-    # -- what differs where a rank holds shards of the parameters (`common.parallel.replica`)
+    # -- overridden where a rank holds shards of the parameters (`common.parallel.replica`)
 
     def _layout(self, named_parameters: Sequence[tuple[str, nn.Parameter]]) -> tuple[list[Slot], int]:
         return layout(named_parameters)
@@ -115,7 +115,7 @@ class FlatVector:
         return parameter.detach()
 
     def _attach(self, parameter: nn.Parameter, slot: Slot, view: Tensor) -> None:
-        """Make the parameter the view at its slot."""
+        """Make the parameter a view of its slot."""
         parameter.data = view
 
     def _lies_at(self, parameter: nn.Parameter, address: int) -> bool:
@@ -129,15 +129,15 @@ class FlatVector:
         yield from self.views_of(self.data)
 
     def views_of(self, data: Tensor) -> Iterator[Tensor]:
-        """Yield the parameters' places in a vector that is laid out as this one."""
+        """Yield the parameters' places in a vector with the same layout as this one."""
         for slot in self.slots:
             yield data.as_strided(slot.size, slot.stride, data.storage_offset() + slot.offset)
 
     def protect(self) -> None:
-        """Note the parameters' versions: until `release` they must not be written.
+        """Record the parameters' versions: they must not be written until `release`.
 
-        Writes through `.data` raise no version. With the environment variable GOSSIP_CHECK_WRITES=1, for finding them,
-        values are compared too, which takes memory and time.
+        Writes through `.data` do not raise the version. To find them, set GOSSIP_CHECK_WRITES=1 in the environment:
+        values are then compared too, which costs memory and time.
         """
         self._versions = [self._writes(parameter) for parameter in self.parameters]
         self._copy = self.data.clone() if os.environ.get("GOSSIP_CHECK_WRITES", "0") != "0" else None
@@ -186,7 +186,7 @@ def flatten(module: nn.Module) -> list[FlatVector]:
 
     Tied parameters (one Parameter under several names) are laid out once. Frozen parameters stay where they are.
 
-    Raises ValueError for different parameters whose memory overlaps: they would silently come apart; and for DTensors.
+    Raises ValueError for DTensors, and for different parameters whose memory overlaps: they would silently come apart.
     """
     refuse_dtensors(module)
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
@@ -201,7 +201,7 @@ def flatten(module: nn.Module) -> list[FlatVector]:
 
 
 def by_kind(named_parameters: Sequence[tuple[str, nn.Parameter]]) -> list[list[tuple[str, nn.Parameter]]]:
-    """Return the parameters of each (dtype, device), which one vector can hold."""
+    """Return the parameters grouped by (dtype, device): one vector can hold each group."""
     kinds: dict[tuple[torch.dtype, torch.device], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in named_parameters:
         kinds.setdefault((parameter.dtype, parameter.device), []).append((name, parameter))

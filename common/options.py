@@ -1,7 +1,7 @@
-"""The options of gossip, declared and checked once, and the rule of local steps that they choose.
+"""The options of gossip, declared and checked once, and the rule for local steps that they select.
 
-The rule says which updates begin, merge and end a round, and what an outer optimizer does at its end. A round of H
-local steps of worker i, with inner parameters x, anchor a (the outer parameters), outer momentum v:
+The rule says which updates begin, merge and end a round, and what an outer optimizer does at the end of it. A
+round of H local steps on worker i, with inner parameters x, anchor a (the outer parameters) and outer momentum v:
 
     begin           a <- x; the anchors are launched with W(r)
     after tau - 1   a' = sum_j W_ij(r) a_j;  x <- x + (a' - a);  a <- a'        (merged before update number tau)
@@ -9,8 +9,8 @@ local steps of worker i, with inner parameters x, anchor a (the outer parameters
 
 With tau = 0 nothing travels during the round: its end is followed by x <- sum_j W_ij(r) x_j. With eta = 1, mu = 0 this
 is local SGD (arXiv 1805.09767), and tau = 1 does what H - 1 idle rounds of the topology do. With a complete graph and
-tau = 0 it is DiLoCo (arXiv 2311.08105): Nesterov's step is linear in d, so the mean of steps is the step of the mean.
-With one worker it is Lookahead (arXiv 1907.08610) with momentum.
+tau = 0 it is DiLoCo (arXiv 2311.08105): Nesterov's step is linear in d, so the mean of the steps is the step of the
+mean. With one worker it is Lookahead (arXiv 1907.08610) with momentum.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from common.topology import Topology
 if TYPE_CHECKING:  # the planner and the configuration need no torch
     from torch.optim import Optimizer
 
-HIGH_MOMENTUM = 0.9  # from which heavy ball on the mixed displacement diverged
+HIGH_MOMENTUM = 0.9  # heavy ball on the mixed displacement diverged from here on
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Outer:
 
     lr:           eta, in (0, 2): the share of the displacement that is kept. 1 without momentum changes nothing
     momentum:     mu, in [0, 1); costs one more vector of the parameters' size
-    nesterov:     whether the step is lr (d + mu v), that of torch.optim.SGD(nesterov=True), or the heavy ball's lr v
+    nesterov:     whether the step is lr (d + mu v), as in torch.optim.SGD(nesterov=True), or heavy ball's lr v
     displacement: "own": from the worker's anchor to its parameters, before mixing; the step is local. "mixed": to the
                   mixed parameters. With random pairs and without Nesterov this is NoLoCo (arXiv 2506.10911, as
-                  released: equal weights of both its terms)
+                  released: with equal weights for its two terms)
 
     Raises ValueError for a value of another type or out of range.
     """
@@ -60,7 +60,7 @@ class Outer:
 
     @property
     def is_identity(self) -> bool:
-        """Whether its step leaves the parameters where they are."""
+        """Whether the outer step leaves the parameters unchanged."""
         return self.lr == 1 and self.momentum == 0
 
 
@@ -70,12 +70,12 @@ class Mixing:
     arXiv 2602.02899, power 3).
 
     power: 0 mixes fully at all times
-    start: number of updates before which g = 1; choose the end of a warm-up or later, where lr is small too
+    start: g = 1 in updates before this one; choose the end of a warm-up, during which lr is small too, or later
 
-    lr is that of the attached optimizer's first parameter group. lr_max is what schedules note there: `max_lr`
-    (OneCycleLR), else `initial_lr`, from which a schedule started. Where there is neither, or lr is higher (CyclicLR),
-    g = 1, and a warning says so. Schedules must be alike on all workers, or the mean is not conserved. Raises
-    ValueError for a value of another type or out of range.
+    lr is the learning rate of the attached optimizer's first parameter group. lr_max is what schedules record there:
+    `max_lr` (OneCycleLR), else `initial_lr`, which a schedule started from. With neither, or if lr is higher
+    (CyclicLR), g = 1, and a warning says so. Schedules must be the same on all workers, or the mean is not conserved.
+    Raises ValueError for a value of another type or out of range.
     """
 
     power: Annotated[float, Bounds(0, 100)] = 0.0
@@ -90,7 +90,7 @@ class Mixing:
             return 1.0
         group: Mapping[str, Any] = optimizer.param_groups[0]
         lr, highest = float(group["lr"]), float(group.get("max_lr", group.get("initial_lr", 0.0)))
-        if lr > highest * (1 + 1e-6):  # beyond rounding; each sentence is shown once: it does not depend on lr
+        if lr > highest * (1 + 1e-6):  # beyond rounding; a text that does not depend on lr is shown once
             known = f"above the {highest:g} that its schedule started from" if highest else "not that of a schedule"
             warnings.warn(
                 f"mixing.power={self.power:g}: the optimizer's learning rate is {known}, so rounds mix fully; set the "
@@ -102,7 +102,7 @@ class Mixing:
 
 
 def order_of(merge_after: int | None) -> Literal["awc", "atc"]:
-    """Return the order of rounds that are merged before update number `merge_after`: with 0 nothing travels."""
+    """Return the order that `merge_after` implies: "atc" with 0, where nothing travels during a round, else "awc"."""
     return "atc" if merge_after == 0 else "awc"
 
 
@@ -111,14 +111,14 @@ class LocalSteps:
     """Which updates begin, merge and end the rounds. A fragment is a run of buckets with its own rounds.
 
     steps:       H, updates in a round
-    merge_after: tau in 0..H: a round is merged before its tau-th update; 0: at its end, after the outer step
+    merge_after: tau in 0..H: a round is merged before its tau-th update; 0: at its end, after the outer step, or
+                 before it if the displacement is "mixed"
     outer:       the outer optimizer
-    start:       updates before this one are rounds by themselves, without an outer step (post-local SGD,
-                 arXiv 1808.07217)
-    fragments:   number of parts of the parameters; part f is f H / fragments updates ahead of the first one, so that
-                 the messages of a round are spread over it (Streaming DiLoCo, arXiv 2501.18512)
+    start:       each update before this one is a round, without an outer step (post-local SGD, arXiv 1808.07217)
+    fragments:   number of parts of the parameters; part f runs f H / fragments updates ahead of part 0, which spreads
+                 the messages of a round over its updates (Streaming DiLoCo, arXiv 2501.18512)
 
-    Raises ValueError for a value out of range; types are those that GossipOptions checks.
+    Raises ValueError for a value out of range; GossipOptions checks the types.
     """
 
     steps: int = 1
@@ -150,7 +150,7 @@ class LocalSteps:
 
     @property
     def order(self) -> str:
-        """Whether rounds travel while workers compute, "awc", or not, "atc"."""
+        """The order of rounds: "awc" if they travel while workers compute, else "atc"."""
         return order_of(self.merge_after)
 
     @property
@@ -160,18 +160,18 @@ class LocalSteps:
 
     @property
     def keeps_anchors(self) -> bool:
-        """Whether anchors differ from the parameters: one more vector, which the messages are read from."""
+        """Whether anchors differ from the parameters, and so take one more vector."""
         return not self.outer.is_identity or self.merge_after > 1
 
     @property
     def sends_anchors(self) -> bool:
-        """Whether anchors travel, not the parameters."""
+        """Whether anchors travel instead of the parameters."""
         return self.keeps_anchors and self.outer.displacement == "own"
 
     def launched(self, clock: int) -> list[int]:
-        """Return the fragments whose messages are under way after `clock` updates, in the order of their launches.
+        """Return the fragments whose messages are in flight after `clock` updates, in the order of their launches.
 
-        Launched again in another order, messages between hosts would wait for earlier rounds that are queued behind.
+        Relaunched in another order, messages between hosts would wait for earlier rounds queued behind them.
         """
         under_way = [f for f in range(self.fragments) if self._position(clock, f) < self._merge_after(clock)]
         return sorted(under_way, key=lambda f: -self._position(clock, f))
@@ -181,7 +181,7 @@ class LocalSteps:
         return [f for f in range(self.fragments) if self._position(clock, f) == self._merge_after(clock) - 1]
 
     def merges_at_beginning(self, clock: int) -> bool:
-        """Return whether what is merged before update number `clock` was launched just before that update."""
+        """Return whether rounds that are merged before update number `clock` were launched just before that update."""
         return self._merge_after(clock) == 1
 
     def ending(self, clock: int) -> list[int]:
@@ -190,11 +190,11 @@ class LocalSteps:
         return [f for f in range(self.fragments) if self._position(clock, f) == last]
 
     def beginning(self, clock: int) -> list[int]:
-        """Return the fragments whose parameters are their anchors after `clock` updates."""
+        """Return the fragments whose anchors are their parameters after `clock` updates."""
         return [f for f in range(self.fragments) if clock <= self.start or self._position(clock, f) == 0]
 
     def merged(self, clock: int, fragment: int = 0) -> int:
-        """Return the rounds that are merged after `clock` updates: the number of the next one in the schedule."""
+        """Return how many rounds are merged after `clock` updates: the index of the next one in the schedule."""
         if clock < self.start:
             return clock
         return self.start + self._merged_since_start(clock, fragment) - self._merged_since_start(self.start, fragment)
@@ -204,7 +204,7 @@ class LocalSteps:
         return self.outer if clock >= self.start else Outer()
 
     def _merged_since_start(self, clock: int, fragment: int) -> int:
-        """Return the rounds merged, counted as if the fragment's lead had been trained as well."""
+        """Return how many rounds are merged, counted as if the fragment's lead had been trained as well."""
         merged = 0 < self.merge_after <= self._position(clock, fragment)
         return (clock - self.start + self._lead(fragment)) // self.steps + merged
 
@@ -223,24 +223,24 @@ class GossipOptions:
     """What gossip computes. `DecentralizedDataParallel` and `common.simulate.simulate` take these as keyword arguments.
 
     order:            "awc" or "atc", see `common.parallel.decentralized`; None: "atc" if merge_after is 0, else "awc"
-    local_steps:      H, updates in a round: a step sends 1/H of the bytes, and between exchanges it runs the operations
-                      of the bare optimizer only
+    local_steps:      H, updates in a round: a step sends 1/H of the bytes on average, and between exchanges it runs
+                      only the operations of the bare optimizer
     outer:            the outer optimizer; None: none (local SGD). It keeps one vector of the parameters' size, the
                       anchors (outer parameters), and with momentum one more
     merge_after:      tau: merge a round before its tau-th update; its messages travel until then. Above 1 anchors are
-                      kept in any case. 0: exchange at its end, as order "atc" does. None: H/3, rounded up
-    local_steps_from: updates before this one are rounds by themselves (post-local SGD)
+                      always kept. 0: exchange at its end, as order "atc" does. None: 0 with "atc", else ceil(H/3)
+    local_steps_from: each update before this one is a round (post-local SGD)
     fragments:        number of runs of buckets, whatever layers these belong to, that take turns within H updates
     mixing:           how strongly rounds mix as the learning rate falls (DSGD-AC); None: fully
-    bucket_mb:        MiB of a message; 1-2 suit slow links; "auto": 2 on the CPU, 64 on a GPU. An all-reduce cuts a
-                      bucket into a message for each member, there buckets are as many times larger (at most 25)
+    bucket_mb:        MiB per message; 1-2 suit slow links; "auto": 2 on the CPU, 64 on a GPU. An all-reduce cuts a
+                      bucket into one message per member, so its buckets are that many times larger (up to 25)
     phases:           "aligned", or "staggered": half of the buckets run the rounds in another order, so that with AER
                       every host sends half of its bytes in each step instead of all in every second one
-    push_sum:         stochastic gradient push (SGP): also for topologies that do not keep the mean (directed graphs
-                      whose ranks take more or less than they give); the same as without it where they do
+    push_sum:         stochastic gradient push (SGP), which also works on topologies that do not keep the mean (directed
+                      graphs whose ranks take more or less than they give); on all others it changes nothing
 
-    Afterwards `outer` and `mixing` are set, and `plan` says which updates are rounds. Raises ValueError naming the
-    option if one is of another type or out of range, or two contradict each other.
+    After construction `outer` and `mixing` are set, and `plan` says which updates are rounds. Raises ValueError naming
+    the option if one is of another type or out of range, or if two contradict each other.
     """
 
     order: Literal["awc", "atc"] | None = None
@@ -308,9 +308,9 @@ class GossipOptions:
 
 
 def warnings_of(plan: LocalSteps, topology: Topology) -> list[str]:
-    """Return sentences on outer options that diverge or are near it, by a linear model with a static symmetric W.
+    """Return warnings about outer options that diverge or nearly do, by a linear model with a static symmetric W.
 
-    In it inner steps reach the minimum x = 0 in every round; what is merged before the last of them stays.
+    In this model inner steps reach the minimum x = 0 in every round; what is merged before the last of them remains.
     """
     outer, n = plan.outer, topology.world_size
     eta, mu = outer.lr, outer.momentum

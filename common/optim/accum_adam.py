@@ -2,11 +2,11 @@
 
 With small local batches the second moment of Adam has a high variance. Here every step still uses its own gradient on
 top of the moments, but what the moments keep is the mean gradient of s steps; see `functional.py` for the recurrence.
-With s = 1 it is Adam (AdamW), then better taken from `torch.optim`.
+With s = 1 it is Adam (AdamW); then prefer `torch.optim`'s.
 
-Differences to the algorithm as printed, after the authors' later notes: the persistent second moment decays with beta2
-(beta1 is printed), and eps stands outside the square root, as in `torch.optim.Adam`. As in the authors' package the
-bias correction counts windows, ceil(k/s) while s stays the same, and an unfinished window carries over epochs and
+Differences from the algorithm as printed, following the authors' later notes: the persistent second moment decays with
+beta2 (beta1 is printed), and eps stands outside the square root, as in `torch.optim.Adam`. As in the authors' package,
+the bias correction counts windows, ceil(k/s) while s stays the same, and an unfinished window carries over epochs and
 checkpoints. Unlike there, weight decay never writes into `.grad`, and each parameter counts its own updates.
 """
 
@@ -43,24 +43,24 @@ class AccumAdam(Optimizer):
     weight_decay:       coefficient of the L2 penalty, added to the gradient (not to `.grad`)
     accumulation_steps: s, the steps of a window, whose mean gradient enters the moments. It may change between steps;
                         bias corrections go on from the windows closed so far. Set to 1, it drops what an unfinished
-                        window has accumulated; any other change within a window sums up what its gradients weigh
-    foreach:            False takes the plain loop over parameters, the reference; None and True the fast one
+                        window has accumulated; after any other change its gradients keep their weights
+    foreach:            False selects the plain loop over parameters, the reference; None and True the fast version
     fused:              True compiles the update into one pass over memory (it needs a C++ compiler, or triton on a
-                        GPU); the first steps take seconds then
+                        GPU); the first steps then take seconds
 
     A parameter without a gradient is skipped: neither its state nor its count of updates changes. State of each
     parameter: `step` and `windows`, its count of updates and of closed windows (ints), and `exp_avg`, `exp_avg_sq`,
     `accumulator`, of the parameter's shape, dtype and memory layout; no `accumulator` with windows of one step. With
-    `fused` these are views of vectors laid out as the parameters. Of a DTensor (FSDP2) each rank updates its local
-    part, and the state is placed alike.
+    `fused` these are views of vectors laid out like the parameters. For a DTensor (FSDP2) each rank updates its local
+    part, and the state has the same placement.
 
     Raises ValueError for an argument out of range or a parameter that is complex or not floating-point, and
-    RuntimeError in `step` for a gradient that is sparse, or a DTensor placed otherwise than its parameter.
+    RuntimeError in `step` for a gradient that is sparse, or a DTensor placed differently from its parameter.
     """
 
     arriving: Callable[[], Iterable[tuple[Bucket, Incoming | None]]] | None = None
     _flat: Sequence[FlatState] = ()  # one for each vector of `flatten_state`
-    _alone: Mapping[nn.Parameter, FlatState] = MappingProxyType({})  # of fused ones that lie elsewhere
+    _alone: Mapping[nn.Parameter, FlatState] = MappingProxyType({})  # of fused parameters outside these vectors
     decoupled_weight_decay = False
 
     def __init__(
@@ -105,13 +105,13 @@ class AccumAdam(Optimizer):
                 self._state_of(param, group | {"fused": False})
 
     def flatten_state(self, vectors: Sequence[FlatVector], *, place_gradients: bool) -> None:
-        """Keep gradients and state of fused parameters in vectors laid out as these, where they lie in one.
+        """Keep gradients and state of the fused parameters in these vectors in further vectors, laid out alike.
 
-        place_gradients: whether backward puts gradients there by itself (see `FlatState`)
+        place_gradients: whether backward itself puts gradients there (see `FlatState`)
 
-        The vectors are reordered by parameter group, so that elements which take the same update are adjacent.
-        `step` then updates whole vectors. With vectors of one owner it may set `arriving`: `step` updates the buckets
-        that it yields, in its order. Vectors of a further owner end that.
+        The vectors are reordered by parameter group, so that elements that take the same update are adjacent.
+        `step` then updates whole vectors. If all vectors have one owner, it may set `arriving`: `step` then updates the
+        buckets that `arriving` yields, in that order. Vectors of another owner end that.
         """
         self.release_state(vectors)
         self.arriving = None
@@ -164,7 +164,7 @@ class AccumAdam(Optimizer):
     def _count_updates(self, group: dict[str, Any]) -> tuple[list[nn.Parameter], list[int]]:
         """Count an update of every parameter of the group that has a gradient; return these and their counts.
 
-        A count is what it would be had s always been the same: s times the closed windows, and the place in this one.
+        A count is what it would be had s always been the same: s times the closed windows, plus the place in this one.
         """
         s = group["accumulation_steps"]
         self._follow_betas(group)
@@ -180,7 +180,7 @@ class AccumAdam(Optimizer):
         return params, counts
 
     def _follow_betas(self, group: dict[str, Any]) -> None:
-        """With s = 1, let moments, stored as they have decayed, decay with these betas instead of the last step's."""
+        """With s = 1, make moments, which are stored decayed, decay with these betas instead of the last step's."""
         betas = tuple(group["betas"])
         former = group.setdefault("stored_betas", betas)
         group["stored_betas"] = betas
@@ -207,12 +207,12 @@ class AccumAdam(Optimizer):
                 self._check_keys(
                     "the state of a parameter", param_state, ("step", *state_names(group["accumulation_steps"]))
                 )
-                param_state["step"] = int(param_state["step"])  # a tensor in earlier state dicts, without the next one
+                param_state["step"] = int(param_state["step"])  # a tensor in earlier state dicts, which lack windows
                 param_state.setdefault("windows", param_state["step"] // group["accumulation_steps"])
         super().__setstate__(state)
 
     def _state_of(self, param: Tensor, group: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of `param`; what is missing is made of zeros, what its group has no use for is dropped."""
+        """Return the state of `param`; missing tensors are made of zeros, unused ones are dropped."""
         state = self.state[param]
         if not state:
             state["step"] = state["windows"] = 0
@@ -274,5 +274,5 @@ class AccumAdamW(AccumAdam):
 
 
 def state_names(accumulation_steps: int) -> tuple[str, ...]:
-    """Return the names of the tensors, of a parameter's shape, that its state holds."""
+    """Return the names of the tensors in a parameter's state, which have its shape."""
     return STATE_NAMES if accumulation_steps > 1 else STATE_NAMES[:2]

@@ -1,7 +1,7 @@
 """The update of accumulated Adam in one pass over memory, fused by torch.compile (CPU and GPU).
 
-In reads and writes of the model's size: 5 reads (x, g, m, v, a) and 2 writes (x, a); at the end of a window 2 more
-(m, v); with windows of one step 4 reads and 3 writes, as AdamW has; 1 more where the messages of peers are merged in
+Memory traffic, in units of the model's size: 5 reads (x, g, m, v, a) and 2 writes (x, a); at the end of a window 2 more
+writes (m, v); with windows of one step 4 reads and 3 writes, as in AdamW; 1 more read if peers' messages are merged in
 the same pass. One kernel is compiled for each dtype, device and kind of step, whatever the shapes: it sees vectors, so
 the time to compile does not grow with the model.
 """
@@ -38,7 +38,7 @@ class Vectors(NamedTuple):
 
 def update_compiled(vectors: Vectors, k: int, hyper: Hyper, own: float = 1.0, weight: float = 0.0) -> None:
     """Make the k-th update of x, m, v and a, in place. Raises RuntimeError where no kernel can be compiled."""
-    if vectors.x.numel() < 2:  # the compiler would make kernels of their own for these sizes
+    if vectors.x.numel() < 2:  # the compiler would make separate kernels for these sizes
         x, g, m, v, a, received = vectors
         if received is not None:
             merge_(x, received, own, weight)
@@ -58,15 +58,15 @@ def fused_kernel(end_of_window: bool, decay: str, accumulates: bool, merges: boo
     # dynamo limits the variants (here dtypes and devices) of one code object, so each kernel gets its own.
     name = f"update_{decay}_{end_of_window}_{accumulates}_{merges}"
     update.__code__ = update.__code__.replace(co_name=name)
-    # The compiler leaves threads out where the vector it first meets is short, also from its disk cache; asked for
-    # threads that are counted when the kernel runs, it always puts them in.
+    # The compiler omits threads if the first vector it sees is short, also through its disk cache; with a number of
+    # threads that is determined when the kernel runs, it always includes them.
     return torch.compile(update, dynamic=True, fullgraph=True, options={"cpp.dynamic_threads": True})
 
 
 def written_kernel(end_of_window: bool, decay: str, accumulates: bool, merges: bool) -> Callable[..., None]:
     """Return the update of vectors [N], to be compiled: kernel(scalars, x, g, m, v, *a, *received).
 
-    decay: "none", "coupled" or "decoupled"; the last two flags say which of the last two vectors there are. The scalars
+    decay: "none", "coupled" or "decoupled"; the last two flags say which of the last two vectors exist. The scalars
     are those of `scalars_of`.
     """
 
@@ -85,19 +85,19 @@ def written_kernel(end_of_window: bool, decay: str, accumulates: bool, merges: b
             m.copy_(b1 * (m + one_minus_b1 * mean))
             v.copy_(b2 * (v + one_minus_b2 * mean * mean))
         if accumulates:
-            # A zero that looks at the accumulator: a constant would be written in a second pass over memory.
+            # A zero computed from the accumulator: a constant would be written in a second pass over memory.
             others[0].copy_((mean < -math.inf).to(mean.dtype) if end_of_window else mean)
 
     return update
 
 
 def scalars_of(k: int, hyper: Hyper, own: float, weight: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return what changes from step to step as one tensor [10]: numbers would be compiled in.
+    """Return the values that change from step to step as one tensor [10]: numbers would be compiled in.
 
     lr (m'/c1) / (sqrt(v'/c2) + eps) = (lr sqrt(c2)/c1) m' / (sqrt(v') + eps sqrt(c2)), as in `functional.py`. The
-    buckets of a step share the tensor; it is valid until `KEPT` others were asked for.
+    buckets of a step share the tensor; it is valid until `KEPT` others were requested.
     """
-    # float32 for 16-bit parameters too: there 0.999 would be 1.
+    # float32 for 16-bit parameters too: in bfloat16 0.999 would be 1.
     known, unused = _places(torch.promote_types(dtype, torch.float32), device)
     key = (k, hyper, own, weight)
     if key not in known:
@@ -108,7 +108,7 @@ def scalars_of(k: int, hyper: Hyper, own: float, weight: float, dtype: torch.dty
         step = [hyper.lr * sqrt_c2 / c1, hyper.eps * sqrt_c2]
         rates = [1 - hyper.b1, 1 - hyper.b2, hyper.b1, hyper.b2, 1 / hyper.s]
         values = [*step, *rates, decay_factor, own, weight]
-        # To a GPU from pinned memory: from any other the copy would wait until the GPU has done all before it.
+        # To a GPU from pinned memory: from any other, the copy would wait until the GPU has finished all earlier work.
         made = torch.tensor(values, dtype=place.dtype, pin_memory=device.type == "cuda")
         known[key] = place.copy_(made, non_blocking=True)
     return known[key]
@@ -116,9 +116,9 @@ def scalars_of(k: int, hyper: Hyper, own: float, weight: float, dtype: torch.dty
 
 @cache
 def _places(dtype: torch.dtype, device: torch.device) -> tuple[dict[tuple, Tensor], list[Tensor]]:
-    """Return scalars by what they are of, the oldest first, and tensors for further ones.
+    """Return scalars by the arguments they belong to, the oldest first, and unused tensors for further ones.
 
-    A new tensor that lasts from one step into the next splits the memory that gradients free; with 64 of them the
+    A new tensor that lasts from one step into the next fragments the memory that gradients free; with 64 of them the
     process grows by a gradient every few steps.
     """
     return {}, [torch.empty(10, dtype=dtype, device=device) for _ in range(KEPT)]

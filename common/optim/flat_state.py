@@ -1,4 +1,4 @@
-"""Gradients and state of accumulated Adam in vectors laid out as the parameters: a bucket is one kernel call."""
+"""Gradients and state of accumulated Adam in vectors laid out like the parameters: a bucket takes one kernel call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from common.optim.compiled import Vectors, merge_, update_compiled
 from common.optim.functional import Hyper
 
 STATE_NAMES = ("exp_avg", "exp_avg_sq", "accumulator")  # the last one only where a window has several steps
-KEPT_SPANS = 4096  # of one vector; where gradients come and go at random there is no end of them
+KEPT_SPANS = 4096  # per vector; if gradients come and go at random, there are ever new ones
 
 
 class Incoming(NamedTuple):
@@ -27,9 +27,9 @@ class Incoming(NamedTuple):
 
 
 class Alone:
-    """A parameter that lies in no flat vector, as a vector by itself; it stays where it is.
+    """A parameter that lies in no flat vector, as a vector of its own; it stays where it is.
 
-    Of a DTensor it is the local part. Raises ValueError for a parameter with gaps between its elements.
+    For a DTensor this is the local part. Raises ValueError for a parameter with gaps between its elements.
     """
 
     def __init__(self, parameter: nn.Parameter) -> None:
@@ -70,10 +70,10 @@ class FlatState:
 
     Gradients and state of a DTensor are DTensors too, whose local parts are these views.
 
-    placed: parameters whose gradients backward puts into their vector by itself; those of others `begin` copies there.
-            None with DDP, which has a place for them already
+    placed: parameters whose gradients backward itself puts into their vector; `begin` copies other gradients there.
+            Empty with DDP, which has a place for them already
 
-    When the vector is laid out anew, for another optimizer of these parameters, the next update follows.
+    When the vector is laid out anew, for another optimizer of these parameters, the next update follows suit.
     """
 
     def __init__(self, vector: FlatVector | Alone, *, placed: Container[nn.Parameter] = ()) -> None:
@@ -110,9 +110,9 @@ class FlatState:
     ) -> None:
         """Prepare an update: put gradients and state in place.
 
-        updates: {parameter: (k, hyper)} of parameters with a gradient, for their k-th update; those that lie in this
-                 vector are taken out
-        state:   the optimizer's, with a dict for each of them
+        updates: {parameter: (k, hyper)} of parameters with a gradient, for their k-th update; parameters in this
+                 vector are removed from it
+        state:   the optimizer's state, with a dict for each of them
         """
         if self._slots is not self.vector.slots:
             self._lay_out()
@@ -128,13 +128,13 @@ class FlatState:
                 if stop > begin:
                     self._stretches.append(Stretch(begin, stop, *(last or (0, None))))
                 begin, last = slot.offset, update
-            # Padding is updated with the parameter before it: it is 0 and stays 0, but for 0 / 0 with eps = 0.
+            # Padding is updated with the parameter before it: it is 0 and stays 0, except for 0 / 0 with eps = 0.
             stop = end if update is None or update[1].eps > 0 else slot.offset + slot.numel
         if stop > begin:
             self._stretches.append(Stretch(begin, stop, *(last or (0, None))))
 
     def update(self, span: slice, incoming: Incoming | None = None) -> None:
-        """Update elements `span`, after merging `incoming`, if given, whether there is a gradient or not."""
+        """Update elements `span`, after merging `incoming`, if given, into all of them, with a gradient or without."""
         if self._written:  # as any write in place does; not in `begin`, when messages may still be in flight
             torch.autograd.graph.increment_version(self._written)
             self._written = []
@@ -154,7 +154,7 @@ class FlatState:
             update_compiled(vectors, stretch.k, stretch.hyper, own, weight)
 
     def _lasting(self, start: int, stop: int, accumulates: bool) -> tuple[Tensor, ...]:
-        """Return elements start..stop of x, m, v and, if needed, a; making these tensors takes time."""
+        """Return elements start..stop of x, m, v and, if needed, a; kept, as making these tensors takes time."""
         data = self.vector.data
         if data.data_ptr() != self._address:
             self._spans.clear()
@@ -223,6 +223,6 @@ def _placing(view: Tensor) -> Any:
 def alias(dense: Tensor, start: int, stop: int) -> Tensor:
     """Return elements start..stop of the memory of a dense tensor as a vector.
 
-    Not a view: the compiler would make a kernel for each number of dimensions of the tensor that is viewed.
+    Not a view: the compiler would make a kernel for each number of dimensions of the viewed tensor.
     """
     return dense.data.as_strided((stop - start,), (1,), dense.storage_offset() + start).data

@@ -16,7 +16,7 @@ from common.dtensors import local_parts
 
 # Size of one chunk of one list. CPU: about six such chunks (parameter, gradient, state, temporaries) stay in
 # the last-level cache; measured best of 64 KB ... 16 MB (from 1 MB on, glibc returns the temporaries to the
-# system after every use). Others: large enough to hide the launches of the kernels.
+# system after every use). Other devices: large enough to hide kernel launches.
 CPU_CHUNK_BYTES = 1 << 19
 DEVICE_CHUNK_BYTES = 64 << 20
 
@@ -32,12 +32,12 @@ def loss_of(closure: Callable[[], float] | None) -> float | None:
 def chunked(
     lists: Sequence[Sequence[Tensor]], keys: Iterable[Hashable]
 ) -> Iterator[tuple[Hashable, list[list[Tensor]]]]:
-    """Yield (key, chunk): a chunk holds a part of each list, of one key, one device and one dtype.
+    """Yield (key, chunk): a chunk holds a part of each list, all of one key, device and dtype.
 
     `lists` are lists of equal length whose entries at one index have equal shapes; the first one decides
     device and dtype; `keys` holds one key for each index. Tensors larger than a chunk are cut along their
-    first dimension. What is yielded are the tensors themselves or views of them: write in place. Of DTensors
-    it is their local parts; see `local_parts` for the error that this raises.
+    first dimension. The tensors themselves or views of them are yielded: write in place. For DTensors these
+    are the local parts; see `local_parts` for the error that this raises.
     """
     open_chunks: dict[Hashable, tuple[int, list[list[Tensor]]]] = {}
     for key, *entries in zip(keys, *lists, strict=True):
@@ -71,7 +71,7 @@ def scale_(tensors: list[Tensor], factor: float) -> None:
 
 
 def _cut(tensors: Sequence[Tensor], limit: int) -> Iterable[Sequence[Tensor]]:
-    """Cut tensors of one shape alike along dimension 0, into pieces of `limit` bytes (or one row)."""
+    """Cut tensors of one shape in the same way along dimension 0, into pieces of at most `limit` bytes (or one row)."""
     lead = tensors[0]
     if lead.nbytes <= limit or lead.dim() == 0:
         return [tensors]

@@ -43,7 +43,7 @@ class Hyper:
 
     @classmethod
     def of(cls, group: Mapping[str, Any], decoupled: bool) -> Hyper:
-        """Return those of one of an optimizer's `param_groups` as it is now."""
+        """Return the current hyperparameters of one of an optimizer's `param_groups`."""
         b1, b2 = group["betas"]
         return cls(group["lr"], b1, b2, group["eps"], group["weight_decay"], decoupled, group["accumulation_steps"])
 
@@ -70,11 +70,11 @@ def accum_adam_update(
 ) -> None:
     """Make one update of accumulated Adam, in place on everything but `grads` (and `steps`).
 
-    The tensors are any floating-point tensors (parameters or segments of a flat vector alike); those at one index have
-    one shape, dtype and device and start as x, g, 0, 0, 0. With windows of one step the accumulators are not read:
+    The tensors are any floating-point tensors (parameters or segments of a flat vector alike); at each index they have
+    one shape, dtype and device, and start as x, g, 0, 0, 0. With windows of one step the accumulators are not read:
     pass (). `steps[i]` is k for index i, this update included: the caller counts, so that the segments of one
     parameter can be updated in several calls. `foreach=False` takes the plain loop, one tensor and one equation at a
-    time. Of DTensors the local parts are updated. Must be called under `torch.no_grad()`. Raises ValueError when the
+    time. For DTensors the local parts are updated. Must be called under `torch.no_grad()`. Raises ValueError when the
     lists differ in length, and RuntimeError for DTensors at one index that are placed differently.
     """
     lists = [params, grads, exp_avgs, exp_avg_sqs, *([accumulators] if hyper.s > 1 else [])]
@@ -122,8 +122,8 @@ def _update_lists(
 ) -> None:
     """Compute the same in few passes and two temporaries, for tensors of one device, one dtype and one count k.
 
-    In reads and writes of the model's size: 17 (19 with decoupled, 20 with coupled decay, which takes a third
-    temporary) and 11 more at the end of a window; 4 less with s = 1. torch's foreach AdamW has 20. The bias
+    Reads and writes, in units of the model's size: 17 (19 with decoupled, 20 with coupled decay, which takes a third
+    temporary) and 11 more at the end of a window; 4 fewer with s = 1. torch's foreach AdamW has 20. The bias
     corrections cost none: lr (m'/c1) / (sqrt(v'/c2) + eps) = (lr sqrt(c2)/c1) m' / (sqrt(v') + eps sqrt(c2)).
     """
     lr, b1, b2, eps, weight_decay = hyper.lr, hyper.b1, hyper.b2, hyper.eps, hyper.weight_decay

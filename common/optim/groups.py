@@ -1,7 +1,7 @@
 """Parameter groups with and without weight decay, decided by the type of the module that owns a parameter.
 
 Neither shape nor name would do: a norm layer is not always called 'bn' (ResNet's downsample branch), and a
-one-dimensional parameter is not always a bias or part of a norm. Published runs that went by the name can still be
+one-dimensional parameter is not always a bias or part of a norm. Published runs that went by name can still be
 repeated, see NoDecay.
 """
 
@@ -19,7 +19,7 @@ NORM_TYPES: tuple[type[nn.Module], ...] = (NormWithStatistics, nn.LayerNorm, nn.
 
 
 # What does not decay. named_bn_or_bias: every parameter with 'bn' or 'bias' in its name, as in the ImageNet code of
-# arXiv 2410.11998: of torchvision's ResNets the BatchNorms of the downsample branches decay.
+# arXiv 2410.11998: in torchvision's ResNets the BatchNorm weights of the downsample branches do decay.
 NoDecay = Literal["norms_and_biases", "norms", "named_bn_or_bias", "nothing"]
 
 
@@ -34,7 +34,7 @@ def decay_groups(
     `no_decay` says what does not. Norms are the parameters of norm layers (modules of `norm_types`; pass yours too).
     Biases are parameters whose attribute is 'bias', '*_bias' (attention's in_proj_bias) or 'bias_*' (bias_ih_l0 of the
     recurrent layers). A tied parameter counts once, and without decay if any of its owners exempts it. Frozen
-    parameters are left out, and so is a group that would be empty. Order in a group is that of `module.parameters()`.
+    parameters are left out, and so is a group that would be empty. Groups keep the order of `module.parameters()`.
 
     Raises ValueError for a weight decay that is not a finite number >= 0, and for an unknown `no_decay`.
     """

@@ -1,7 +1,7 @@
-"""SGD with momentum whose step can be taken in two halves, between which a parallel engine mixes.
+"""SGD with momentum whose step can be taken in two halves, so that a parallel engine can mix in between.
 
-Both optimizers are of one worker: sums over workers belong to the engine, which sets `deferred`; `step` is then the
-first half only. With worker i's gradient g_i (weight decay added), momentum m_i, parameters x_i and mixing weights
+Both optimizers are local to one worker: sums over workers are left to the engine, which sets `deferred`; `step` is then
+only the first half. With worker i's gradient g_i (weight decay added), momentum m_i, parameters x_i and mixing weights
 w_ij, in this order:
 
 DmSGD (decentralized momentum SGD, arXiv 2110.13363, Algorithm 1)
@@ -20,11 +20,11 @@ QGDmSGD (quasi-global momentum SGD, arXiv 2102.04761, the QG-DmSGD of arXiv 2110
     m_i  <- mu m_i + (1 - mu) (x_i - y_i) / lr
 
 The momentum follows what mixing did to the parameters, an estimate of the progress of all workers, instead of the
-worker's own gradients; nothing but parameters is sent. lr is that of this step. With Nesterov's momentum (QG-DSGDm-N) a
-worker steps along g_i + beta (beta m_i + g_i). The rule is that of the authors' code
+worker's own gradients; nothing but parameters is sent. lr is this step's. With Nesterov's momentum (QG-DSGDm-N) a
+worker steps along g_i + beta (beta m_i + g_i). The rule follows the authors' code
 (github.com/epfml/quasi-global-momentum, `decentralized_qg_sgd.py`); there 1 - mu is 0.1 by default and beta usually
 0.9, so that mu = beta. The engine runs descend(), mixes the parameters and runs track(). Without mixing, the step is
-quasi-hyperbolic momentum (arXiv 1810.06801) with a slower average than that of SGD with momentum beta: one worker
+quasi-hyperbolic momentum (arXiv 1810.06801), whose average is slower than in SGD with momentum beta: one worker
 computes m <- (mu + (1 - mu) beta) m + (1 - mu) g.
 """
 
@@ -49,7 +49,7 @@ class MomentumOptimizer(Optimizer):
     deferred: set by an engine that takes the second half of a step itself, after mixing
     """
 
-    deferred: bool = False  # a copy is attached to nothing, so it starts again from this one
+    deferred: bool = False  # a copy is attached to nothing, so it starts from this value
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         self._check_options(defaults)
@@ -155,8 +155,8 @@ class QGDmSGD(MomentumOptimizer):
     """SGD whose momentum is taken from the parameters before a step and after it, mixing included.
 
     params:       parameters or parameter groups; a group may override all options below
-    lr:           learning rate; may change between steps. With lr = 0 nothing moves but by mixing, which says nothing
-                  about gradients: the momentum is left as it is
+    lr:           learning rate; may change between steps. With lr = 0 only mixing moves parameters, which says nothing
+                  about gradients: the momentum is left unchanged
     momentum:     beta, in [0, 1): the momentum's part of a step
     tracking:     mu, in [0, 1): the momentum's memory; None: beta
     nesterov:     whether the step looks ahead
@@ -164,8 +164,8 @@ class QGDmSGD(MomentumOptimizer):
     deferred:     set by an engine that calls track() itself; step() is then only descend()
 
     State of each parameter: `momentum_buffer`, of the parameter's shape, dtype and memory layout. A parameter without a
-    gradient is skipped in both halves. Between the halves there is also a copy of the parameters. What 16-bit
-    parameters or messages round off enters the momentum divided by lr. Raises ValueError for an argument out of range,
+    gradient is skipped in both halves. Between the halves it also holds a copy of the parameters. Rounding errors of
+    16-bit parameters or messages enter the momentum divided by lr. Raises ValueError for an argument out of range,
     and RuntimeError in `descend` for a sparse gradient.
     """
 

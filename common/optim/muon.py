@@ -1,4 +1,4 @@
-"""Muon for the matrices of hidden layers and AdamW for the rest, as one optimizer of PyTorch's two."""
+"""Muon for the matrices of hidden layers and AdamW for the rest, PyTorch's two optimizers in one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from common.optim.foreach import loss_of
 class MuonAdamW(Optimizer):
     """`torch.optim.Muon` and `torch.optim.AdamW` as one optimizer: one step, one schedule, one state dict.
 
-    Groups and state are the two's own, Muon's groups first; a group that is added later is AdamW's. As one optimizer
-    they take one decision of a gradient scaler, and `attach` sees one step in an update.
+    Groups and state are shared with the two, Muon's groups first; a group that is added later goes to AdamW. As one
+    optimizer they follow one decision of a gradient scaler, and `attach` sees one step in an update.
     """
 
     _parts: tuple[Optimizer, ...] = ()
@@ -36,9 +36,9 @@ class MuonAdamW(Optimizer):
         self._share()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group to AdamW, whose options hold where the group has none."""
+        """Add a group to AdamW, whose defaults fill in missing options."""
         super().add_param_group(param_group)
-        if self._parts:  # else it is one of the two's
+        if self._parts:  # else the group is already one of theirs
             self._parts[-1].add_param_group(self.param_groups[-1])
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
@@ -56,9 +56,9 @@ class MuonAdamW(Optimizer):
 
 
 def hidden_matrices(module: nn.Module) -> set[nn.Parameter]:
-    """Return the trainable 2-D parameters within lists of layers (`nn.ModuleList`), but those of embeddings.
+    """Return the trainable 2-D parameters within lists of layers (`nn.ModuleList`), except embeddings'.
 
-    What stands outside of these, as embeddings and the output layer of a transformer do, is not hidden.
+    Parameters outside these lists, such as a transformer's embeddings and output layer, are not hidden.
     """
     lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
     embedded = {p for part in module.modules() if isinstance(part, nn.Embedding) for p in part.parameters()}

@@ -54,7 +54,7 @@ class Constant:
 class Cosine(Constant):
     """Half a cosine from 1 at t = warmup_steps to `final_fraction` at t = total_steps and after.
 
-    The factor changes in every `hold`-th update after the warm-up: with an epoch's updates, once an epoch.
+    The factor changes only every `hold` updates after the warm-up: if those are an epoch's, once per epoch.
     """
 
     total_steps: int
@@ -137,7 +137,7 @@ def cosine_with_warmup(
 
     The final value belongs to t = total_steps, as in nanoGPT and torch's CosineAnnealingLR: the last of
     `total_steps` updates, t = total_steps - 1, uses a value just above it. `final_lr` is the same for all
-    parameter groups, whatever their base lr. After the warm-up lr changes in every `hold`-th update. Raises ValueError
+    parameter groups, whatever their base lr. After the warm-up lr changes only every `hold` updates. Raises ValueError
     for arguments out of range.
     """
     where = "cosine_with_warmup"
@@ -169,7 +169,7 @@ def cosine_with_warmup(
 def inverse_square_root(
     optimizer: Optimizer, warmup_steps: int, warmup_start: float = 0.0, *, first: int = 0
 ) -> LambdaLR:
-    """Return linear warm-up, then the base lr x sqrt(warmup_steps / t), as fairseq's `inverse_sqrt`.
+    """Return linear warm-up, then the base lr x sqrt(warmup_steps / t), like fairseq's `inverse_sqrt`.
 
     The first update has t = `first`: 0 as in fairseq, 1 as in the code of arXiv 2410.11998. Raises ValueError for
     arguments out of range; `warmup_steps` must be at least 1.

@@ -1,9 +1,9 @@
 """The all-reduce baseline: PyTorch's DistributedDataParallel behind the contract of the gossip wrapper.
 
-Gradients can be compressed by PyTorch's own communication hooks, as a user of DDP would try before gossip:
+Gradients can be compressed by PyTorch's own communication hooks, which a user of DDP would try before gossip:
 
 fp16:     gradients are averaged in 16 bits
-powersgd: matrices are averaged as products of two thin ones, with error feedback (arXiv 1905.13727)
+powersgd: matrices are averaged as products of two thin matrices, with error feedback (arXiv 1905.13727)
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,21 +31,21 @@ PASSES = Bounds(2, 1e13, "backward passes; DDP lays its buckets out anew after t
 
 
 class AllReduceDataParallel(DataParallel):
-    """Gradients averaged over all workers by DDP, then the same optimizer as everywhere.
+    """DDP averages gradients over all workers; the optimizer is the same as for gossip.
 
     bucket_mb:              DDP's bucket size (its default: 25)
     find_unused_parameters: as in DDP, needed when some parameters get no gradient in some steps
     timeout_s:              seconds to wait for a peer
     hook:                   how gradients are compressed, "fp16" or "powersgd", see above
     powersgd_rank:          rank of PowerSGD's approximation
-    powersgd_from:          backward passes before it begins
+    powersgd_from:          backward passes before PowerSGD begins
 
-    Buffers stay local while training, as under gossip, so that the methods differ in nothing else; `averaged()`
+    Buffers stay local during training, as under gossip, so that the methods differ in nothing else; `averaged()`
     averages them. `counters.bytes_sent` assumes a ring: 2 (n-1)/n times the bytes that are averaged in each
-    synchronisation; DDP does not expose what its collectives really sent or how long they were waited for.
+    synchronisation; DDP does not expose what its collectives really sent or how long it waited for them.
 
-    Raises ValueError for an argument of another type or out of range, and for a parameter that another wrapper holds,
-    until that is closed.
+    Raises ValueError for an argument of another type or out of range, and for a parameter that another wrapper holds
+    and has not released by close().
     """
 
     def __init__(
@@ -104,13 +104,13 @@ class AllReduceDataParallel(DataParallel):
             self._synchronizing = False
 
     def communication_state(self) -> dict[str, Tensor]:
-        """Return what PowerSGD remembers; nothing otherwise."""
+        """Return PowerSGD's state; nothing with other hooks."""
         return self._compression.state()
 
     def load_communication_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `communication_state()`. Raises ValueError when it is that of another hook."""
+        """Continue from `communication_state()`. Raises ValueError if the state is another hook's."""
         self._compression.load(state)
-        self._synchronizing = False  # a backward before it belongs to what it replaces
+        self._synchronizing = False  # an earlier backward belongs to the state that was replaced
 
     def _release(self, clean: bool, patient: bool) -> None:
         super()._release(clean, patient)
@@ -141,9 +141,9 @@ class AllReduceDataParallel(DataParallel):
 class Compression:
     """A communication hook of DDP, its state, and what it sends.
 
-    hook:          None: gradients travel as they are
+    hook:          None: gradients travel uncompressed
     powersgd_rank: columns of the thin matrices
-    powersgd_from: backward passes that are averaged as they are before PowerSGD begins
+    powersgd_from: backward passes that are averaged uncompressed before PowerSGD begins
     """
 
     def __init__(self, hook: Hook | None, powersgd_rank: int, powersgd_from: int) -> None:
@@ -153,7 +153,7 @@ class Compression:
         self._device = torch.device("cpu")
 
     def register(self, model: DistributedDataParallel, group: dist.ProcessGroup) -> None:
-        """Have DDP average by the hook over `group`."""
+        """Make DDP average over `group` with the hook."""
         self._device = next(model.parameters()).device
         if self._hook == "powersgd":
             self._state = powerSGD_hook.PowerSGDState(
@@ -164,7 +164,7 @@ class Compression:
             model.register_comm_hook(group, default_hooks.fp16_compress_hook)
 
     def bytes_averaged(self, parameters: Sequence[Tensor]) -> float:
-        """Return the bytes that the last backward averaged; of PowerSGD both thin matrices and what stayed whole."""
+        """Return the bytes that the last backward averaged; with PowerSGD, thin matrices and what it left whole."""
         if self._state is not None:
             before, self._counted = self._counted, self._state.total_numel_after_compression
             if self._counted > before:
@@ -174,7 +174,7 @@ class Compression:
         return sum(parameter.nbytes for parameter in parameters)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what the next backward depends on: PowerSGD's count; of each bucket the error and both matrices."""
+        """Return what the next backward depends on: PowerSGD's count, and each bucket's error and two matrices."""
         if self._state is None:
             return {}
         kept = {
@@ -185,7 +185,7 @@ class Compression:
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Continue from `state()`.
 
-        Raises ValueError when it is that of another hook.
+        Raises ValueError if the state is another hook's.
         """
         if saved if self._state is None else "powersgd_passes" not in saved:
             raise ValueError(
@@ -201,6 +201,6 @@ class Compression:
             memories[memory][int(bucket)] = tensor.to(self._device, copy=True)
 
     def _memories(self) -> dict[str, dict[int, Tensor]]:
-        """Return PowerSGD's tensors of each bucket: the error, and both thin matrices."""
+        """Return PowerSGD's tensors for each bucket: the error and both thin matrices."""
         state = self._state
         return {"error": state.error_dict, "p": state.p_memory_dict, "q": state.q_memory_dict}

@@ -1,7 +1,7 @@
-"""The outer parameters and the outer momentum of local steps: memory and arithmetic, of one worker or of stacked ones.
+"""The outer parameters and the outer momentum of local steps: memory and arithmetic, for one or stacked workers.
 
-Inner steps do not change an anchor, so sends read it in place while they go on, and what is in flight is a function of
-anchors and clock: a checkpoint needs no message.
+Inner steps do not change an anchor, so sends can read it in place meanwhile, and what is in flight is a function of
+anchors and clock: a checkpoint need not contain messages.
 """
 
 import zlib
@@ -16,11 +16,11 @@ from common.options import LocalSteps, Outer
 
 
 class Anchors:
-    """Outer parameters a and outer momenta v, laid out as the parameters x.
+    """Outer parameters a and outer momenta v, laid out like the parameters x.
 
-    Not allocated where a would equal x, or where momentum is 0.
+    a is not allocated if it would always equal x, nor v if the momentum is 0.
 
-    parameters: x, 1-D or stacked [N, P]; in their dtype and on their device all is kept and computed
+    parameters: x, 1-D or stacked [N, P]; everything is kept and computed in their dtype and on their device
     fragments:  the slices of each fragment, along the last dimension; to be set before first use
     """
 
@@ -29,10 +29,10 @@ class Anchors:
         self.fragments: Sequence[Sequence[Bucket]] = ()
         self.anchors = [x.clone() for x in parameters] if plan.keeps_anchors else []
         self.momenta = [torch.zeros_like(x) for x in parameters] if plan.outer.momentum else []
-        self._current = False  # whether anchors of rounds that begin are known to be the parameters
+        self._current = False  # whether anchors of rounds that begin are known to equal the parameters
         self._missing = ""  # what has to be loaded before the next update
         self._fresh: set[int] = set()  # workers whose anchors were loaded after the last update
-        self._overwritten: set[int] = set()  # those of them whose anchors `reset` has overwritten
+        self._overwritten: set[int] = set()  # workers among these whose parameters were loaded after the anchors
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -40,11 +40,11 @@ class Anchors:
         return numbered("anchor", self.anchors) | numbered("outer_momentum", self.momenta)
 
     def expire(self) -> None:
-        """Expect the parameters to be written: rounds that begin then begin from what was written."""
+        """Expect writes to the parameters: rounds that begin next start from the new values."""
         self._current = False
 
     def require(self, clock: int) -> None:
-        """Expect `state` to be loaded, unless after `clock` updates anchors are the parameters and momenta are zero."""
+        """Expect `state` to be loaded, unless anchors are the parameters and momenta are zero after `clock` updates."""
         inside = bool(self.anchors) and len(self._plan.beginning(clock)) < self._plan.fragments
         moved = bool(self.momenta) and clock > self._plan.start
         self._missing = " and ".join(["anchors"] * inside + ["outer momenta"] * moved)
@@ -57,14 +57,14 @@ class Anchors:
         self._overwritten.discard(worker)
 
     def overwrite(self, clock: int, worker: int = 0) -> None:
-        """Note that parameters are loaded: within a round, anchors that were loaded before them have to come again."""
+        """Note that parameters were loaded: within a round, anchors loaded before them must be loaded again."""
         if worker in self._fresh and self.anchors and len(self._plan.beginning(clock)) < self._plan.fragments:
             self._overwritten.add(worker)
 
     def prepare(self, clock: int) -> None:
-        """Make anchors of rounds that begin after `clock` updates the parameters, unless they are.
+        """Copy the parameters to the anchors of rounds that begin after `clock` updates, unless that was done.
 
-        Raises RuntimeError after a resume without what `require` expects.
+        Raises RuntimeError if anchors or momenta that `require` or `overwrite` expects were not loaded.
         """
         if self._current:
             return
@@ -78,7 +78,7 @@ class Anchors:
         self._current = True
 
     def reset(self) -> None:
-        """Make all anchors the parameters: rounds in progress go on from there."""
+        """Copy the parameters to all anchors: rounds in progress continue from there."""
         self._copy_parameters(range(self._plan.fragments))
 
     def launch(self, clock: int, launch: Callable[..., None]) -> None:
@@ -87,7 +87,7 @@ class Anchors:
         launch: called with a fragment, and whether parameters may be written before its merge
         """
         self.prepare(clock)
-        # What is merged before the next update must not be written until then: with anchors it would be lost.
+        # Parameters that are merged before the next update must not be written until then: x <- a would lose the write.
         writable = self._plan.sends_anchors and not self._plan.merges_at_beginning(clock)
         for fragment in self._plan.launched(clock):
             launch(fragment, writable=writable)
@@ -95,11 +95,11 @@ class Anchors:
     def merge(self, clock: int, mix: Callable[[int, Sequence[Tensor]], None]) -> None:
         """Merge what is due before update number `clock`.
 
-        mix: called with a fragment and the tensors, laid out as the anchors, that move as far as these do when mixed
+        mix: called with a fragment and the tensors, laid out like the anchors, to add the change by mixing to
         """
         self.prepare(clock)
         for fragment in self._plan.merging(clock):
-            equal = not self.anchors or self._plan.merges_at_beginning(clock)  # x is a
+            equal = not self.anchors or self._plan.merges_at_beginning(clock)  # x equals a
             mix(fragment, [] if equal else self._parameters)
             if equal:
                 self._return(fragment)
@@ -130,7 +130,7 @@ class Anchors:
 
     @torch.no_grad()
     def _step(self, fragment: int, outer: Outer) -> None:
-        """Compute d = x - a; v <- mu v + d; a <- a + eta (d + mu v), rounded as torch.optim.SGD does; overwrite x."""
+        """Compute d = x - a; v <- mu v + d; a <- a + eta (d + mu v), rounding as torch.optim.SGD does; overwrite x."""
         for x, a, v in self._slices(fragment):
             if outer.is_identity:
                 a.copy_(x)
@@ -142,7 +142,7 @@ class Anchors:
             a.add_(direction, alpha=outer.lr)
 
     def _slices(self, fragment: int) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """Return (x, a, v) of each slice of a fragment; none without anchors: x is a, and there is no outer step."""
+        """Return (x, a, v) of each slice of a fragment; [] without anchors, where x is a and there is no outer step."""
         if not self.anchors:
             return []
         return [
@@ -161,15 +161,15 @@ def numbered(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def with_layout(state: dict[str, Tensor], vectors: Sequence[FlatVector]) -> dict[str, Tensor]:
-    """Add to a state of 1-D tensors laid out as these vectors where each parameter lies; nothing to an empty one."""
+    """Return a state of 1-D tensors, laid out like these vectors, with their layout added; an empty one as is."""
     return state | numbered("layout", [_layout(vector) for vector in vectors]) if state else state
 
 
 def with_own_layout(state: Mapping[str, Tensor], vectors: Sequence[FlatVector]) -> dict[str, Tensor]:
-    """Return a state that was saved `with_layout` as it is laid out in these vectors.
+    """Return a state that was saved `with_layout`, rearranged to the layout of these vectors.
 
-    One without a layout, of an earlier checkpoint, is taken to have this one. Raises ValueError for parameters of other
-    names or shapes.
+    A state without a layout, from an earlier checkpoint, is assumed to have this one. Raises ValueError for parameters
+    with other names or shapes.
     """
     result = with_layout(dict(state), vectors) | dict(state)
     for index, vector in enumerate(vectors):
@@ -189,7 +189,7 @@ def with_own_layout(state: Mapping[str, Tensor], vectors: Sequence[FlatVector]) 
 
 
 def _layout(vector: FlatVector) -> Tensor:
-    """Return where parameters lie, as a vector of integers that does not depend on their order."""
+    """Return where each parameter lies, as a vector of integers, sorted by the parameters' names."""
     rows = (
         (zlib.crc32(slot.name.encode()), len(slot.size), *slot.size, slot.offset, *slot.stride)
         for slot in sorted(vector.slots, key=lambda slot: slot.name)
@@ -198,7 +198,7 @@ def _layout(vector: FlatVector) -> Tensor:
 
 
 def _places(layout: Tensor) -> list[tuple[int, tuple[int, ...], int, tuple[int, ...]]]:
-    """Return (hash of the name, size, offset, stride) of each parameter."""
+    """Return (hash of the name, size, offset, stride) for each parameter."""
     numbers, places = iter(layout.tolist()), []
     for key in numbers:
         size = tuple(islice(numbers, next(numbers)))

@@ -1,7 +1,7 @@
-"""Means over all workers of parameters and buffers, how far workers are from them, and the weights of push-sum.
+"""Means of parameters and buffers over all workers, the workers' distance from them, and the weights of push-sum.
 
-With push-sum (stochastic gradient push, Assran et al., ICML 2019) parameters hold z = x / w, at which gradients are
-taken. An update d belongs to x: z changes by d / w. And the mean over the workers is that of x: sum_i w_i z_i / n.
+With push-sum (stochastic gradient push, Assran et al., ICML 2019) parameters hold z = x / w, and gradients are taken at
+z. An update d applies to x, so z changes by d / w. The mean over the workers is that of x: sum_i w_i z_i / n.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ CHUNK = 1 << 22  # elements handled at once, so that extra memory stays small
 
 @contextlib.contextmanager
 def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Put the tensors back as they were, bit for bit, at the end of the block, also after an exception."""
+    """Restore the tensors, bit for bit, at the end of the block, also after an exception."""
     saved = [tensor.clone() for tensor in tensors]
     try:
         yield
@@ -29,7 +29,7 @@ def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 
 def averageable_buffers(module: nn.Module) -> list[Tensor]:
-    """Return the persistent floating point buffers, the statistics that workers collect, each once."""
+    """Return the persistent floating-point or complex buffers, the statistics that workers collect, each once."""
     persistent = module.state_dict().keys()
     return [b for name, b in module.named_buffers() if name in persistent and (b.is_floating_point() or b.is_complex())]
 
@@ -55,8 +55,8 @@ def consensus_distance(
 ) -> float:
     """Return sqrt(mean_i ||x_i - x_bar||^2), with x_i the concatenation of this rank's vectors. Collective.
 
-    weight:   of this rank's x_i in the mean x_bar; all weights sum to n
-    everyone: where x_i is spread over several ranks: the group of all of them, of all workers
+    weight:   weight of this rank's x_i in the mean x_bar; all weights sum to n
+    everyone: group of all ranks of all workers, if each x_i is spread over several ranks
     """
     if n == 1:
         return 0.0
@@ -72,7 +72,7 @@ def consensus_distance(
 
 
 class Debiasing:
-    """The push-sum weight of a worker: scale its updates by it. With a doubly stochastic topology, w = 1, no cost."""
+    """Divides a worker's updates by its push-sum weight. With a doubly stochastic topology w = 1, at no cost."""
 
     def __init__(self, topology: Topology, worker: int, vectors: Sequence[Tensor]) -> None:
         self._topology, self._worker, self._vectors = topology, worker, vectors
@@ -80,16 +80,16 @@ class Debiasing:
         self._before: list[Tensor] = []
 
     def weight(self, clock: int) -> float:
-        """w of this worker after `clock` rounds."""
+        """Return w of this worker after `clock` rounds."""
         return 1.0 if not self.needed else float(weights_of(self._topology, clock)[self._worker])
 
     def remember(self) -> None:
-        """Before the update, after what merges first."""
+        """Save the vectors before the update, after the merge that precedes it."""
         self._before = [vector.clone() for vector in self._vectors] if self.needed else []
 
     @torch.no_grad()
     def scale(self, clock: int) -> None:
-        """After the update: z <- z_before + (z - z_before) / w(clock)."""
+        """Compute z <- z_before + (z - z_before) / w(clock), after the update."""
         weight = self.weight(clock)
         for vector, before in zip(self._vectors, self._before, strict=False):
             if weight != 1:

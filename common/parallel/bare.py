@@ -1,4 +1,4 @@
-"""A wrapper under the bare module's names, in state dicts and elsewhere."""
+"""A wrapper that keeps the bare module's names, in state dicts and elsewhere."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Bare(nn.Module):
-    """Holds `module` and goes by its names."""
+    """Holds `module` and uses its names."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Bare(nn.Module):
         return self.bare_module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Load the bare module's state dict. Every rank must call it: what is in flight is dropped first."""
+        """Load the bare module's state dict. Every rank must call it: messages in flight are dropped first."""
         self._before_load()
         result = self.bare_module.load_state_dict(state_dict, *args, **kwargs)
         self._after_load()
@@ -37,7 +37,7 @@ class Bare(nn.Module):
     def _after_load(self) -> None:
         """Take note of new parameters."""
 
-    # A module that holds the wrapper (torch.compile's too) saves by `state_dict`, but loads child by child.
+    # A module that holds the wrapper (as torch.compile's does) saves through `state_dict`, but loads child by child.
 
     def _load_within(self, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
         """Let a module that holds this wrapper load: drain, and take the bare names."""
@@ -50,7 +50,7 @@ class Bare(nn.Module):
         self._after_load()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Refuse to be copied or pickled: process groups and hooks of optimizers cannot be."""
+        """Raise TypeError: process groups and optimizer hooks cannot be copied or pickled."""
         raise TypeError(
             f"{type(self).__name__} cannot be copied or pickled: it belongs to its process groups and optimizers; "
             "expected model.module (AveragedModel(model.module), copy.deepcopy(model.module)) or model.state_dict()"

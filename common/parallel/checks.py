@@ -1,4 +1,4 @@
-"""Checks of arguments, which real and simulated workers share, and of what all ranks must agree about."""
+"""Checks of arguments, shared by real and simulated workers, and of what all ranks must agree on."""
 
 import gc
 import hashlib
@@ -71,10 +71,10 @@ def check_unwrapped(module: nn.Module) -> torch.device:
 
 
 def check_ownership(module: nn.Module) -> None:
-    """Raise ValueError naming a trained parameter that another wrapper holds: it would leave that one's flat vector."""
+    """Raise ValueError naming a trained parameter that another wrapper holds: it would leave its flat vector."""
     trained = {p: name for name, p in module.named_parameters() if p.requires_grad}
     if any(wrapper.holds_any(trained) for wrapper in OPEN):
-        gc.collect()  # one that nobody uses any more was perhaps never closed
+        gc.collect()  # a wrapper no longer in use may never have been closed
     for wrapper in OPEN:
         for parameter, name in trained.items():
             if wrapper.holds_any([parameter]):
@@ -87,8 +87,8 @@ def check_ownership(module: nn.Module) -> None:
 def check_device(parameters: Iterable[Tensor]) -> torch.device:
     """Return the device of the parameters, the CPU if there are none.
 
-    Raises ValueError unless it is one device and, if it is a GPU, the process's current one: messages and streams
-    belong to that.
+    Raises ValueError for several devices, and for a GPU that is not the process's current device, to which messages
+    and streams belong.
     """
     devices = list(dict.fromkeys(parameter.device for parameter in parameters)) or [torch.device("cpu")]
     if len(devices) > 1:
@@ -103,9 +103,9 @@ def check_device(parameters: Iterable[Tensor]) -> torch.device:
 
 
 def refuse_unknown(taker: Callable[..., Any], options: Iterable[str]) -> None:
-    """Raise TypeError for the first option of a class or function that GossipOptions does not know.
+    """Raise TypeError for the first option that GossipOptions does not know; taker: the class or function called.
 
-    The message has the nearest of all its keyword arguments.
+    The message suggests the most similar of all its keyword arguments.
     """
     names = GossipOptions.names()
     for name in options:
@@ -118,7 +118,7 @@ def refuse_unknown(taker: Callable[..., Any], options: Iterable[str]) -> None:
 def workers_of_host(given: int | None, topology: str | Topology, ranks_per_worker: int, rank: int) -> int:
     """Return how many workers share a host: 1 unless given.
 
-    Warn on rank 0 where that is not what the launcher announces and the topology of this name knows hosts.
+    Warns on rank 0 if that differs from what the launcher announces and the named topology knows hosts.
     """
     if given is not None:
         return given
@@ -135,12 +135,12 @@ def workers_of_host(given: int | None, topology: str | Topology, ranks_per_worke
 def resolve_topology(
     topology: str | Topology, options: GossipOptions, workers: int, workers_per_host: int = 1, warns: bool = False
 ) -> Topology:
-    """Return the topology itself, or the one of that name over `workers`; with push-sum, what that makes of it.
+    """Return the topology, built over `workers` if it is a name; with push-sum, the push-sum version of it.
 
-    warns: whether to warn of options that diverge on it, or nearly do
+    warns: whether to warn about options that diverge on it, or nearly do
 
-    Raises ValueError if it is for another number of workers, does not fit the options, or does not keep the mean and
-    there is no push-sum.
+    Raises ValueError if it is for another number of workers, does not fit the options, or does not keep the
+    mean without push-sum, which is off.
     """
     if isinstance(topology, str):
         topology = build(topology, workers, workers_per_host)

@@ -1,6 +1,6 @@
 """The few collectives that the project needs; all are no-ops in a single process.
 
-And `meet`: what the ranks compare before they act together, so that one that is out of step is named.
+Also `meet`: before they act together, ranks compare where they are, so that errors name a rank that is out of step.
 """
 
 import contextlib
@@ -15,12 +15,12 @@ from torch import Tensor
 from common.parallel.streams import is_queued
 from common.rank_environment import from_launcher
 
-# What a rank that is out of step usually has done.
+# What a rank that is out of step has usually done.
 SKIPPED = (
     "skipped optimizer.step(), for example by torch.amp.GradScaler after an overflow (use common.parallel.GradScaler) "
     "or by `if not isfinite(loss): continue`"
 )
-GLOOS_WORDS = ("gloo/", "pair closure")  # in its errors, which are plain RuntimeErrors
+GLOOS_WORDS = ("gloo/", "pair closure")  # in gloo's errors, which are plain RuntimeErrors
 
 
 class PeerError(RuntimeError):
@@ -30,8 +30,8 @@ class PeerError(RuntimeError):
 def is_distributed() -> bool:
     """Return whether a default process group exists.
 
-    Raises RuntimeError when a launcher announced several processes (WORLD_SIZE > 1) but nobody initialised
-    the process group: continuing would train that many unconnected models.
+    Raises RuntimeError when a launcher announced several processes (WORLD_SIZE > 1) but the process
+    group is not initialised: continuing would train that many unconnected models.
     """
     if dist.is_available() and dist.is_initialized():
         return True
@@ -56,7 +56,7 @@ def rank() -> int:
 
 @contextlib.contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Name the collective, the rank and who has to take part in the error of a collective; also a decorator."""
+    """Turn a RuntimeError into a PeerError naming the collective, rank and who must take part; also a decorator."""
     try:
         yield
     except RuntimeError as error:
@@ -68,7 +68,7 @@ def explained(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained_if_lost(what: str) -> Iterator[None]:
-    """Like `explained`, around what may raise other errors too: those of process groups become a PeerError."""
+    """Like `explained`, for blocks that may raise other errors too: only those of process groups become PeerErrors."""
     try:
         yield
     except RuntimeError as error:
@@ -97,9 +97,9 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Overwrite every tensor by that of the group's first rank, bit for bit and for any dtype. Collective.
+    """Overwrite every tensor with the group's first rank's, bit for bit and for any dtype. Collective.
 
-    On CPUs, whose links are slow, nothing is sent where all ranks have the same bits already, as after equal seeds.
+    On CPUs, whose links are slow, no tensor is sent if all ranks already hold the same bits, as after equal seeds.
     """
     tensors = list(tensors)
     if not tensors or not is_distributed():
@@ -116,13 +116,13 @@ def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | N
 
 
 def sendable(tensor: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Return the tensor, or a copy on this process's GPU where the group knows no CPUs, as with NCCL."""
+    """Return the tensor, or a copy on this process's GPU if the group cannot send from CPUs, as with NCCL."""
     on_cpu = tensor.device.type == "cpu" and is_distributed()
     return tensor.cuda() if on_cpu and dist.get_backend(group) == dist.Backend.NCCL else tensor
 
 
 def as_bytes(contiguous: Tensor) -> Tensor:
-    """Return the same memory as bytes [n]: gloo knows neither bool nor complex, and copies need no arithmetic."""
+    """Return the same memory as bytes [n]: gloo supports neither bool nor complex, and copies need no arithmetic."""
     return contiguous.reshape(-1).view(torch.uint8)
 
 
@@ -156,12 +156,12 @@ def mean_over_ranks_(tensors: Sequence[Tensor], n: int, group: dist.ProcessGroup
 
 
 class Place(NamedTuple):
-    """Where a rank is in the training.
+    """The point that a rank has reached in training.
 
-    operation:   what it calls
+    operation:   the call it makes
     clock:       updates it has committed
     launched:    fragments whose messages are in flight
-    interrupted: whether an exception has ended its last `optimizer.step()`
+    interrupted: whether an exception ended its last `optimizer.step()`
     """
 
     operation: str
@@ -173,7 +173,7 @@ class Place(NamedTuple):
 def meet(own: Place, group: dist.ProcessGroup) -> None:
     """Compare the places of all ranks of the group. Collective.
 
-    Raises PeerError on every rank, naming those that differ; or where a rank does not come in time.
+    Raises PeerError on every rank, naming the ranks that differ, or if a rank does not arrive in time.
     """
     places: list[Place] = [own] * dist.get_world_size(group)
     with explained(own.operation):
@@ -184,7 +184,7 @@ def meet(own: Place, group: dist.ProcessGroup) -> None:
 
 
 def difference(places: list[Place]) -> str | None:
-    """Return a sentence that says which ranks are elsewhere; None if all are at the same point."""
+    """Return a sentence that names the ranks at another point; None if all are at the same one."""
 
     def ranks(chosen: list[bool]) -> list[int]:
         return [rank for rank, choice in enumerate(chosen) if choice]

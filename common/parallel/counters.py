@@ -1,4 +1,4 @@
-"""What communication cost so far on this rank, and named spans in a profiler's trace."""
+"""Counters of what communication has cost this rank so far, and named spans in a profiler's trace."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
@@ -13,12 +13,12 @@ class CommunicationCounters:
     """Cumulative counters of one rank.
 
     bytes_sent:        payload bytes of merged rounds that this rank handed to the network (see `common.topology.cost`);
-                       what averages for evaluation send, or what they make a round send again, is not counted
+                       averages are not counted, and a round that is dropped and launched again counts once
     messages:          messages it sent
     rounds:            rounds merged: one for each committed update, with local steps one for each round of a fragment
     launch_to_merge_s: seconds between the launch of a round and its merge, summed, by the host's clock
-    exposed_s:         seconds the rank stood still waiting for messages, summed; on a GPU by its stream, counted when
-                       the device has passed the wait, so at most some steps later
+    exposed_s:         seconds the rank was blocked waiting for messages, summed; on a GPU, its stream, counted once the
+                       device has passed the wait, so up to a few steps later
     """
 
     bytes_sent: float = 0.0
@@ -34,5 +34,5 @@ class CommunicationCounters:
 
 
 def region(name: str) -> AbstractContextManager[object]:
-    """`torch.profiler.record_function`, which costs 10 us even without a profiler: then this costs nothing."""
+    """Return `torch.profiler.record_function` under a profiler, else a no-op: it costs 10 us even without one."""
     return record_function(name) if is_profiling() else nullcontext()

@@ -30,7 +30,7 @@ OPEN: weakref.WeakSet["DataParallel"] = weakref.WeakSet()  # wrappers that are r
 
 
 class DataParallel(Bare, ABC):
-    """A replica of `module` that worker number `worker` of `world_size` workers trains.
+    """A replica of `module`, trained by worker number `worker` of `world_size` workers.
 
     Names are the bare module's everywhere: `state_dict()`, `named_parameters()`, `named_modules()` carry no prefix.
     One *update* is one `step()` of every attached optimizer; `clock` counts the updates committed.
@@ -51,8 +51,8 @@ class DataParallel(Bare, ABC):
         self._stepping: set[int] = set()
         self._stepped: set[int] = set()
         self._averaged = self._closed = False
-        self._loaded = False  # a state dict, and no clock with it
-        # What workers keep in common, in gradients or parameters: what is trained when the module is wrapped.
+        self._loaded = False  # whether a state dict was loaded, and no clock after it
+        # What workers keep in common, in gradients or parameters: the parameters trained when the module is wrapped.
         self._common = {p for p in module.parameters() if p.requires_grad}
         self._outside = OutsideParameters(said=world_size == 1)
         self._handles: list[RemovableHandle] = []
@@ -60,16 +60,16 @@ class DataParallel(Bare, ABC):
         self.__dict__["_ddp"] = None
 
     def holds_any(self, parameters: Iterable[nn.Parameter]) -> bool:
-        """Return whether workers keep one of these in common."""
+        """Return whether workers keep any of these in common."""
         return not self._common.isdisjoint(parameters)
 
     def _average_gradients(self, group: dist.ProcessGroup, **options: Any) -> None:
-        """Have DDP average gradients over `group`; buffers stay the worker's."""
+        """Make DDP average gradients over `group`; buffers stay local to each rank."""
         self.__dict__["_ddp"] = DistributedDataParallel(
             self.module, process_group=group, gradient_as_bucket_view=True, **DDP_OWN_BUFFERS, **options
         )
 
-    # -- what a method of data parallelism defines
+    # -- defined by each method of data parallelism
 
     def _before_forward(self) -> None:
         """Prepare a training forward."""
@@ -92,10 +92,10 @@ class DataParallel(Bare, ABC):
         return True
 
     def _drain(self) -> None:
-        """Make sure that no message is in flight; begin an update that was interrupted anew."""
+        """Make sure that no message is in flight, and let an interrupted update start over."""
 
     def _reshard(self) -> None:
-        """Drop what was gathered of sharded parameters: they are about to be written."""
+        """Drop gathered copies of sharded parameters: the shards are about to be written."""
 
     @abstractmethod
     def _mean_state(self) -> list[Tensor]:
@@ -107,12 +107,12 @@ class DataParallel(Bare, ABC):
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """Hold the mean model for a while: `with model.averaged() as module:` evaluates it.
+        """Hold the mean model inside a block: evaluate it in `with model.averaged() as module:`.
 
         Inside, the trainable parameters and the persistent floating point buffers (BatchNorm statistics) are the
         mean over all workers; afterwards they are what they were, bit for bit. Training inside is refused. A state dict
-        taken inside refers to the parameters, as everywhere in PyTorch: save it inside, or copy its tensors. Inside of
-        another such block nothing more happens. Collective.
+        taken inside refers to the parameters, as everywhere in PyTorch: save it inside, or copy its tensors. A nested
+        block changes nothing. Collective.
         """
         if self._averaged:
             yield self.module
@@ -129,7 +129,7 @@ class DataParallel(Bare, ABC):
 
     @property
     def is_averaged(self) -> bool:
-        """Whether the parameters are the mean at the moment, inside of `averaged()`."""
+        """Whether the parameters currently are the mean, inside `averaged()`."""
         return self._averaged
 
     @abstractmethod
@@ -166,7 +166,7 @@ class DataParallel(Bare, ABC):
     def load_communication_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from `communication_state()`. Collective: drains first.
 
-        Raises ValueError when it is that of another way to communicate.
+        Raises ValueError if its names or sizes differ, as with other communication options.
         """
         self._drop("load_communication_state()")
         own = self.communication_state()
@@ -183,8 +183,8 @@ class DataParallel(Bare, ABC):
         """Drain, detach from the optimizers, and destroy the process groups made for this wrapper. Collective.
 
         The bare module and the optimizers stay usable. While an exception is handled, and after
-        `destroy_process_group()`, it waits a few seconds at most for what is in flight, and never raises. If ranks are
-        out of step it raises as other collective methods do, and has closed all the same.
+        `destroy_process_group()`, it waits at most a few seconds for messages in flight, and never raises. If ranks are
+        out of step it raises like other collective methods, but closes all the same.
         """
         if self._closed:
             return
@@ -201,7 +201,7 @@ class DataParallel(Bare, ABC):
         """Detach from the optimizers and from the peers.
 
         clean:   nothing is in flight and all is well
-        patient: otherwise, whether what is in flight may still arrive
+        patient: if not clean, whether messages in flight may still arrive
         """
         self._closed = True
         OPEN.discard(self)
@@ -214,7 +214,7 @@ class DataParallel(Bare, ABC):
         self.__dict__["_ddp"] = None
 
     def _begin(self, operation: str) -> None:
-        """Check that a collective operation may come now, on all ranks alike.
+        """Check that a collective operation is allowed now, and that all ranks are at the same point.
 
         Raises RuntimeError inside `averaged()` and after `close()`, or PeerError naming the ranks that differ.
         """
@@ -228,7 +228,7 @@ class DataParallel(Bare, ABC):
         self._meet(Place(operation, self.clock, (), self._interrupted))
 
     def _drop(self, operation: str) -> None:
-        """Drain, in a collective operation; after `close()` nothing is in flight."""
+        """Drain, as part of a collective operation; a no-op after `close()`, when nothing is in flight."""
         if not self._closed:
             self._begin(operation)
             interrupted = self._interrupted
@@ -311,7 +311,7 @@ class DataParallel(Bare, ABC):
 
     @disable_dynamo
     def before_forward(self) -> None:
-        """Check that a training forward may come now, and prepare it; `forward` does it by itself."""
+        """Check that a training forward is allowed now, and prepare it; `forward` calls this itself."""
         if self._averaged:
             raise RuntimeError("a training forward inside `with model.averaged()`: call model.eval() or no_grad()")
         if not self._optimizers:
@@ -330,7 +330,7 @@ class DataParallel(Bare, ABC):
 
     @property
     def _interrupted(self) -> bool:
-        """Whether an update has begun and is not over."""
+        """Whether an optimizer's step, or the end of an update, has begun and is not over."""
         return self._stepping != self._stepped or 0 < len(self._optimizers) == len(self._stepped)
 
     def _way_on(self, what: str) -> str:

@@ -1,4 +1,4 @@
-"""Decentralized data parallelism: workers average parameters with a few peers instead of all gradients.
+"""Decentralized data parallelism: workers average parameters with a few peers instead of gradients with all.
 
 Adapt while communicating (`awc`, arXiv 2410.11998): x_i(t+1) = sum_j W_ij(t) x_j(t) + d_i(t). The messages of step t
 travel during its forward and backward pass; `optimizer.step()` first merges them, then updates the merged value with
@@ -53,33 +53,33 @@ class DecentralizedDataParallel(DataParallel):
     module:           a module whose device, dtype and memory format are final; its trainable parameters become views
                       of flat vectors. Only these are mixed: parameters that are frozen now and trained later stay local
                       to each worker (with a warning), and so does what forward writes into a frozen parameter or a
-                      buffer. Rank 0's parameters and buffers are broadcast. Or a module to which `fully_shard` was
-                      applied over the ranks of each worker, see `common.parallel.replica`
+                      buffer. Rank 0's parameters and buffers are broadcast. It may be one to which `fully_shard`
+                      was applied over the ranks of each worker, see `common.parallel.replica`
     topology:         a name of `common.topology.NAMES` or a Topology over the workers
     order:            "awc" or "atc", see above; None: "atc" if merge_after is 0, else "awc"
     ranks_per_worker: ranks that share one replica: gradients are averaged among them (DDP or FSDP), gossip runs
                       between workers (arXiv 2110.13363 treats a server of 8 GPUs as one node). None: 1
-    mesh:             instead of ranks_per_worker: all ranks, in dimensions "replicate", along which gossip runs, and,
-                      for modules with shards, "shard"
+    mesh:             instead of ranks_per_worker: a mesh of all ranks, with dimensions "replicate", along which gossip
+                      runs, and, for sharded modules, "shard"
     workers_per_host: workers on each host, for topologies that know hosts (aer) and for how rounds travel; ignored if
-                      `topology` is a Topology, which carries it. None: 1, with a warning where that is another number
-                      than the launcher's and matters
+                      `topology` is a Topology, which carries it. None: 1, with a warning if the launcher announces
+                      another number and it matters
     transport:        "auto", "send_recv" or "subgroup" (where a round averages in groups)
     message_dtype:    dtype of messages between peers; None: the parameters' own; torch.int8: 8 bits with error feedback
                       (one more vector). All-reduces and averages inside hosts keep full precision
     find_unused_parameters: as in DDP, where several ranks share a replica
     timeout_s:        seconds to wait for a peer before an error names it, also while one rank evaluates or saves alone;
-                      with local steps a peer may be as late as workers drift apart in H updates
+                      with local steps it must also cover the time by which workers drift apart in H updates
     options:          what is computed: local_steps, outer, merge_after, local_steps_from, fragments, mixing, bucket_mb,
                       phases and push_sum, see `common.options.GossipOptions`
 
-    `averaged()`, `consensus_distance()` and `state_dict()` are of the inner parameters, which the optimizer updates; at
-    the end of a round they equal the outer ones. `average_()` averages anchors and outer momenta too.
+    `averaged()`, `consensus_distance()` and `state_dict()` refer to the inner parameters, which the optimizer
+    updates; at the end of a round they equal the outer ones. `average_()` averages anchors and outer momenta too.
 
     All ranks must construct it, with the same arguments and a module of the same structure; a difference raises
-    RuntimeError on every rank. Without a process group, or with one rank, only an outer optimizer does anything; there
-    is no `process_group`, gossip among a part of the ranks. Raises ValueError for an argument of another type or out of
-    range, and for a parameter that another wrapper holds, until that is closed.
+    RuntimeError on every rank. Without a process group, or with one rank, only an outer optimizer does anything. There
+    is no `process_group` argument, for gossip among some ranks. Raises ValueError for an argument of another type or
+    out of range, and for a parameter that another wrapper holds and has not released by close().
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class DecentralizedDataParallel(DataParallel):
         self._vectors = self._replica.vectors()
         self._flat = [vector.data for vector in self._vectors]
         self._common = {parameter for vector in self._vectors for parameter in vector.parameters}
-        # What local steps do beside the plain step; None: every update is a round.
+        # What local steps add to the plain step; None: every update is a round.
         self._local = None if self._plan.every_update else Anchors(self._plan, self._flat)
         mixed = self._local.anchors if self._local is not None and self._plan.sends_anchors else ()
         self.mixer = Mixer(self._vectors, self.topology, groups, gossip, timeout=timeout, anchors=mixed, **carried)
@@ -145,11 +145,11 @@ class DecentralizedDataParallel(DataParallel):
 
         A wrapper may have several optimizers, and an optimizer several wrappers: each mixes its own module's parameters
         and nothing else. DmSGD with momentum mixing and QGDmSGD, whose steps the wrapper finishes after the exchange,
-        belong to one wrapper; a second attach raises ValueError. Hooks of `optimizer.step()` that were registered
-        before see, with order "atc", parameters before they are mixed: register an average of weights after attaching.
+        belong to one wrapper; a second attach raises ValueError. With order "atc", hooks of `optimizer.step()` that
+        were registered before attaching see parameters before they are mixed: register weight averaging afterwards.
 
-        Alone, with order "awc" and without local steps, a fused AccumAdam(W) steps bucket by bucket: merging costs it
-        no pass over memory, and messages leave earlier. All other optimizers update after the last bucket has arrived.
+        As the only optimizer, with order "awc" and without local steps, a fused AccumAdam(W) steps bucket by bucket:
+        merging takes no extra pass over memory, and messages leave earlier. Others update when all buckets arrived.
         """
         check_arguments(DataParallel.attach, locals())
         name = self._deferred.name_of(optimizer)
@@ -170,7 +170,7 @@ class DecentralizedDataParallel(DataParallel):
         return optimizer
 
     def _step_by_bucket(self, optimizer: Optimizer | None) -> None:
-        """Let the optimizer's step go bucket by bucket if it can and is the only one; take that from any other."""
+        """Make the optimizer step bucket by bucket if it can and is the only one; stop any other from doing so."""
         if self._steps_by_bucket():
             self._bucketwise.arriving = None
         self._bucketwise = None
@@ -194,7 +194,7 @@ class DecentralizedDataParallel(DataParallel):
         return optimizer.arriving is not None
 
     def _before_forward(self) -> None:
-        self._launch()  # the first round, and the one after an average: later ones follow an update
+        self._launch()  # the first round, and the one after an average; all others are launched after an update
 
     def _before_update(self) -> None:
         self._reshard()
@@ -207,7 +207,7 @@ class DecentralizedDataParallel(DataParallel):
         self._debiasing.remember()
 
     def _after_update(self) -> None:
-        self._debiasing.scale(self.mixer.clock)  # of the rounds merged so far
+        self._debiasing.scale(self.mixer.clock)  # by the weight that follows from the rounds merged so far
         for momentum in self._deferred.momentum:
             self.mixer.mix_now(momentum.flat())  # m_i <- sum_j w_ij (beta m_j + g_j)
             momentum.descend()
@@ -227,7 +227,7 @@ class DecentralizedDataParallel(DataParallel):
             self.mixer.launch()
 
     def _meet(self, place: Place) -> None:
-        if self.everyone is not None and self.mixer.abort is None:  # who survives others has other ways to agree
+        if self.everyone is not None and self.mixer.abort is None:  # ranks that survive others agree in other ways
             meet(place._replace(launched=self.mixer.in_flight), self.everyone)
 
     @property
@@ -235,7 +235,7 @@ class DecentralizedDataParallel(DataParallel):
         return self.everyone is None or self._groups.usable
 
     def _drain(self) -> None:
-        """Drop what is in flight, so that parameters may be written: within a round, as a local step."""
+        """Drop messages in flight, so that parameters may be written; within a round this acts like a local step."""
         self.mixer.drain()
         if self._interrupted:
             self._set_rounds()
@@ -251,7 +251,7 @@ class DecentralizedDataParallel(DataParallel):
         return self._replica.no_sync() if self._replica.averages_gradients else super().no_sync()
 
     def _after_load(self) -> None:
-        """Have anchors be the new parameters, until they are loaded too."""
+        """Set the anchors to the new parameters, until anchors are loaded too."""
         super()._after_load()
         if self._local is not None:
             self._local.overwrite(self.clock)
@@ -263,13 +263,13 @@ class DecentralizedDataParallel(DataParallel):
         abort:   called at the first failure; has to close all connections, see `abort_groups`
         aborted: whether messages that have arrived may be torn
 
-        `check_peers` tells after the update; the next one needs another wrapper.
+        `check_peers` reports it after the update; the next update needs another wrapper.
         """
         self.mixer.abort, self.mixer.aborted = abort, aborted
 
     @property
     def merged_of_broken(self) -> int | None:
-        """Exchanges of buckets merged in the update that failed, of momentum before parameters; None while none has."""
+        """Number of bucket exchanges merged in the update that failed, momentum before parameters; None before that."""
         return self.mixer.broken
 
     def check_peers(self) -> None:
@@ -295,9 +295,9 @@ class DecentralizedDataParallel(DataParallel):
             self._groups.close()
 
     def communication_state(self) -> dict[str, Tensor]:
-        """Return anchors, outer momenta, and what messages of 8 bits have left out so far, one of each for a vector.
+        """Return anchors, outer momenta, and what 8-bit messages have left out so far, one of each per vector.
 
-        And the layout of the vectors, which depends on the optimizers attached.
+        The layout of the vectors, which depends on the optimizers attached, is included.
         """
         return with_layout(self._local_state() | numbered("message_error", self.mixer.errors), self._vectors)
 
@@ -305,7 +305,7 @@ class DecentralizedDataParallel(DataParallel):
         return self._local.state if self._local is not None else {}
 
     def load_communication_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `communication_state()`; after `load_clock`. Collective: drains first."""
+        """Continue from `communication_state()`; call it after `load_clock`. Collective: drains first."""
         super().load_communication_state(with_own_layout(state, self._vectors))
         if self._local is not None:
             self._local.loaded()
@@ -318,7 +318,7 @@ class DecentralizedDataParallel(DataParallel):
             self._local.require(clock)
 
     def _set_rounds(self) -> None:
-        """Have the mixer continue with the rounds that come after `clock` updates."""
+        """Make the mixer continue with the rounds that come after `clock` updates."""
         for fragment in range(self._plan.fragments):
             self.mixer.set_clock(self._plan.merged(self.clock, fragment), fragment)
 

@@ -1,4 +1,4 @@
-"""Make process groups: as torch does, or for a changing membership, by new groups or by c10d's `reconfigure`.
+"""Make process groups: as torch does, or, for a changing membership, as new groups or by c10d's `reconfigure`.
 
 If a peer dies while groups connect, gloo waits for it for five times the group's timeout, and nothing can interrupt
 that. So the members first wait for each other in the store, which can be interrupted, and then connect with a short
@@ -25,26 +25,26 @@ from common.torch_internals import (
     set_group_timeout,
 )
 
-UNUSED_TAG = 1 << 30  # of messages; theirs are smaller, see `common.parallel.gossip.exchange.tag_of`
+UNUSED_TAG = 1 << 30  # no message has it: their tags are smaller, see `common.parallel.gossip.exchange.tag_of`
 LONGEST_CONNECT = timedelta(seconds=5)
 CONNECT_SHARE = 1 / 8  # of a membership's timeout: five times that still leaves time to report
 
 
 class TorchGroups:
-    """Groups as torch makes them, of a program whose ranks stay."""
+    """Groups as torch makes them, for a program whose ranks stay the same."""
 
     def new(self, ranks: Sequence[int] | None, timeout: timedelta) -> Any:
         """Return a group of these ranks (None: of all), NON_GROUP_MEMBER to others. Collective."""
         return dist.new_group(ranks, timeout=timeout)
 
     def close(self, group: dist.ProcessGroup) -> None:
-        """Destroy a group, unless `destroy_process_group()` has come before."""
+        """Destroy a group, unless `destroy_process_group()` has done so already."""
         if group in open_groups():
             dist.destroy_process_group(group)
 
 
 class NewGroups(TorchGroups):
-    """Groups that are made anew for each membership: any version of torch."""
+    """Groups that are made anew for each membership, with any version of torch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # connections are not closed while groups are taken down, or reconfigured
@@ -65,29 +65,29 @@ class NewGroups(TorchGroups):
         return group
 
     def abort(self) -> None:
-        """Have whatever waits for peers, in any thread, raise."""
+        """Make every wait for peers raise, in any thread."""
         with self._lock:
             abort_groups()
 
     def aborted(self) -> bool:
-        """Return whether groups were aborted where no wait for a message tells; what has come may be torn then."""
+        """Return whether groups were aborted without any wait raising; messages that have arrived may then be torn."""
         return False
 
     def end(self) -> None:
-        """Take all groups down, from which no peer expects anything any more."""
+        """Destroy all groups; no peer expects anything from them any more."""
         with self._lock:
             if dist.is_initialized():
                 dist.destroy_process_group()
-            restart_group_names()  # they count failed ones too, which other ranks lack
+            restart_group_names()  # they count failed groups too, which other ranks lack
 
 
 class ReconfiguredGroups(NewGroups):
-    """Groups that stay, and whose ranks change: c10d's `reconfigure`, of torch >= 2.14.
+    """Groups that stay while their ranks change, by c10d's `reconfigure` (torch >= 2.14).
 
-    A failed attempt can leave some ranks of a group reconfigured and others not. So each attempt has a number of its
-    own, unique in the run, under which the members put their handles into the store.
+    A failed attempt can leave some ranks of a group reconfigured and others not. So each attempt has its own number,
+    unique in the run, under which the members put their handles into the store.
 
-    process: number of this process, unlike that of any other member
+    process: number of this process, different from every other member's
     """
 
     def __init__(self, process: int, device: torch.device) -> None:
@@ -137,17 +137,17 @@ class ReconfiguredGroups(NewGroups):
         """Keep a group for the next membership."""
 
     def abort(self) -> None:
-        """Have whatever waits for peers, in any thread, raise; what waits on a GPU ends there, see `aborted`."""
+        """Make every wait for peers raise, in any thread; waits on a GPU end there instead, see `aborted`."""
         if self._backend == "gloo":
             super().abort()
             return
         with self._lock:
             for group in list(open_groups()):
                 with suppress(RuntimeError):  # it has no communicator yet
-                    group.abort()  # of a group that can be reconfigured: a revoke, which that heals
+                    group.abort()  # for reconfigurable groups a revoke, which reconfiguring heals
 
     def aborted(self) -> bool:
-        """Return whether groups of NCCL were aborted; what has come may be torn then."""
+        """Return whether NCCL groups were aborted; messages that have arrived may then be torn."""
         used = [dist.group.WORLD, *self._used] if self._backend == "nccl" and dist.is_initialized() else []
         return any(backend_of(group, self._device).get_error().name != "SUCCESS" for group in used)
 
@@ -166,7 +166,7 @@ class ReconfiguredGroups(NewGroups):
 class MembershipStore(dist.Store):
     """The store of the current membership, for groups that outlive it: a group keeps the store it was made with.
 
-    Ranks may have made their groups in different orders, with different prefixes of keys; these are dropped.
+    Ranks may have made their groups in different orders, with different key prefixes; these are dropped.
     """
 
     current: dist.Store
@@ -184,21 +184,21 @@ class MembershipStore(dist.Store):
         return self.current.compare_set(_own(key), expected, desired)
 
     def wait(self, keys: list[str], *timeout: timedelta) -> None:
-        """Wait until these are set."""
+        """Wait until these keys are set."""
         self.current.wait([_own(key) for key in keys], *timeout)
 
 
 def _own(key: str) -> str:
-    """Return what of a key is the same on all ranks: it begins with a fresh number."""
+    """Return the part of a key that is the same on all ranks: "reconfigure/", then a fresh number."""
     return key[key.index("reconfigure/") :]
 
 
 def groups_of_members(how: str, process: int, device: torch.device) -> NewGroups:
-    """Return what makes a member's groups: "new" or "reconfigured" ones, or "auto": as this torch can.
+    """Return the maker of a member's groups; how: "new", "reconfigured", or "auto" for what this torch can do.
 
-    process: number of this process, unlike that of any other member
+    process: number of this process, different from every other member's
 
-    Raises ValueError where this torch cannot. Without `reconfigure` nothing ends what waits for a peer on a GPU.
+    Raises ValueError if this torch cannot. Without `reconfigure` nothing ends a wait for a peer on a GPU.
     """
     able, on_cpu = can_reconfigure(device), device.type == "cpu"
     if (how == "reconfigured" and not able) or (not on_cpu and (how == "new" or not able)):
@@ -210,9 +210,9 @@ def groups_of_members(how: str, process: int, device: torch.device) -> NewGroups
 def abort_groups(groups: Iterable[dist.ProcessGroup] | None = None) -> None:
     """Close all connections of gloo groups (None: of all in this process), so that no peer gets half a message.
 
-    What waits for peers, in any thread, collectives included, and whatever comes later raises at once. `abort()` and
-    `shutdown()` of a gloo group unblock nothing; a receive that runs out of time closes the pairs of its context,
-    unless the pair it waited for was closed already: so each peer gets one. Groups may have been destroyed.
+    All waits for peers, in any thread, collectives included, and all later operations raise at once. `abort()` and
+    `shutdown()` of a gloo group unblock nothing; a receive that times out closes the pairs of its context, unless the
+    pair it waited for was closed already: hence one for each peer. Groups may already have been destroyed.
     """
     for group in list(open_groups() if groups is None else groups):
         for peer in range(group.size()):

@@ -1,6 +1,6 @@
-"""What the engine asks of optimizers that do more than update.
+"""What the engine needs for optimizers that do more than update.
 
-To go bucket by bucket, to have momentum mixed, or to see what mixing did to the parameters.
+They step bucket by bucket, have their momentum mixed, or see what mixing did to the parameters.
 """
 
 import warnings
@@ -24,7 +24,7 @@ def is_bucketwise(optimizer: Optimizer) -> TypeGuard[AccumAdam]:
 
 
 def check_layout_is_free(clock: int, state: Mapping[str, Tensor]) -> None:
-    """Raise ValueError if a fused optimizer comes after updates that left a communication state in the old layout."""
+    """Raise ValueError if a fused optimizer comes after updates whose communication state has the old layout."""
     if clock and state:
         raise ValueError(
             f"attach: a fused optimizer after {clock} updates: expected before the first one: it lays parameters out "
@@ -33,7 +33,7 @@ def check_layout_is_free(clock: int, state: Mapping[str, Tensor]) -> None:
 
 
 def warn_of_window(optimizer: Optimizer, plan: LocalSteps) -> None:
-    """Warn of windows of AccumAdam that end with the rounds of local steps: small language models diverged."""
+    """Warn about AccumAdam windows as long as the rounds of local steps: small language models diverged with them."""
     groups = optimizer.param_groups if isinstance(optimizer, AccumAdam) else ()
     if plan.steps > 1 and any(group["accumulation_steps"] == plan.steps for group in groups):
         warnings.warn(
@@ -44,7 +44,7 @@ def warn_of_window(optimizer: Optimizer, plan: LocalSteps) -> None:
 
 
 def warn_of_clock(optimizers: Sequence[Optimizer]) -> None:
-    """Warn of a resume without `load_clock`, after which rounds would be others than in an uninterrupted run."""
+    """Warn about a resume without `load_clock`: its rounds would differ from those of an uninterrupted run."""
     values = (value for optimizer in optimizers for state in optimizer.state.values() for value in state.values())
     if any(local(value).any() for value in values if isinstance(value, Tensor)):
         warnings.warn(
@@ -57,16 +57,16 @@ def warn_of_clock(optimizers: Sequence[Optimizer]) -> None:
 class OutsideParameters:
     """Warns once about a parameter of the module that each worker trains on its own.
 
-    said: whether there is nothing to be said any more
+    said: whether there is nothing left to warn about
     """
 
     def __init__(self, said: bool) -> None:
         self.said = said
         self._held = 0  # parameters of the attached optimizers
-        self._named: list[tuple[str, nn.Parameter]] = []  # the module's among these that workers do not have in common
+        self._named: list[tuple[str, nn.Parameter]] = []  # the module's among these that workers do not share
 
     def look(self, module: nn.Module, optimizers: Sequence[Optimizer], common: Collection[nn.Parameter]) -> None:
-        """Warn if a parameter that is not one of these in common has a gradient."""
+        """Warn if a trained parameter that is not in `common` has a gradient."""
         if self.said:
             return
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
@@ -89,9 +89,9 @@ class OutsideParameters:
 class Deferred:
     """A worker's optimizers whose steps its wrapper finishes: DmSGD with momentum mixing, and QGDmSGD.
 
-    momentum: of each DmSGD, to be mixed before the parameters
+    momentum: the momentum of each DmSGD, to be mixed before the parameters
 
-    With one worker alone nothing is mixed, and they are optimizers as others.
+    With a single worker nothing is mixed, and they are ordinary optimizers.
     """
 
     def __init__(self, topology: Topology, plan: LocalSteps, vectors: Sequence[FlatVector]) -> None:
@@ -100,10 +100,10 @@ class Deferred:
         self._tracking: list[QGDmSGD] = []
 
     def name_of(self, optimizer: Optimizer) -> str | None:
-        """Return what an optimizer that belongs here is called in messages; None for any other.
+        """Return the name, for messages, of an optimizer that belongs here; None for any other.
 
-        Raises ValueError if it is attached already, and with another order than "atc", local steps, or a topology that
-        needs push-sum.
+        Raises ValueError if it is attached already, or with an order other than "atc", local steps, or a topology
+        that needs push-sum.
         """
         if isinstance(optimizer, QGDmSGD):
             name, instead = "QGDmSGD", "DmSGD(momentum_mixing=False)"
@@ -144,7 +144,7 @@ class Deferred:
             optimizer.track()
 
     def close(self) -> None:
-        """Give whole steps back to the optimizers."""
+        """Let the optimizers take whole steps again."""
         for momentum in self.momentum:
             momentum.close()
         for optimizer in self._tracking:
@@ -154,7 +154,7 @@ class Deferred:
 
 
 class MomentumVectors:
-    """The momentum of one DmSGD in vectors laid out as the parameters.
+    """The momentum of one DmSGD in vectors laid out like the parameters.
 
     From now on the optimizer's `step()` only accumulates; the owner mixes `flat()` and calls `descend()`.
     """
@@ -170,13 +170,13 @@ class MomentumVectors:
         self._handle = optimizer.register_step_pre_hook(lambda *_: self._remember())
 
     def close(self) -> None:
-        """Give the whole step back to the optimizer."""
+        """Let the optimizer take whole steps again."""
         self._handle.remove()
         self.optimizer.deferred = False
 
     def _remember(self) -> None:
-        # What this step moves, and how far: until the last optimizer (or simulated worker) has stepped, the user may
-        # call this one's zero_grad() and its schedule.
+        # What this step moves, and how far: before the last optimizer (or simulated worker) has stepped, the user may
+        # call this one's zero_grad() and step its schedule.
         self._moving = [
             (moved, group["lr"])
             for group in self.optimizer.param_groups
@@ -191,10 +191,10 @@ class MomentumVectors:
             torch._foreach_add_(parameters, momenta, alpha=-lr)
 
     def flat(self) -> list[Tensor]:
-        """Return the momentum as 1-D tensors, one for each flat vector; padding and foreign parameters are 0.
+        """Return the momentum as 1-D tensors, one for each flat vector; padding and others' parameters are 0.
 
-        Loading the optimizer's state replaces its tensors: the new ones are moved into the vectors again. So are all
-        when a parameter vector was laid out anew.
+        Loading the optimizer's state replaces its tensors: the new ones are moved into the vectors again. The same
+        happens to all momentum of a parameter vector that was laid out anew.
         """
         for index, vector in enumerate(self._vectors):
             if vector.slots is not self._slots[index]:

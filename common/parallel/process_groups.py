@@ -1,6 +1,6 @@
 """The device of a local process, and process groups.
 
-The default group of a program, and those that gossip needs, made once in one order on every rank.
+The default group of a program, and the groups that gossip needs, made once, in the same order on every rank.
 """
 
 import os
@@ -24,9 +24,9 @@ WATCH_FIRST = timedelta(seconds=10)
 
 
 def local_device() -> torch.device:
-    """Return the GPU of this local rank, made the current one, or the CPU where GPUs are missing.
+    """Return the GPU of this local rank, after making it current, or the CPU if GPUs are missing.
 
-    Where there are GPUs, but fewer than local processes, rank 0 says so.
+    If there are GPUs, but fewer than local processes, rank 0 says so.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -41,7 +41,7 @@ def local_device() -> torch.device:
 
 
 def gpu_shortage() -> str | None:
-    """Return how many local processes there are for how many visible GPUs; None if each can have its own.
+    """Return a phrase that counts local processes and visible GPUs; None if each process can have its own GPU.
 
     The launcher announces the processes of this host as LOCAL_WORLD_SIZE.
     """
@@ -53,7 +53,7 @@ def gpu_shortage() -> str | None:
 def open_process_group(device: torch.device, timeout_s: float) -> None:
     """Open the default group: NCCL among GPUs, gloo among CPUs; collectives fail after `timeout_s` seconds.
 
-    Raises ValueError naming what a launcher should have set in the environment, or that nobody listens at that address.
+    Raises ValueError naming a variable that a launcher should have set, or the address if no process listens there.
     """
     check_launcher()
     find_master()
@@ -80,8 +80,8 @@ def process_group(timeout_s: float) -> Iterator[torch.device]:
 def group_timeout(timeout: timedelta, device: torch.device) -> timedelta:
     """Return the timeout of process groups on a device; 10 s longer on CUDA.
 
-    There NCCL ends the run without a word, and `common.parallel.streams.Watch` has to say first which messages have
-    not arrived after `timeout`.
+    On CUDA, NCCL ends the run without naming the messages, so `common.parallel.streams.Watch` has to report first
+    which of them have not arrived after `timeout`.
     """
     return timeout + WATCH_FIRST if is_queued(device) else timeout
 
@@ -89,8 +89,8 @@ def group_timeout(timeout: timedelta, device: torch.device) -> timedelta:
 class ProcessGroups:
     """The process groups of workers, and the map between workers and ranks.
 
-    A worker is `ranks_per_worker` consecutive ranks that share one replica; a rank talks to the ranks with its own
-    index in other workers only.
+    A worker is `ranks_per_worker` consecutive ranks that share one replica; a rank talks only to the ranks with
+    the same index in other workers.
 
     world:           all ranks (evaluation average, checks)
     within_worker:   the ranks of this worker; None if it is one rank
@@ -98,12 +98,12 @@ class ProcessGroups:
     """
 
     def __init__(self, ranks_per_worker: int, timeout: timedelta) -> None:
-        self._made: list[dist.ProcessGroup] = []  # with this rank in it, in the order of creation
+        self._made: list[dist.ProcessGroup] = []  # groups that this rank is in, in the order of creation
         self._timeout = timeout
         self.distributed = is_distributed()
         self.world_size = dist.get_world_size() if self.distributed else 1
         self.rank = dist.get_rank() if self.distributed else 0
-        # A group of our own, as all others here, so that messages never queue with the user's collectives.
+        # A separate group, like all others here, so that messages never queue with the user's collectives.
         self.world = self._new_group(None) if self.distributed else None
         check_equal_on_all_ranks({"ranks_per_worker": ranks_per_worker}, self.world)  # the groups below depend on it
         if ranks_per_worker < 1 or self.world_size % ranks_per_worker:
@@ -130,7 +130,7 @@ class ProcessGroups:
         return range(self.worker * self.ranks_per_worker, (self.worker + 1) * self.ranks_per_worker)
 
     def to_rank(self, worker: int) -> int:
-        """Return the rank of that worker which has this rank's index."""
+        """Return that worker's rank with the same index as this rank."""
         return worker * self.ranks_per_worker + self._index
 
     def open_groups(self, purpose: str, wanted: Iterable[tuple[int, ...]]) -> None:
@@ -151,10 +151,10 @@ class ProcessGroups:
         return self._groups.get((purpose, self._ranks(members, self._index)))
 
     def warm_up(self, device: torch.device) -> None:
-        """Have every group of this rank make its connections now, in the order in which groups were made. Collective.
+        """Connect every group of this rank now, in the order in which groups were made. Collective.
 
-        NCCL makes them in a group's first operation, for which it waits for all members: in a round in which one of
-        them has nobody to talk to it would wait for that member's next round.
+        NCCL connects a group in its first operation, and waits for all members: in a round in which one of them has no
+        peer, the others would wait for that member's next round.
         """
         if not self.distributed:
             return
@@ -170,11 +170,11 @@ class ProcessGroups:
         return self.world in open_groups()
 
     def abort(self) -> None:
-        """Close the connections of all groups, see `abort_groups`; those of NCCL end with the process."""
+        """Close the connections of all groups, see `abort_groups`; NCCL's end with the process."""
         abort_groups(self._made)
 
     def close(self) -> None:
-        """Destroy all groups; the ranks need not do it together, but each after its last message has arrived."""
+        """Destroy all groups; ranks need not call it together, but each only after its last message has arrived."""
         for group in self._made:
             making_groups.current.close(group)
         self._made.clear()

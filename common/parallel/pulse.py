@@ -1,4 +1,4 @@
-"""Heartbeats of ranks, by which the others tell a rank that is busy from one that was stopped.
+"""Heartbeats of ranks, by which other ranks tell a busy rank from one that was stopped.
 
 Preparing data or writing a model may take minutes, and the other ranks wait that long for it. Each rank has a thread
 that increments a counter in a store and watches the next rank's counter. If some ranks stop, one that still runs
@@ -50,7 +50,7 @@ class Pulse:
             store, rank, ranks = self._connect()
             store, own, other = dist.PrefixStore("pulse", store), str(rank), str((rank + 1) % ranks)
             period, number, silent, last = min(BEAT_S, self._patience_s / 4), 0, 0, None
-            while silent * period < self._patience_s:  # looks, not seconds: all ranks may have been suspended
+            while silent * period < self._patience_s:  # counts looks, not seconds: all ranks may have been suspended
                 store.set(own, str(number))
                 if self._over.wait(period):
                     store.set(own, OVER)
@@ -75,7 +75,7 @@ def open_pulse(timeout_s: float) -> Pulse:
 
 
 def _leave(sentence: str) -> None:
-    """Make waits for peers raise; end the process if they do not, as on GPUs or when it waits for a file."""
+    """Make waits for peers raise, then end the process if it still runs, as on GPUs or while waiting for a file."""
     sys.stderr.write(f"{sentence}\n")
     abort_groups()
     time.sleep(LEAVE_S)

@@ -1,4 +1,4 @@
-"""What a rank holds of its worker's replica: all of it, or its shards, as FSDP2 (`fully_shard`) leaves them.
+"""A rank's part of its worker's replica: all of it, or its shards, as FSDP2 (`fully_shard`) leaves them.
 
 FSDP gathers and frees whole parameters layer by layer and averages gradients inside the worker. Between workers gossip
 mixes shards: rank (worker r, shard s) exchanges its shard with (r', s), 1 / ranks_per_worker of the bytes.
@@ -31,26 +31,26 @@ class Replica:
     """A whole replica on each rank of a worker.
 
     module: the bare module
-    groups: the ranks of workers
+    groups: the process groups of workers
     """
 
-    averages_gradients = False  # inside the worker, in backward
+    averages_gradients = False  # whether it averages them inside the worker, in backward
 
     def __init__(self, module: nn.Module, groups: ProcessGroups) -> None:
         self._module, self._groups = module, groups
 
     @property
     def peers(self) -> tuple[int, dist.ProcessGroup | None]:
-        """The number of the ranks that hold the same elements of the replicas, each worker's once or equally often, and
-        their group."""
+        """The number and the group of the ranks that hold the same elements of the replicas; each worker occurs equally
+        often."""
         return self._groups.world_size, self._groups.world
 
     def broadcast(self) -> None:
-        """Give all workers the first one's parameters and rank 0's buffers. Collective."""
+        """Give all ranks rank 0's parameters and buffers. Collective."""
         broadcast_from_first([*self._module.parameters(), *self._module.buffers()], self._groups.world)
 
     def vectors(self) -> list[FlatVector]:
-        """Put what this rank holds of all trainable parameters into flat vectors, one for each (dtype, device)."""
+        """Put this rank's part of all trainable parameters into flat vectors, one for each (dtype, device)."""
         return flatten(self._module)
 
     def placements(self) -> list[str]:
@@ -58,7 +58,7 @@ class Replica:
         return []
 
     def reshard(self) -> None:
-        """Drop what was gathered of sharded parameters: they are about to be written."""
+        """Drop gathered copies of sharded parameters: the shards are about to be written."""
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Accumulate gradients without averaging them inside the worker."""
@@ -72,7 +72,7 @@ class ShardVector(FlatVector):
     """This rank's shards of the parameters of one dtype and device in one vector `data` [numel].
 
     named_parameters: sharded parameters (DTensors), at least one
-    managed:          what FSDP keeps of each of them
+    managed:          FSDP's record of each of them
 
     A slot has the size of the shard and room for FSDP's padding, which stays 0.
     """
@@ -104,7 +104,7 @@ class ShardVector(FlatVector):
 
 
 class ShardedReplica(Replica):
-    """The shards that this rank holds of its worker's replica, and FSDP's hold on them.
+    """This rank's shards of its worker's replica, and FSDP's records of them.
 
     Raises ValueError naming the parameter where gossip cannot mix the shards: a mesh that is not the worker's ranks or
     has further dimensions, CPU offload, or trainable parameters that are not sharded.
@@ -124,11 +124,11 @@ class ShardedReplica(Replica):
 
     @property
     def peers(self) -> tuple[int, dist.ProcessGroup | None]:
-        """The number of workers, and the group of the ranks that hold their shards of these elements."""
+        """The number of workers, and the group of the ranks that hold each worker's shard of these elements."""
         return self._groups.workers, self._groups.between_workers
 
     def broadcast(self) -> None:
-        """Give all workers the first one's shards; what is not sharded, and buffers, are rank 0's. Collective."""
+        """Give all workers the first worker's shards, and rank 0's buffers and unsharded parameters. Collective."""
         whole = [parameter for _, parameter in self._named if parameter not in self._managed]
         broadcast_from_first([local(parameter) for parameter in self._managed], self._groups.between_workers)
         broadcast_from_first([*whole, *self._module.buffers()], self._groups.world)
@@ -145,7 +145,7 @@ class ShardedReplica(Replica):
     def reshard(self) -> None:
         """Free gathered parameters: shards are about to be written.
 
-        After a forward without a backward, as in evaluation, FSDP keeps those of the root and would go on with them.
+        After a forward without a backward, as in evaluation, FSDP keeps the root's and would go on using them.
         """
         for part in self._parts:
             part.reshard()
@@ -162,7 +162,7 @@ class ShardedReplica(Replica):
                 part.set_requires_gradient_sync(True, recurse=False)
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
-        """Raise ValueError if it holds gathered parameters, which backward gives no gradients, or needs whole ones."""
+        """Raise ValueError if it holds gathered parameters, which get no gradients in backward, or needs whole ones."""
         if isinstance(optimizer, Muon | MuonAdamW):
             raise ValueError(
                 "attach: Muon with a sharded module: it orthogonalises whole matrices; expected an optimizer that "
@@ -181,9 +181,9 @@ class ShardedReplica(Replica):
 
 
 def replica_of(module: nn.Module, groups: ProcessGroups, find_unused_parameters: bool) -> Replica:
-    """Return what this rank holds of the bare module.
+    """Return this rank's part of the bare module.
 
-    Raises ValueError for sharded modules that cannot be mixed, see `ShardedReplica`, and `find_unused_parameters`.
+    Raises ValueError for sharded modules that cannot be mixed (see `ShardedReplica`) or `find_unused_parameters`.
     """
     if not is_sharded(module):
         return Replica(module, groups)
@@ -198,8 +198,8 @@ def replica_of(module: nn.Module, groups: ProcessGroups, find_unused_parameters:
 def ranks_per_worker_of(mesh: DeviceMesh, module: nn.Module, given: int | None) -> int:
     """Return how many ranks share a replica: the size of the mesh's dimension "shard", 1 without it.
 
-    Raises ValueError if ranks_per_worker was `given` too, for other dimensions than ("replicate",) and ("replicate",
-    "shard"), for a mesh that is not all ranks in their order, and for shards of which the module has none.
+    Raises ValueError if ranks_per_worker was `given` too, for dimensions other than ("replicate",) and ("replicate",
+    "shard"), for a mesh that is not all ranks in order, and for several shards if the module is not sharded.
     """
     if given is not None:
         raise ValueError(f"ranks_per_worker={given} with a mesh: expected one of the two")
@@ -232,7 +232,7 @@ def is_fsdp(module: nn.Module) -> bool:
 
 
 def check_parameter(name: str, parameter: nn.Parameter, managed: Any) -> None:
-    """Raise ValueError if gossip cannot mix a parameter; managed: what FSDP keeps of it, None if nothing."""
+    """Raise ValueError if gossip cannot mix a parameter; managed: FSDP's record of it, None if it has none."""
     if managed is None and is_dtensor(parameter):
         wrong, expected = "is a DTensor that FSDP does not manage (tensor parallelism?)", "fully_shard only"
     elif managed is None and parameter.requires_grad:

@@ -29,7 +29,7 @@ class Stalls:
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Measure what the stream waits for in the block."""
+        """Measure how long the stream waits in the block."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         stream = torch.cuda.current_stream(self._device)
         begin.record(stream)
@@ -38,7 +38,7 @@ class Stalls:
         self._pending.append((begin, end))
 
     def passed(self) -> float:
-        """Return the seconds of the blocks that the device has passed since the last call; never waits for it."""
+        """Return the seconds waited in blocks that the device has passed since the last call; never block the host."""
         seconds = 0.0
         while self._pending and self._pending[0][1].query():
             begin, end = self._pending.popleft()

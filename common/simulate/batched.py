@@ -16,22 +16,22 @@ Place = tuple[dict[str, Tensor], str]  # a module's parameters or buffers, and a
 class BatchedWorkers:
     """The workers of a simulation, whose models run as one with a leading dimension of workers (torch.func.vmap).
 
-    loss: (module, batch) -> the scalar loss. torch.func has to be able to map it: no decision by values, no `.item()`
+    loss: (module, batch) -> the scalar loss. torch.func must be able to map it: no branches on values, no `.item()`
     """
 
     def __init__(self, replicas: Sequence[SimulatedReplica], loss: Callable[[nn.Module, Any], Tensor]) -> None:
         self._replicas = list(replicas)
         modules = [replica.bare_module for replica in replicas]
-        self._loss = _Loss(copied(modules[0]), loss).train()  # whose values are never used
+        self._loss = _Loss(copied(modules[0]), loss).train()  # its values are never used
         # Looked up once: walking over all modules in every step takes time.
         self._parameters = _places(modules, "_parameters", dict(modules[0].named_parameters()))
         self._buffers = _places(modules, "_buffers", dict(modules[0].named_buffers()))
-        self._stacked: dict[str, Tensor] = {}  # the parameters of all, between forward and backward
+        self._stacked: dict[str, Tensor] = {}  # all workers' parameters, between forward and backward
 
     def forward(self, batches: Sequence[Any]) -> Tensor:
         """Return every worker's loss on its batch, [N]; batches have equal structure and shapes.
 
-        What is drawn at random, as by dropout, differs between workers and comes from torch's global generator.
+        Random draws, as for dropout, differ between workers and come from torch's global generator.
         """
         for replica in self._replicas:
             if not replica.training:
@@ -60,7 +60,7 @@ class BatchedWorkers:
 
 
 class _Loss(nn.Module):
-    """A module whose forward returns the loss of another one, as `functional_call` wants it."""
+    """A module whose forward returns another module's loss, as `functional_call` needs it."""
 
     def __init__(self, module: nn.Module, loss: Callable[[nn.Module, Any], Tensor]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class _Loss(nn.Module):
 
 
 def _places(modules: Sequence[nn.Module], kind: str, names: Iterable[str]) -> dict[str, list[Place]]:
-    """Return by name where each worker's module holds the tensor, which may become another one."""
+    """Return, by name, where each worker's module holds the tensor; it may be replaced there later."""
     split = {name: name.rpartition(".") for name in names}
     return {
         name: [(getattr(module.get_submodule(parent), kind), key) for module in modules]
@@ -92,7 +92,7 @@ def _stack(by_name: dict[str, list[Place]]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _accumulate(parameters: Sequence[Tensor], gradients: Tensor) -> None:
-    """Add row i of the gradients [N, ...] to that of parameter i."""
+    """Add row i of the gradients [N, ...] to the gradient of parameter i."""
     for parameter, gradient in zip(parameters, gradients.unbind(), strict=True):
         if parameter.grad is None:
             parameter.grad = gradient.contiguous()

@@ -1,4 +1,4 @@
-"""All simulated workers together: their parameters as matrices, and what they do to each other in an update."""
+"""All simulated workers together: their parameters as matrices, and their effects on each other in an update."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from common.transfer import to_device
 class Cohort:
     """All simulated workers: one matrix [N, P] for each dtype, rows are the workers' flat vectors.
 
-    method, ranks_per_worker: as of `common.simulate.simulate`
+    method, ranks_per_worker: as in `common.simulate.simulate`
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Cohort:
         self.replicas: Sequence[DataParallel] = ()  # by worker; to be set before first use
 
     def synchronize_gradients(self) -> None:
-        """Average the gradients where the method is all-reduce; on the first call of each step."""
+        """Average the gradients if the method is all-reduce, on the first call of each step."""
         if self.method == "allreduce" and not self.synchronized and self.world_size > 1:
             average_gradients_([[p for p in m.parameters() if p.requires_grad] for m in self.modules])
             self.synchronized = True
@@ -156,18 +156,18 @@ class Cohort:
 
     @property
     def gossips(self) -> bool:
-        """Whether workers mix parameters, not gradients."""
+        """Whether workers mix parameters, instead of averaging gradients."""
         return self.method == "decentralized"
 
     def _weighted(self, matrix: Tensor) -> Tensor:
-        """Rows times the workers' push-sum weights."""
+        """Return the rows times the workers' push-sum weights."""
         if not self.debiasing[0].needed:
             return matrix
         weights = weights_of(self.topology, self.replicas[0].clock)
         return matrix * to_device(torch.as_tensor(weights, dtype=sum_dtype(matrix.dtype)), matrix.device)[:, None]
 
     def _merge(self, fragment: int, following: Sequence[Tensor]) -> None:
-        """Mix a fragment, and move what follows as far."""
+        """Mix a fragment, and add the change to the tensors in `following`."""
         mixed = self.anchors.anchors if self.plan.sends_anchors else self.stacked
         round_ = self.plan.merged(self.clock, fragment)
         buckets = [bucket for bucket in self.buckets if bucket.fragment == fragment]
@@ -190,7 +190,7 @@ class Cohort:
         return W if self.strength == 1 else (1 - self.strength) * np.eye(len(W)) + self.strength * W
 
     def _mix_momentum(self, momenta: Sequence[MomentumVectors]) -> None:
-        """m_i <- sum_j w_ij m_j, then every worker descends; momenta[i] is worker i's."""
+        """Compute m_i <- sum_j w_ij m_j, then let every worker descend; momenta[i] is worker i's."""
         rows = list(zip(*(momentum.flat() for momentum in momenta), strict=True))  # [vectors][workers]
         matrices = [torch.stack(workers) for workers in rows]
         for bucket in self.buckets:
@@ -229,5 +229,5 @@ def stack(modules: Sequence[nn.Module]) -> tuple[list[Tensor], list[list[FlatVec
 
 
 def mean(stacked: Tensor) -> Tensor:
-    """Return the mean over the workers [N, ...] -> [...]; 16-bit is summed in float32 and rounded once."""
+    """Return the mean over the workers [N, ...] -> [...]; 16-bit values are summed in float32 and rounded once."""
     return stacked.to(sum_dtype(stacked.dtype)).sum(0).div_(len(stacked)).to(stacked.dtype)

@@ -15,7 +15,7 @@ from common.transfer import to_device
 
 
 def mix_(stacked: Tensor, matrix: np.ndarray) -> None:
-    """Compute X <- W X in place; stacked [N, P] any floating dtype (16-bit is mixed in float32), matrix [N, N]."""
+    """Compute X <- W X in place; stacked [N, P] of any floating dtype (16-bit is mixed in float32), matrix [N, N]."""
     if np.array_equal(matrix, np.eye(len(matrix))):
         return
     wide = stacked.to(sum_dtype(stacked.dtype))
@@ -26,7 +26,7 @@ def mix_(stacked: Tensor, matrix: np.ndarray) -> None:
 def average_gradients_(replicas: Sequence[Sequence[nn.Parameter]]) -> None:
     """Give every worker the mean gradient, as DDP does; replicas[i] are worker i's parameters in one order.
 
-    A parameter that got a gradient on some workers only counts as 0 on the others; on none, it stays without.
+    If only some workers have a gradient of a parameter, it counts as 0 on the others; if none has, all stay without.
     """
     for parameters in zip(*replicas, strict=True):
         gradients = [p.grad for p in parameters if p.grad is not None]
@@ -54,12 +54,12 @@ def count_gossip(
 
 
 class SharedSecondMoments:
-    """The second moments of all workers' AccumAdamWs, which attach theirs in the same order.
+    """The second moments of all workers' AccumAdamWs; all workers attach theirs in the same order.
 
-    An experiment, whose messages are not counted.
+    An experiment: its messages are not counted.
 
-    how: "mean":   in every update all divide by the same v + (1 - b2) mean_j g_j^2, the current gradients included
-         "mixing": after every update v_i <- sum_j w_ij v_j as parameters do: a worker divides by v_i + (1 - b2) g_i^2
+    how: "mean":   in every update all use the same second moment, v + (1 - b2) mean_j g_j^2, with the current gradients
+         "mixing": v_i <- sum_j w_ij v_j after every update, as for parameters: a worker uses v_i + (1 - b2) g_i^2
     """
 
     def __init__(self, how: Literal["mean", "mixing"], workers: int) -> None:
@@ -67,20 +67,20 @@ class SharedSecondMoments:
         self._optimizers: list[list[AccumAdamW]] = [[] for _ in range(workers)]
 
     def add(self, worker: int, optimizer: AccumAdamW) -> None:
-        """Share what this optimizer of a worker has."""
+        """Share the second moments of this optimizer of a worker."""
         optimizer.init_state()
         self._optimizers[worker].append(optimizer)
 
     @torch.no_grad()
     def before_update(self) -> None:
-        """Once all gradients are there: move v_i so that what the optimizer adds to it gives what all divide by."""
+        """Once all gradients are there, shift v_i so that what the optimizer adds makes it the shared second moment."""
         for parameters, moments, b2 in self._rows() if self._how == "mean" else ():
             squares = torch.stack([torch.zeros_like(p) if p.grad is None else p.grad.square() for p in parameters])
             torch._foreach_add_(moments, list((1 - b2) * (squares.mean(0) - squares)))
 
     @torch.no_grad()
     def after_update(self, matrix: np.ndarray) -> None:
-        """Average v, of which the moves of `before_update` cancel then, or mix it with this matrix [N, N]."""
+        """Average v, so that the shifts of `before_update` cancel, or mix it with this matrix [N, N]."""
         if self._how == "mean":
             matrix = np.full_like(matrix, 1 / len(matrix))
         for _, moments, _ in self._rows():

@@ -1,8 +1,8 @@
 """Simulated workers with the contract of the real ones (`common.parallel.DataParallel`).
 
 The workers' parameters are the rows of one matrix X [N, P] for each dtype. In every step all workers first run
-forward and backward, then all step: the first `optimizer.step()` of an update does what the messages would have
-done, X <- W(t) X, for all workers at once.
+forward and backward, then all step: the first `optimizer.step()` of an update, or with order "atc" the last, does
+what the messages would have done, X <- W(t) X, for all workers at once.
 """
 
 import copy
@@ -38,13 +38,13 @@ def simulate(
     share_second_moment: Literal["mean", "mixing"] | None = None,
     **options: Any,
 ) -> list["SimulatedReplica"]:
-    """Return N virtual workers that start from copies of `module` (which is left alone).
+    """Return N virtual workers that start from copies of `module` (which stays unchanged).
 
     method: "decentralized" or "allreduce"; topology and order as in DecentralizedDataParallel
     ranks_per_worker: only matters for the bytes that an all-reduce over all ranks would send
-    share_second_moment: how workers share what their AccumAdamWs divide by, see SharedSecondMoments; None: not
+    share_second_moment: how workers share their AccumAdamWs' second moments, see SharedSecondMoments; None: not at all
     options: see `common.options.GossipOptions`. bucket_mb only matters where buckets mix differently, with
-             phases="staggered" or fragments > 1; real workers on GPUs have larger ones with "auto": give both a number
+             phases="staggered" or fragments > 1; with "auto" real workers on GPUs have larger ones: give both a number
              to compare them; shards are cut at other elements than whole replicas
 
     In each step call forward and backward on every replica, then `synchronize_gradients()` on every replica (before
@@ -80,7 +80,7 @@ def simulate(
 def copied(module: nn.Module) -> nn.Module:
     """Return a copy that shares no memory with the module.
 
-    Of tensors that hooks compute and leave on a module, as torch.nn.utils.weight_norm does, the values are copied, not
+    For tensors that hooks compute and leave on a module, as torch.nn.utils.weight_norm does, the values are copied, not
     the graph, which deepcopy refuses: the next forward computes them anew.
     """
     held = [tensor for part in module.modules() for tensor in tree_leaves(vars(part)) if isinstance(tensor, Tensor)]
@@ -88,7 +88,7 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 class SimulatedReplica(DataParallel):
-    """Worker number `worker` of a cohort. Collective operations act on the cohort when any one replica is asked."""
+    """Worker number `worker` of a cohort. Collective operations act on the whole cohort when called on any replica."""
 
     def __init__(self, module: nn.Module, worker: int, cohort: Cohort) -> None:
         super().__init__(module, worker, cohort.world_size)
@@ -121,7 +121,7 @@ class SimulatedReplica(DataParallel):
         return optimizer
 
     def close(self) -> None:
-        """Detach from the optimizers; the bare module and they stay usable."""
+        """Detach from the optimizers; they and the bare module stay usable."""
         for optimizer in self._optimizers:
             if isinstance(optimizer, AccumAdam):
                 optimizer.release_state(self._cohort.vectors[self.worker])
@@ -149,13 +149,13 @@ class SimulatedReplica(DataParallel):
         self._cohort.after_update(self.worker)
 
     def _drain(self) -> None:
-        """Expect parameters to be written: rounds that begin then begin from what was written."""
+        """Expect writes to the parameters: rounds that begin next start from the new values."""
         if self._interrupted:
             self._cohort.updating.discard(self.worker)
         self._cohort.anchors.expire()
 
     def _after_load(self) -> None:
-        """Have anchors be the new parameters, until they are loaded too."""
+        """Set the anchors to the new parameters, until anchors are loaded too."""
         super()._after_load()
         self._cohort.anchors.overwrite(self.clock, self.worker)
         for anchors, vector in zip(self._cohort.anchors.anchors, self._cohort.vectors[self.worker], strict=False):
@@ -167,7 +167,7 @@ class SimulatedReplica(DataParallel):
         return with_layout(state, self._cohort.vectors[self.worker])
 
     def load_communication_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `communication_state()`; after `load_clock`."""
+        """Continue from `communication_state()`; call it after `load_clock`."""
         super().load_communication_state(with_own_layout(state, self._cohort.vectors[self.worker]))
         self._cohort.anchors.loaded(self.worker)
 

@@ -1,4 +1,4 @@
-"""The buckets of a training: slices of the flat vectors, each with its schedule and clock."""
+"""The buckets of a training run: slices of the flat vectors, each with its schedule and clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from common.flat import Bucket, cut
 from common.parallel.streams import is_queued
 from common.topology import Topology, allreduce_messages, in_phases
 
-LARGEST_MB = 25.0  # of what is all-reduced, as DDP's buckets
+LARGEST_MB = 25.0  # of a bucket that is all-reduced, as in DDP
 # bucket_mb="auto": small messages suit slow links; on a GPU each bucket is a launch, and links are fast.
 AUTO_MB, AUTO_QUEUED_MB = 2.0, 64.0
 
@@ -30,8 +30,8 @@ class ScheduledBucket(Bucket):
 def bucket_bytes(topology: Topology, bucket_mb: float) -> float:
     """Return the bytes of a bucket whose messages have `bucket_mb` MiB.
 
-    An all-reduce cuts a bucket into a message for each member, and small ones cost it more than they save. So where all
-    rounds travel that way buckets are as many times larger, up to DDP's.
+    An all-reduce cuts a bucket into one message per member, and small messages cost it more than they save. So if all
+    rounds travel that way, buckets are that many times larger, up to DDP's size.
     """
     rounds = [topology.round(t) for t in range(topology.period or 0)]
     talking = [round_ for round_ in rounds if not round_.is_idle]
@@ -74,7 +74,7 @@ def plan_buckets(
 
 
 def fragments_of(buckets: Sequence[ScheduledBucket], count: int) -> list[list[Bucket]]:
-    """Return the slices of vectors that each of `count` fragments consists of, adjacent buckets in one."""
+    """Return the slices of vectors that make up each of `count` fragments, adjacent buckets joined."""
     fragments: list[list[Bucket]] = [[] for _ in range(count)]
     for bucket in buckets:
         parts = fragments[bucket.fragment]

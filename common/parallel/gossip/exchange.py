@@ -7,7 +7,7 @@ Two facts shape the order of calls. gloo's send waits for the peer's "ready" mes
 payload on the same connection: so every receive of a step is posted before any send. NCCL wants the receives and sends
 that depend on each other in one batch, in the same order on every rank.
 
-Where the host runs ahead of the device (`common.parallel.streams`), "blocks" and "arrived" are meant of the device's
+Where the host runs ahead of the device (`common.parallel.streams`), "blocks" and "arrived" refer to the device's
 current stream: the host queues the wait and goes on.
 """
 
@@ -32,22 +32,22 @@ _ROUNDS, _ATTEMPTS, _FRAGMENTS = 1 << 14, 1 << 8, 1 << 6
 
 
 def tag_of(clock: int, attempt: int, fragment: int) -> int:
-    """Return what tells the messages of a round from those of others; gloo's have it, NCCL knows no tags.
+    """Return the tag that tells messages of a round from others; only gloo uses it, NCCL has no tags.
 
     attempt: how often rounds have been dropped to be launched again
 
-    So a message can only arrive where its round is expected. A multiple of KINDS below 2^30; it comes back after
-    16384 rounds.
+    So a message can only arrive where its round is expected. The tag is a multiple of KINDS below 2^30; it repeats
+    after 16384 rounds.
     """
     return ((clock % _ROUNDS * _ATTEMPTS + attempt % _ATTEMPTS) * _FRAGMENTS + fragment % _FRAGMENTS) * KINDS
 
 
 class ReceiveBuffers:
-    """Memory for messages that arrive, kept from round to round.
+    """Memory for received messages, kept from round to round.
 
-    On the CPU fresh memory costs a page fault for every 4 KB, in every step. On CUDA the allocator could not use a
-    block again while the host runs ahead of the streams that read it. Here it can be: a receive is queued behind what
-    the posting stream has queued before, and that stream has read the block, or waited for what did.
+    On the CPU fresh memory costs a page fault for every 4 KB, in every step. On CUDA the allocator could not reuse
+    a block while the host runs ahead of the streams that read it. Here it is safe: a receive is queued behind the
+    posting stream's earlier work, and that stream has read the block itself, or waited for the stream that did.
     """
 
     def __init__(self) -> None:
@@ -59,21 +59,21 @@ class ReceiveBuffers:
         return free.pop() if free else torch.empty(numel, dtype=dtype, device=device)
 
     def give_back(self, vector: Tensor) -> None:
-        """Take a vector back that nothing queued from now on reads or writes."""
+        """Take back a vector that nothing queued from now on reads or writes."""
         self._free.setdefault((vector.numel(), vector.dtype), []).append(vector)
 
 
 class Exchange(ABC):
     """One bucket of one round, from the point of view of one rank.
 
-    chunk:   this rank's part of the flat vector, 1-D; read until `wait` returns, written by `merge`
+    chunk:   the bucket's slice of the flat vector, 1-D; read until `wait` returns, written by `merge`
     route:   how the round is carried out
-    buffers: where it takes memory for messages, until `release`
-    stages:  number of steps that follow once the first messages have arrived: `network.py` has `run` do them one after
-             another while the model computes
+    buffers: where it takes memory for messages, which it keeps until `release`
+    stages:  number of steps after `start`, such as sends that wait for other messages: `network.py` calls `run` for
+             one after another while the model computes
     between_hosts: which of the stages send to other hosts and wait for them; rounds take turns in these
     turn:    number of the round it belongs to
-    tag:     of its messages, see `tag_of`
+    tag:     the tag of its messages, see `tag_of`
     strength: g in [0, 1], how strongly it mixes: x_i <- (1 - g) x_i + g sum_j W_ij x_j
     """
 
@@ -88,7 +88,7 @@ class Exchange(ABC):
         self.route = route
         self._buffers = buffers
         self._taken: list[Tensor] = []
-        self._narrow: Message | None = None  # if the dtype of messages is not that of the chunk
+        self._narrow: Message | None = None  # if the dtype of messages is not the chunk's
         self.staged = threading.Event()  # set when the last stage is over
         self.done: torch.cuda.Event | None = None  # what the device has passed when the last stage is over
         self._works: list[list[dist.Work]] = []
@@ -103,7 +103,7 @@ class Exchange(ABC):
         """Return the sends to be posted after the receives; launch collectives."""
 
     def run(self, stage: int, timeout: timedelta) -> None:
-        """Do stage number `stage`, waiting for peers at most as long as `timeout`."""
+        """Do stage number `stage`, waiting at most `timeout` for peers."""
         raise NotImplementedError(f"{type(self).__name__} has no stages")
 
     def incoming(self) -> Incoming | None:
@@ -112,10 +112,10 @@ class Exchange(ABC):
 
     @abstractmethod
     def merge(self) -> None:
-        """Compute x_i <- sum_j W_ij x_j, as strongly as `strength` says, in place. Call after `wait`."""
+        """Compute x_i <- sum_j W_ij x_j, with strength `strength`, in place. Call after `wait`."""
 
     def weakened(self, own_weight: float) -> float:
-        """Return the own weight of a round of this strength; weights of others are multiplied by it."""
+        """Return the own weight at this strength; other weights are multiplied by `strength`."""
         return own_weight if self.strength == 1 else 1 - self.strength * (1 - own_weight)
 
     def settle(self) -> None:
@@ -126,7 +126,7 @@ class Exchange(ABC):
     @property
     @abstractmethod
     def message_bytes(self) -> int:
-        """Bytes of the whole bucket as it travels; where it travels narrower between hosts, inside of them."""
+        """Bytes of the whole bucket as it travels, inside hosts if it travels narrower between them."""
 
     @property
     def shard_bytes(self) -> int | None:
@@ -139,7 +139,7 @@ class Exchange(ABC):
         return self._taken[-1]
 
     def release(self) -> None:
-        """Give the memory back; nothing may be in flight, and the tensor of `incoming` is no longer read."""
+        """Give the memory back; nothing may be in flight or still read the tensor of `incoming`."""
         for vector in self._taken:
             self._buffers.give_back(vector)
         self._taken.clear()
@@ -153,11 +153,11 @@ class Exchange(ABC):
         return dist.P2POp(op, tensor, rank, group=self.route.messages, tag=self.tag + kind)
 
     def run_stage(self, index: int, timeout: timedelta) -> None:
-        """Run a stage; none after a failure, which is kept for `wait`."""
+        """Run a stage, unless one has failed; a failure is kept for `wait`."""
         if self._failure is None:
             try:
                 self.run(index, timeout)
-            except Exception as error:  # a thread that died of it would be waited for without end
+            except Exception as error:  # if it ended the thread, `wait` would never return
                 self._failure = error
 
     def wait(self, timeout: timedelta) -> None:
@@ -168,14 +168,14 @@ class Exchange(ABC):
         if self.done is not None:
             torch.cuda.current_stream(self.chunk.device).wait_event(self.done)
         elif self.stages:
-            self.staged.wait()  # each stage gives up by itself
+            self.staged.wait()  # each stage gives up on its own
         if self._failure is not None:
             raise self._failure
         self._wait_for(timeout, *self._works)
         self._works.clear()
 
     def settled(self, seconds: float) -> bool:
-        """Wait on the host, not for long, and return whether every message has arrived."""
+        """Wait briefly on the host, and return whether every message has arrived."""
         if self.stages and not self.staged.wait(max(0.0, seconds)):
             return False
         try:
@@ -190,7 +190,7 @@ class Exchange(ABC):
         return lambda: (done is None or done.query()) and all(work.is_completed() for work in works)
 
     def _wait_for(self, timeout: timedelta, *posted: list[dist.Work]) -> None:
-        """Wait for all of these works together, at most as long as `timeout`; those that are done leave their list."""
+        """Wait for all of these works together, at most `timeout`; works that are done leave their list."""
         deadline = time.monotonic() + timeout.total_seconds()
         for works in posted:
             while works:
@@ -203,7 +203,7 @@ class Exchange(ABC):
     def attach_works(self, works: list[dist.Work], failure: RuntimeError | None = None) -> None:
         """Remember what `wait` has to wait for, and a failure, which it reports.
 
-        works: those that somebody has waited for leave the list, which the exchanges of one batch share
+        works: they leave the list, which the exchanges of one batch share, once one of these has waited for them
         """
         self._works.append(works)
         self._failure = self._failure or failure
@@ -218,7 +218,7 @@ def hand_over(ops: Sequence[dist.P2POp]) -> tuple[list[dist.Work], RuntimeError 
 
 
 def mix_(x: Tensor, own_weight: float, received: Sequence[tuple[Tensor, float]]) -> None:
-    """Compute x <- own_weight x + sum of weight * tensor, in place: one pass for one peer, one more for each other."""
+    """Compute x <- own_weight x + sum of weight * tensor, in place: one pass for one peer, else one more than peers."""
     if len(received) == 1 and abs(own_weight + received[0][1] - 1) < 1e-12:
         x.lerp_(*received[0])
     elif own_weight != 1 or received:

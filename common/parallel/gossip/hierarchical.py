@@ -6,9 +6,9 @@ The bucket is cut into L shards; the worker with index l in its host owns shard 
     rails     worker l exchanges its averaged shard with worker l of the hosts that M names, and combines: M (x) shard
     gather    every worker sends its shard to the others of its host
 
-So one payload leaves a host for each host that takes from it, where every worker would send its own. Shards travel in
-the dtype of the sum. Inside a host they travel as messages of gloo, whose receives go ahead of the sends they depend
-on, or by NCCL's collectives.
+So one payload leaves a host for each host that takes from it, instead of one from every worker. Shards travel in the
+dtype of the sum, or narrower between hosts. Inside a host they travel as gloo messages, whose receives are posted
+before the sends that they depend on, or by NCCL's collectives.
 """
 
 from abc import abstractmethod
@@ -30,7 +30,7 @@ from common.torch_internals import all_gather_single, reduce_scatter_single
 
 
 class Tag(IntEnum):
-    """Messages of one kind arrive in the order in which they were sent; of different kinds in any order."""
+    """Messages of one kind arrive in the order in which they were sent, messages of different kinds in any order."""
 
     SCATTER = 1
     RAIL = 2
@@ -38,10 +38,10 @@ class Tag(IntEnum):
 
 
 class Hierarchical(Exchange):
-    """One bucket of such a round.
+    """One bucket of a hierarchical round.
 
-    message_dtype: of messages between hosts, None for the dtype of the sum; an all-reduce keeps that
-    error:         what earlier messages left out [numel of the chunk], where the dtype wants it
+    message_dtype: dtype of messages between hosts, None for the sum's; an all-reduce always has the sum's
+    error:         what earlier messages left out [numel of the chunk], if the dtype needs it
     """
 
     stages = 3
@@ -59,7 +59,7 @@ class Hierarchical(Exchange):
         self._numel = chunk.numel()
         self._workers = len(route.local) + 1
         self._size = -(-self._numel // self._workers)  # of a shard; the last ones may be shorter
-        # What arrives from the others of the host lies where their averaged shards will come to lie.
+        # Receive buffer of messages from others in the host: the places of their averaged shards.
         self._result = self.take(self._size * self._workers, self._sum_dtype)
         self._mean = self._shard(self._result, route.index)
         narrow = message_dtype not in (None, self._sum_dtype) and route.allreduce is None
@@ -77,11 +77,11 @@ class Hierarchical(Exchange):
 
     @property
     def shard_bytes(self) -> int | None:
-        """Bytes of this worker's shard in the narrow dtype, once it has left."""
+        """Bytes of this worker's shard in the narrow dtype, once it was sent."""
         return None if self._narrow is None else self._narrow.tensor.nbytes
 
     def run(self, stage: int, timeout: timedelta) -> None:
-        """Average inside the host, talk to other hosts, combine and gather."""
+        """Average inside the host, send between hosts, or combine and gather."""
         (self._average_inside, self._send_between_hosts, self._combine_and_gather)[stage](timeout)
 
     def incoming(self) -> Incoming:
@@ -114,7 +114,7 @@ class Hierarchical(Exchange):
 
     @abstractmethod
     def _post_messages(self, ops: list[dist.P2POp]) -> None:
-        """Post those that are not empty; `_railed` gets what to wait for of those between hosts."""
+        """Post the messages that are not empty; add the works of those between hosts to `_railed`."""
 
     def _combine_and_gather(self, timeout: timedelta) -> None:
         self._wait_for(timeout, self._railed)  # sends too: what they read is written next
@@ -134,7 +134,7 @@ class Hierarchical(Exchange):
 
 
 class HierarchicalByMessages(Hierarchical):
-    """Such a bucket on the CPU: every receive is a message by itself, posted before the sends it depends on."""
+    """A bucket on the CPU: every receive is a message of its own, posted before the sends it depends on."""
 
     def __init__(self, chunk: Tensor, *arguments: Any) -> None:
         super().__init__(chunk, *arguments)
@@ -142,17 +142,17 @@ class HierarchicalByMessages(Hierarchical):
         self._scattered: list[dist.Work] = []
 
     def receives(self) -> list[dist.P2POp]:
-        """Return the receives of the others' parts of this worker's shard."""
+        """Return the receives of the other workers' values for this worker's shard."""
         local = self.route.local.items()
         return not_empty([self.message(dist.irecv, self._landing(i), rank, Tag.SCATTER) for i, rank in local])
 
     def start(self) -> list[dist.P2POp]:
-        """Return the sends of this worker's parts of the others' shards."""
+        """Return the sends of this worker's values for the other workers' shards."""
         shards = {rank: self._shard(self._source, index) for index, rank in self.route.local.items()}
         return not_empty([self.message(dist.isend, shard, rank, Tag.SCATTER) for rank, shard in shards.items()])
 
     def post(self, ops: Sequence[dist.P2POp]) -> None:
-        """Hand messages to the network, as every exchange does; what a stage waits for is kept for that stage."""
+        """Hand messages to the network, as every exchange does; works that a stage waits for are kept for it."""
         works, failure = hand_over(ops)
         if any(op.tag % KINDS == Tag.SCATTER and op.op is dist.irecv for op in ops):
             self._scattered += works
@@ -171,7 +171,7 @@ class HierarchicalByMessages(Hierarchical):
             for shard in rest:
                 mean.add_(shard)
             mean.div_(self._workers)
-        else:  # two workers a host: one pass over memory
+        else:  # two workers per host: one pass over memory
             torch.lerp(own, first, 0.5, out=mean)
         shards = {rank: self._shard(self._result, index) for index, rank in self.route.local.items()}
         self._post_messages([self.message(dist.irecv, shard, rank, Tag.GATHER) for rank, shard in shards.items()])
@@ -189,10 +189,10 @@ class HierarchicalByMessages(Hierarchical):
 
 
 class HierarchicalByCollectives(Hierarchical):
-    """Such a bucket on a GPU: reduce-scatter and all-gather in the host, in place, between them a batch of messages."""
+    """A bucket on a GPU: in-place reduce-scatter and all-gather in the host, with a batch of messages in between."""
 
     def start(self) -> list[dist.P2POp]:
-        """Copy the bucket to where its sum will lie; its shards are equally long, the last one padded."""
+        """Copy the bucket to where its sum will go, padded so that its shards are equally long."""
         self._result[: self._numel].copy_(self.chunk)
         self._result[self._numel :].zero_()
         return []

@@ -1,8 +1,8 @@
 """Messages narrower than the parameters: rounded values, and the memory of what rounding left out.
 
 With q the rounded value, a worker adds w_ij (q_j - q_i): a doubly stochastic matrix still conserves the mean.
-8 bits are too few for that alone. There a worker sends q(x + e) and keeps e <- x + e - q(x + e), so that a later
-message makes up for what one leaves out (error feedback; DeepSqueeze, Tang et al., 2019).
+8 bits are too few for that alone: there a worker sends q(x + e) and keeps e <- x + e - q(x + e), so that later
+messages make up for what this one leaves out (error feedback; DeepSqueeze, Tang et al., 2019).
 """
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ BLOCK = 1024  # elements that share a scale in 8 bits
 class Message:
     """The message of a chunk x [numel].
 
-    dtype:  float: x rounded to it. int8: see `quantize`, with the error [numel] of the messages before
+    dtype:  float: x rounded to it. int8: see `quantize`, with the error [numel] of earlier messages
     tensor: 1-D, as it travels; a peer's message has the same size and dtype
     """
 
@@ -35,7 +35,7 @@ class Message:
         return received.to(self._out)
 
     def merge_(self, x: Tensor, received: Iterable[tuple[Tensor, float]]) -> None:
-        """Compute x <- x + sum_j w_j (q_j - q) for (message of j, w_j), in place; x as when this message was made."""
+        """Compute x <- x + sum_j w_j (q_j - q) for (message of j, w_j), in place; x unchanged since this message."""
         value = self.decode(self.tensor)
         if self._error is not None:
             self._left_out = (x + self._error).sub_(value)
@@ -53,7 +53,7 @@ class Message:
 def quantize(x: Tensor) -> Tensor:
     """Turn x [N] float into uint8 [4 ceil(N / BLOCK) + N]: a float32 scale for each block, then integers -127..127.
 
-    Within half a scale of x, which is the block's largest magnitude / 127.
+    Values are within half a scale of x; a scale is the block's largest magnitude / 127.
     """
     blocks = torch.nn.functional.pad(x.float(), (0, -x.numel() % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(1).div_(127)

@@ -1,9 +1,9 @@
-"""The gossip step: launch a round's messages, merge the ones that arrived.
+"""The gossip step: launch a round's messages, then merge what arrived.
 
 The parameters x_i(t) do not change between the launch (end of step t-1) and the merge (start of step t). So sends
-read the flat vectors in place, and what is in flight is a function of the parameters and of t alone: a checkpoint
-needs no message, a resumed run launches the same round again. With local steps the same holds of anchors, which take
-the parameters' place.
+can read the flat vectors in place, and what is in flight is a function of the parameters and of t alone: a checkpoint
+need not contain messages, a resumed run launches the same round again. With local steps the same holds for anchors,
+which take the parameters' place.
 """
 
 import time
@@ -40,11 +40,11 @@ class Mixer:
 
     vectors:       the flat vectors of the parameters, the same layout on every rank
     topology:      schedule over workers
-    options:       of these bucket_mb and phases cut the buckets, see `plan_buckets`; the rounds of the fragments, runs
-                   of buckets, are launched and merged one by one
-    transport, message_dtype: as of `Routes`; int8 with error feedback, see `messages.py`
+    options:       bucket_mb and phases say how to cut the buckets, see `plan_buckets`; each fragment, a run of buckets,
+                   has its rounds launched and merged separately
+    transport, message_dtype: as in `Routes`; int8 with error feedback, see `messages.py`
     timeout:       how long to wait for a peer
-    anchors:       what is mixed in place of the parameters, tensors laid out as they are; empty: the parameters
+    anchors:       tensors to mix in place of the parameters, laid out like them; empty: the parameters
     """
 
     def __init__(
@@ -69,18 +69,18 @@ class Mixer:
         belong = [bucket.fragment for bucket in self.buckets]
         self._fragments = [range(bisect_left(belong, f), bisect_right(belong, f)) for f in range(fragments)]
         self._unit = "step" if options.local_steps == 1 else "round"  # what errors call a round
-        # What messages of 8 bits have left out so far, laid out as the vectors. Together with parameters and clock this
+        # What 8-bit messages have left out so far, laid out like the vectors. Together with parameters and clock this
         # is all that the next round depends on.
         self.errors = [torch.zeros_like(vector.data) for vector in vectors] if message_dtype == torch.int8 else []
         self.strength = 1.0  # of what is merged from now on, see `Exchange`
-        # What closes all connections after the first failed exchange, so that the update can be finished without
-        # peers; None: a failure is raised.
+        # Closes all connections after the first failed exchange, so that the update can be finished without peers;
+        # None: a failure is raised.
         self.abort: Callable[[], None] | None = None
         self.aborted: Callable[[], bool] = lambda: False  # whether what has arrived may be torn
-        # Exchanges of buckets that were merged in the update that failed, those of `mix_now` first: the others mix
+        # Number of bucket exchanges that were merged in the update that failed, `mix_now`'s first; the others mix
         # with W = I.
         self.broken: int | None = None
-        self._mixed_now = 0  # exchanges in this update
+        self._mixed_now = 0  # exchanges by `mix_now` in this update
         self.counters = CommunicationCounters()
         self._groups = groups
         self._routes = Routes(
@@ -92,7 +92,7 @@ class Mixer:
         self._buffers = ReceiveBuffers()
         self._network = Network(timeout)
         self._timeout = timeout
-        # Where the host runs ahead, its clock sees neither how long messages are waited for nor that one is missing.
+        # Where the host runs ahead, its clock shows neither how long a wait takes nor that a message is missing.
         self._stalls = Stalls(device) if queued else None
         self._watch = Watch(timeout) if queued else None
         self._in_flight: dict[int, list[Exchange | None]] = {}  # by fragment
@@ -102,12 +102,12 @@ class Mixer:
 
     @property
     def clock(self) -> int:
-        """Rounds merged, the same for all buckets of a fragment between steps; of the first fragment."""
+        """Number of rounds that the first fragment has merged, the same for all of its buckets between steps."""
         return self.buckets[0].clock if self.buckets else 0
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        """The fragments whose rounds were launched and not merged."""
+        """The fragments whose rounds were launched but not merged yet."""
         return tuple(sorted(self._in_flight))
 
     def set_clock(self, clock: int, fragment: int | None = None) -> None:
@@ -123,7 +123,7 @@ class Mixer:
 
         writable: whether parameters may be written until the merge, as in local steps while their anchors travel
 
-        After a failure that `abort` has contained nothing more is sent.
+        After a failure that `abort` has contained, nothing more is sent.
         """
         if fragment in self._in_flight or self.broken is not None:
             return
@@ -137,7 +137,7 @@ class Mixer:
     def merge(self, fragment: int = 0, following: Sequence[Tensor] = ()) -> None:
         """Finish the round in flight (launching it first if need be): x_i <- sum_j W_ij x_j, in place.
 
-        following: tensors laid out as the vectors, which move as far as what is mixed
+        following: tensors laid out like the vectors, to which the change by mixing is added
 
         Every rank must call it once per round. Afterwards no message of the fragment is in flight and its buckets'
         clocks have ticked. Raises PeerError naming rank, peers, bucket and step when a peer does not answer in time
@@ -148,7 +148,7 @@ class Mixer:
         with region("gossip::merge"):
             indices = self._fragments[fragment]
             self._check(f"gossip merge of {self._unit} {self.clock}")
-            if fragment in self._in_flight:  # unless it was not launched after a failure
+            if fragment in self._in_flight:  # else an earlier failure kept it from being launched
                 self._finish(self._in_flight[fragment], following, first=indices.start)
                 self._forget(fragment)
         self._mixed_now = 0
@@ -159,14 +159,14 @@ class Mixer:
     def arriving(self) -> Iterator[tuple[ScheduledBucket, Incoming | None]]:
         """Yield each bucket when its messages have arrived, and launch its next round when the caller comes back.
 
-        The caller updates the bucket's slice of the flat vector before it asks for the next one, and first merges
-        `incoming` where that is given; else the bucket is merged already. So the first bucket travels while the last
-        one is updated. The whole iteration is `merge`, an update and `launch`, and raises what they do.
+        The caller merges `incoming` if that is given (else the bucket is merged already), then updates the bucket's
+        slice of the flat vector, then asks for the next one. So the first bucket travels while the last one is updated.
+        The whole iteration amounts to `merge`, an update and `launch`, and raises what they raise.
         """
         self.launch()
         with region("gossip::advance"):
             self._check(f"gossip merge of {self._unit} {self.clock}")
-            exchanges = self._in_flight[0]  # always what is in flight, also after an exception of the caller
+            exchanges = self._in_flight[0]  # always what is in flight, even after an exception in the caller
             self._unprotect(0)
             for index, bucket in enumerate(self.buckets):
                 exchange, incoming = exchanges[index], None
@@ -195,7 +195,7 @@ class Mixer:
     def mix_now(self, vectors: Sequence[Tensor]) -> None:
         """Mix further vectors of the same layout with the matrices of the coming round, blocking; no clock ticks.
 
-        After a failure that `abort` has contained it does nothing.
+        After a failure that `abort` has contained, it does nothing.
         """
         if self.broken is not None:
             return
@@ -207,7 +207,7 @@ class Mixer:
         self.counters.launch_to_merge_s += time.perf_counter() - begin
 
     def wait(self) -> None:
-        """Wait until what is in flight has arrived and keep it: the vectors may be written if they are restored."""
+        """Wait until everything in flight has arrived, and keep it: the vectors may be written if they are restored."""
         for fragment, exchanges in self._in_flight.items():
             for index, exchange in enumerate(exchanges, self._fragments[fragment].start):
                 if exchange is not None:
@@ -223,16 +223,16 @@ class Mixer:
             self._forget(fragment)
 
     def close(self) -> None:
-        """End the threads that carry exchanges on, and that watch them. Nothing may be in flight."""
+        """End the threads that run and watch exchanges. Nothing may be in flight."""
         self._network.close()
         if self._watch is not None:
             self._watch.close()
 
     def end(self, patient: bool = True) -> bool:
-        """Close, after an exception or at the end of the process, when peers may never answer; whatever is in flight.
+        """Close with messages in flight, after an exception or at the end of the process, when peers may never answer.
 
-        Closes the connections, if `patient` after a moment, so that no thread stays in a wait. Returns whether the
-        process groups can be destroyed: with NCCL that would wait for what is in flight.
+        Closes gloo's connections, if `patient` after a short wait, so that no thread stays blocked. Returns whether the
+        process groups can be destroyed: with NCCL that would wait for messages in flight.
         """
         queued = self._stalls is not None
         if not queued:
@@ -252,7 +252,7 @@ class Mixer:
             vector.check(where)
 
     def _protect(self, fragment: int, writable: bool) -> None:
-        # In idle rounds and for n = 1 parameters may be written, too.
+        # In idle rounds and with n = 1 parameters may be written.
         if not writable and any(exchange is not None for exchange in self._in_flight[fragment]):
             for vector in self.vectors:
                 vector.protect()
@@ -281,9 +281,9 @@ class Mixer:
             vector.release()
 
     def _exchange(self, bucket: ScheduledBucket, vectors: Sequence[Tensor] | None = None) -> Exchange | None:
-        """Return the exchange of the bucket's next round; None where this worker has nobody to talk to.
+        """Return the exchange of the bucket's next round; None if this worker has no peer in it.
 
-        vectors: what is mixed beside the parameters, without error feedback; None: the parameters, or their anchors
+        vectors: what to mix besides the parameters, without error feedback; None: the parameters, or their anchors
         """
         vectors, errors = (self._mixed, self.errors) if vectors is None else (vectors, ())
         route = self._routes.at(bucket.topology, bucket.clock)
@@ -312,8 +312,8 @@ class Mixer:
 
     def _settle(self, exchange: Exchange) -> None:
         exchange.settle()
-        # When a message is done, not when it is launched: so a resumed run, which launches the round in flight
-        # again, counts as an uninterrupted one does.
+        # Counted when a message is done, not when it is launched: so a resumed run, which launches the round in
+        # flight again, counts like an uninterrupted one.
         self.counters.bytes_sent += exchange.route.bytes_sent(exchange.message_bytes, exchange.shard_bytes)
         self.counters.messages += exchange.route.messages_sent()
 
@@ -321,7 +321,7 @@ class Mixer:
         """Wait for the messages of bucket number `index`; return False where it has to do without them.
 
         After the first failure connections are closed before anything is written: sends read the vectors in place, and
-        no peer may get what is half old, half new.
+        no peer may get a mixture of old and new values.
         """
         if self.broken is not None:
             return False
@@ -353,7 +353,7 @@ class Mixer:
         self.counters.exposed_s += waited
 
     def _sentence(self, index: int, route: Route, clock: int, waited: float) -> str:
-        """Return what to say of bucket number `index` whose round `clock` does not arrive."""
+        """Return the error message for bucket number `index` if its round `clock` does not arrive."""
         return (
             f"rank {self._groups.rank}: gossip {self._unit} {clock} failed exchanging with rank(s) "
             f"{list(route.peers)}, bucket {index + 1} of {len(self.buckets)}, after {waited:.1f} s (timeout "

@@ -1,4 +1,4 @@
-"""Post exchanges, and carry those of several stages on while the model computes."""
+"""Post exchanges, and run the stages of those that have some while the model computes."""
 
 import atexit
 import os
@@ -17,16 +17,16 @@ from common.parallel.gossip.exchange import Exchange, hand_over
 from common.parallel.streams import is_queued
 
 STAGES = 3  # the most that an exchange has
-END_S = 10.0  # for a thread to end, at most
-SLACK = 1  # messages of earlier rounds that may still be under way: the link never rests between two rounds
+END_S = 10.0  # longest wait for a thread to end
+SLACK = 1  # messages of earlier rounds that may still be in flight, so that the link never idles between rounds
 
 
 _with_threads: "weakref.WeakSet[Any]" = weakref.WeakSet()
-os.register_at_fork(after_in_child=_with_threads.clear)  # threads are the parent's
+os.register_at_fork(after_in_child=_with_threads.clear)  # the threads are the parent's
 
 
 def end_with_process(thing: Any) -> None:
-    """Call `thing.end()`, if it lives, before the interpreter ends: threads inside gloo would abort the process."""
+    """Call `thing.end()`, if alive, before the interpreter ends: threads inside gloo would abort the process."""
     _with_threads.add(thing)
 
 
@@ -39,9 +39,9 @@ def _end_all() -> None:
 class RoundOrder:
     """Holds messages between hosts back until those of earlier rounds have arrived.
 
-    A bucket's next round may begin while other buckets still wait for this one. Were both on the link at once, each
-    would get half of it, and the earlier round, for which hosts wait, would end late: with alternating pairs of hosts
-    every step then takes half as long again. Earlier rounds depend on no later ones, so nobody waits in a circle.
+    A bucket's next round may begin while other buckets still wait for this one. If both used the link at once, each
+    would get half of it, and the earlier round, which hosts wait for, would end late: with alternating pairs of hosts
+    every step then takes half as long again. Earlier rounds never depend on later ones, so this cannot deadlock.
 
     Plain messages take turns only where several workers share a host's link: there one worker's later round would slow
     down another's earlier one. A link that belongs to one worker can serve the next message while one waits for a late
@@ -58,12 +58,12 @@ class RoundOrder:
             self._under_way[turn] += 1
 
     def wait(self, turn: int) -> None:
-        """Block until at most SLACK messages of rounds before `turn` are under way."""
+        """Block until at most SLACK messages of rounds before `turn` are in flight."""
         with self._changed:
             self._changed.wait_for(lambda: self._before(turn) <= SLACK)
 
     def leave(self, turn: int) -> None:
-        """Count one message of round `turn` less: it arrived, or failed."""
+        """Count one message of round `turn` fewer: it arrived or failed."""
         with self._changed:
             self._under_way[turn] -= 1
             self._under_way += Counter()  # drops what is zero
@@ -76,10 +76,10 @@ class RoundOrder:
 class Network:
     """Posts exchanges, in the same order on all ranks.
 
-    On the CPU (gloo) every receive is posted before any send; one thread for each k runs stage k of all exchanges, in
+    On the CPU (gloo) every receive is posted before any send; for each k, one thread runs stage k of all exchanges, in
     order, so that the stages of different buckets overlap. Between hosts rounds take turns. Where the host runs ahead
-    of the device (NCCL), exchanges without stages share one batch, because every batch is a separate launch; those
-    with stages go to a side stream.
+    of the device (NCCL), exchanges without stages share one batch, because every batch is a separate launch;
+    exchanges with stages go to a side stream.
 
     timeout: how long a stage may wait for its peers
     """
@@ -92,7 +92,7 @@ class Network:
         self._order = RoundOrder()
 
     def post(self, exchanges: Sequence[Exchange]) -> None:
-        """Hand them, all on one device, to the network."""
+        """Hand exchanges, all on one device, to the network."""
         if exchanges and is_queued(exchanges[0].chunk.device):
             self._put_on_streams(exchanges)
             return
@@ -106,7 +106,7 @@ class Network:
                 self._submit(exchange)
 
     def close(self) -> None:
-        """End the threads, each after what it was given before. Nothing may be in flight that peers do not answer."""
+        """End the threads, after the exchanges they already have. Nothing may be in flight that peers do not answer."""
         for first in self._queues[:1]:
             first.put(None)
         for thread in self._threads:

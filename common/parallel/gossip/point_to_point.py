@@ -17,11 +17,11 @@ from common.parallel.streams import is_queued
 class SendRecv(Exchange):
     """A bucket that this rank sends to some peers and receives from others.
 
-    On the CPU, where several workers of a host send to other hosts, sending is a stage, so that it can wait for earlier
+    On the CPU, if several workers of a host send to other hosts, sending is a stage, so that it can wait for earlier
     rounds; see `RoundOrder` in `network.py`.
 
     message_dtype: dtype on the wire, None for the chunk's own; see `messages.py`
-    error:         what earlier messages left out [numel of the chunk], where the dtype wants it
+    error:         what earlier messages left out [numel of the chunk], if the dtype needs it
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class SendRecv(Exchange):
         return [self.message(dist.irecv, tensor, rank) for rank, tensor in self._received.items()]
 
     def start(self) -> list[dist.P2POp]:
-        """Return one send for each rank that takes from it; none if sending is a stage."""
+        """Return one send for each rank that takes from this one; none if sending is a stage."""
         return [] if self.stages else self._sends()
 
     def run(self, stage: int, timeout: timedelta) -> None:
-        """Send; wait until everything has arrived."""
+        """Send in stage 0; wait in stage 1 until everything has arrived."""
         if stage == 0:
             self.post(self._sends())
         else:
@@ -60,7 +60,7 @@ class SendRecv(Exchange):
         return self._message.nbytes
 
     def incoming(self) -> Incoming | None:
-        """Return the message of a single peer, in the parameters' dtype."""
+        """Return the message if it is a single peer's and has the parameters' dtype."""
         if self._narrow is not None or len(self._received) != 1:
             return None
         ((rank, weight),) = self.route.receives.items()
@@ -81,8 +81,8 @@ class SendRecv(Exchange):
 class SubgroupAllReduce(Exchange):
     """A bucket that the members of one group average.
 
-    The sum is taken in the chunk's dtype, in float32 for 16-bit chunks. No narrower `message_dtype` applies: the
-    rounding of a sum would move the mean.
+    The sum is taken in the chunk's dtype, in float32 for 16-bit chunks. No narrower `message_dtype` applies: rounding
+    a sum would move the mean.
     """
 
     def __init__(self, chunk: Tensor, route: Route, buffers: ReceiveBuffers) -> None:
@@ -95,7 +95,7 @@ class SubgroupAllReduce(Exchange):
         return self._sum.nbytes
 
     def start(self) -> list[dist.P2POp]:
-        """Launch the all-reduce; `wait` reports it if that fails."""
+        """Launch the all-reduce; `wait` reports a failure."""
         try:
             self.attach_works([dist.all_reduce(self._sum, group=self.route.allreduce, async_op=True)])
         except RuntimeError as error:
@@ -107,7 +107,7 @@ class SubgroupAllReduce(Exchange):
         return Incoming(self._sum, self.weakened(0.0), self.strength / self.route.members)
 
     def merge(self) -> None:
-        """Compute x_i <- sum / group size, in one pass."""
+        """Compute x_i <- sum / group size, in one pass at full strength."""
         if self.strength == 1:
             torch.mul(self._sum, 1 / self.route.members, out=self.chunk)
         else:

@@ -1,4 +1,4 @@
-"""How this rank carries out the rounds of a training: each is resolved once, for all buckets and steps."""
+"""How this rank carries out the rounds of a training run: each is resolved once, for all buckets and steps."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -73,7 +73,7 @@ class Routes:
                    that talk to others, keep their precision
     collectives_inside: whether hosts that talk to others average inside by collectives, not by messages
 
-    Collective: opens the process groups that the rounds need. Warns where no message can have the dtype.
+    Collective: opens the process groups that the rounds need. Warns if no message can have the dtype.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Routes:
         self._groups = groups
         self._transport = transport
         self._resolved: dict[tuple[str, int], Route | None] = {}
-        # Random schedules get no groups: theirs are not known beforehand, they use send/recv.
+        # Random schedules get no groups, since theirs are not known in advance; they use send/recv.
         rounds = [topology.round(t) for topology in topologies for t in range(topology.period or 0)]
         kinds = {self._kind_between(round_) for round_ in rounds} - {Transport.IDLE}
         if message_dtype is not None and kinds == {Transport.SUBGROUP} and groups.rank == 0:
@@ -106,10 +106,10 @@ class Routes:
             groups.open_groups("host", [tuple(range(first, first + size)) for first in range(0, groups.workers, size)])
 
     def at(self, topology: Topology, clock: int) -> Route | None:
-        """Return the route of round `clock`; None where this worker has nobody to talk to."""
+        """Return the route of round `clock`; None if this worker has no peer in it."""
         key = (topology.name, clock % (topology.period or clock + 1))
         if key not in self._resolved:
-            if topology.period is None:  # rounds do not come back
+            if topology.period is None:  # rounds do not repeat
                 self._resolved.clear()
             self._resolved[key] = self._resolve(topology.round(clock))
         return self._resolved[key]
@@ -138,7 +138,7 @@ class Routes:
                     host=self._groups.group("host", inside),
                 )
             case Transport.SUBGROUP:
-                members = tuple(round_.weights[worker])  # a row of a round of uniform groups is the group
+                members = tuple(round_.weights[worker])  # in a round of uniform groups a worker's row is its group
                 if len(members) == 1:
                     return None
                 group = self._groups.group("subgroup", members)
@@ -188,5 +188,5 @@ class Routes:
 
 
 def several(round_: Round) -> list[tuple[int, ...]]:
-    """Return the groups of two or more that average uniformly."""
+    """Return the groups of two or more workers that average uniformly."""
     return [members for members in round_.groups or () if len(members) > 1]
