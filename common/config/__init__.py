@@ -1,1 +1,1 @@
-"""What a run is configured with: typed, checked, and free of torch."""
+"""The configuration of a run: typed, checked, and free of torch."""

@@ -1,4 +1,4 @@
-"""What all configuration records have in common; which keys do not change what a run computes."""
+"""The common base of all configuration records, and the keys that do not change what a run computes."""
 
 import re
 from collections.abc import Mapping
@@ -21,12 +21,12 @@ LARGEST_SEED = 10**13
 LARGEST = LARGEST_SEED  # of all integers
 NonNegative = Annotated[float, Field(ge=0)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
-MOST_PROCESSES = 1024  # or threads, of one machine: far more end without a word
+MOST_PROCESSES = 1024  # or threads, on one machine; with far more, a run dies without a message
 Processes = Annotated[int, Field(gt=0, le=MOST_PROCESSES)]
 FilePath = Annotated[str, Field(min_length=1), AfterValidator(expand_home)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-# Where a run computes, reads and writes, what it prints, and how many workers it can lose. A run may be resumed with
-# other values, and runs with other values count as runs of a table.
+# Keys for where a run computes, reads and writes, what it prints, and how many workers it can lose. A run may be
+# resumed with other values of these, and runs with other values still count as runs of a table.
 BOOKKEEPING = re.compile(
     r"run_dir|resume|name|profile|peak_tflops|logging(\..*)?"
     r"|training\.(threads|device|checkpoint_every|checkpoints_kept)|data\.(folder|path|copy_to|workers)"
@@ -37,7 +37,7 @@ BOOKKEEPING = re.compile(
 class Strict(BaseModel):
     """Base of all configuration records: no unknown keys, no conversions, no NaN, no huge integers, immutable.
 
-    later: keys that earlier runs lack, with the values that these runs had; not written, so that they can be resumed
+    later: keys that earlier runs lack, with the values those runs had; these are not written, so that runs can resume
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -56,5 +56,5 @@ class Strict(BaseModel):
 
 
 def is_bookkeeping(key: str) -> bool:
-    """Return whether a key, such as training.threads, leaves the results as they are."""
+    """Return whether a key, such as training.threads, leaves the results unchanged."""
     return BOOKKEEPING.fullmatch(key) is not None

@@ -27,7 +27,7 @@ class ConfigError(ValueError):
 class WorkersConfig(Strict):
     """Where the workers live.
 
-    count:   null for the launcher's world size, or else one for each GPU (at least one)
+    count:   null: launcher's processes / ranks_per_worker, or else one for each GPU (at least one); 1 if simulated
     batched: whether simulated workers run forward and backward as one batch, see `common.simulate.BatchedWorkers`
     """
 
@@ -167,7 +167,7 @@ class Config(Strict):
         return self
 
     def _check_rounds(self) -> None:
-        """Refuse local steps where something is defined for a round in every update."""
+        """Refuse local steps together with choices that are defined only for a round in every update."""
         parallel = self.parallel
         if parallel.method == "allreduce" or parallel.options().plan.every_update:
             return
@@ -206,7 +206,7 @@ class Config(Strict):
 
     @property
     def sample_size(self) -> int:
-        """What training.batch_size counts as one, in samples: 1; a sequence of a language model is its tokens."""
+        """Samples in each unit of training.batch_size: 1; for sequences of a language model, their tokens."""
         return 1
 
     @property
@@ -217,7 +217,7 @@ class Config(Strict):
     def build_topology(self) -> Topology:
         """Build the topology.
 
-        Raises ConfigError if it does not exist for this number of workers, or cannot be had with local steps.
+        Raises ConfigError if it does not exist for this number of workers, or does not fit the options of gossip.
         """
         topology, parallel = self.topology.build(self.n, self.workers.per_host or 1), self.parallel
         if parallel.method == "decentralized":

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 GROUPS = {"workers": "workers.kind", "topology": "topology.name", "parallel": "parallel.method"}
 GROUPS |= {"optimizer": "optimizer.name"}
-# A choice; others, none of which may be made with it; what is expected then. A key alone stands for any value but null,
-# 0, false and an empty list. A choice of a key that the configuration lacks is not made.
+# Rows: a choice; others that may not be made with it; what is expected instead. A key alone stands for any value except
+# null, 0, false and an empty list. A choice of a key that the configuration lacks counts as not made.
 TABLE = (
     ("topology!=complete", ["parallel=allreduce"], "topology=complete, or parallel=decentralized"),
     ("parallel.hook", ["workers=simulated"], "workers=processes or parallel.hook=null: hooks compress what is sent"),

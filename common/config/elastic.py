@@ -8,14 +8,14 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from common.config.base import Strict
 
-# Numbers that workers, and the ranks of workers, have from the start of the run on, ascending. While some are missing,
-# their positions in the tuple are the workers of the topology, and the ranks of the process group.
+# Ascending numbers that workers, and the ranks of workers, keep from the start of the run. While some are missing,
+# positions in the tuple are the workers of the topology, and the ranks of the process group.
 Workers = NewType("Workers", tuple[int, ...])
 Ranks = NewType("Ranks", tuple[int, ...])
 
 
 def ranks_of(workers: Workers, per_worker: int) -> Ranks:
-    """Return the ranks of these workers: those of worker w begin with `per_worker` w."""
+    """Return the ranks of these workers; the first rank of worker w is `per_worker` w."""
     return Ranks(tuple(worker * per_worker + index for worker in workers for index in range(per_worker)))
 
 
@@ -25,7 +25,7 @@ def workers_of(ranks: Ranks, per_worker: int) -> Workers:
 
 
 class Change(Strict):
-    """Who leaves, and who joins, after an update.
+    """The workers that leave and join after an update.
 
     step: number of committed updates
     """
@@ -57,15 +57,15 @@ SURVIVING = {"min_workers": 2, "restarts": 10}  # what elastic=true means
 class ElasticConfig(Strict):
     """Changes of a run's workers; on the command line also elastic=true, see SURVIVING, or elastic=false.
 
-    script:      of simulated workers: the changes, steps ascending
-    min_workers: of real workers: when some die the others go on, if they are at least as many, and the majority; null:
-                 the run ends
+    script:      for simulated workers: the changes, in ascending order of their steps
+    min_workers: for real workers: when some die, the others continue if they are at least this many and the majority;
+                 null: the run ends
     restarts:    how many dead workers are replaced
-    agent:       where workers on several hosts find the agent: HOST:PORT of the host that leads, which has this
-                 address; all run the same command. IPv6: [ADDRESS]:PORT. Hosts that are not needed replace one that is
-                 lost; null: one host
-    keep:        what stays as it is when workers leave or join: each one's batch, or that of all together, as far as it
-                 can be divided
+    agent:       where workers on several hosts find the agent: HOST:PORT of the leading host, which has this address;
+                 all hosts run the same command. IPv6: [ADDRESS]:PORT. Spare hosts replace lost ones; null: one
+                 host
+    keep:        what stays the same when workers leave or join: each worker's batch, or the global batch, as far as it
+                 divides evenly
     fallback:    topology to use when the configured one does not exist for the remaining number of workers
     groups:      how members connect after a change: through new process groups, or reconfigured ones (torch >= 2.14);
                  auto: reconfigured where torch can
@@ -87,7 +87,7 @@ class ElasticConfig(Strict):
         return "elastic.script" if self.script else None
 
     def members(self, count: int, step: int) -> Workers:
-        """Return who trains after `step` updates, of `count` workers at the beginning.
+        """Return the workers that train after `step` updates, out of `count` workers at the beginning.
 
         Raises ValueError for a change that is not possible.
         """

@@ -1,7 +1,7 @@
 """How far an optimizer's moments reach back, in samples, and how much weights decay over a run.
 
-A beta means another memory with every batch and every method. A half-life, the samples after which a gradient weighs
-half as much, is the same for all of them.
+A beta means a different memory for every batch size and method. A half-life, the number of samples after which a
+gradient weighs half as much, means the same for all of them.
 """
 
 import json
@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 
 from common.config.config import Config, ConfigError
 
-# Of momentum and betas that are null: (of the first moment, of the second).
+# The values of momentum and betas that are null: (first moment, second moment).
 ADAM = {"betas": (0.9, 0.999)}
 SGD = {"momentum": (0.9,)}
 DEFAULTS = {"sgd": SGD, "dmsgd": SGD, "qg_dmsgd": {}, "muon": {"momentum": (0.95,), **ADAM}}
 
 
 def moment_batch(config: Config) -> float:
-    """Return the samples in one update of the moments, as configured where batches differ in size.
+    """Return the samples in one update of the moments; the configured number if batches differ in size.
 
-    The global batch under all-reduce, which averages gradients; else a worker's, with all its ranks and accumulated
-    gradients, also in local steps. AccumAdam renews its moments once in s updates, with the mean gradient of these.
+    Under all-reduce, which averages gradients, it is the global batch; else a worker's, over all its ranks and
+    accumulated gradients, also in local steps. AccumAdam renews its moments every s updates, with their mean gradient.
     """
     optimizer, parallel = config.optimizer, config.parallel
     window = optimizer.accumulation_steps if optimizer.name in ("accumadam", "accumadamw") else 1
@@ -29,9 +29,9 @@ def moment_batch(config: Config) -> float:
 
 
 def with_betas(config: Config) -> Config:
-    """Return the configuration with a momentum and betas in place of half-lives and null.
+    """Return the configuration with a momentum and betas in place of half-lives and nulls.
 
-    They stay when workers leave or join. Raises ConfigError where a beta and its half-life are given, and for a
+    They stay when workers leave or join. Raises ConfigError if both a beta and its half-life are given, or for a
     half-life that the optimizer does not have.
     """
     optimizer, batch = config.optimizer, moment_batch(config)
@@ -65,12 +65,12 @@ def _typed(values: Sequence[float | None]) -> str:
 
 
 def half_lives(config: Config) -> dict[str, float | None]:
-    """Return the half-lives of both moments in samples; null without that moment. Muon's first is its momentum's."""
+    """Return the half-lives of both moments in samples; None without that moment. Muon's first is its momentum's."""
     optimizer, batch = config.optimizer, moment_batch(config)
     match optimizer.name:
         case "sgd" | "dmsgd":
             left = (optimizer.momentum, None)
-        case "qg_dmsgd":  # of the quasi-hyperbolic momentum that it is without mixing
+        case "qg_dmsgd":  # as of quasi-hyperbolic momentum, which it is without mixing
             memory = optimizer.momentum if optimizer.tracking is None else optimizer.tracking
             left = (memory + (1 - memory) * optimizer.momentum, None)
         case "muon":
@@ -87,9 +87,9 @@ def _half_life(beta: float | None, batch: float) -> float | None:
 
 
 def decay_sum(config: Config, factor: Callable[[int], float], updates: int) -> float:
-    """Return the sum over a run's updates of learning rate x weight decay, as planned, of parameters that decay.
+    """Return the planned sum over a run's updates of learning rate x weight decay, for parameters that decay.
 
-    factor: of the learning rate in an update, counted from 0
+    factor: returns the schedule's factor of the learning rate in an update, counted from 0
     """
     rate = config.lr * config.optimizer.coupled_decay(config.lr)
     return rate * math.fsum(map(factor, range(updates)))

@@ -25,13 +25,13 @@ class BaseOptimizerConfig(Strict):
     """Keys of all optimizers.
 
     lr_batch: batch size for which lr is meant: lr is scaled linearly to training.batch_size; null: not scaled
-    no_decay: what does not decay, see common.optim.groups
-    decay:    coupled: an update takes learning rate x weight_decay of a weight away, or adds that part to the gradient;
-              independent: it takes weight_decay away where the rate is lr, and less in proportion where the schedule
-              lowers it, so that another lr leaves the decay as it is, as in the algorithm of Loshchilov & Hutter
-              (arXiv 1711.05101) and as "independent weight decay" in Wortsman et al. (arXiv 2309.14322)
+    no_decay: which parameters do not decay, see common.optim.groups
+    decay:    coupled: an update subtracts learning rate x weight_decay x weight, or adds weight_decay x weight to the
+              gradient; independent: it subtracts weight_decay x weight at the full rate lr, and proportionally less if
+              the schedule lowers the rate, so that changing lr does not change the decay, as in Loshchilov & Hutter's
+              algorithm (arXiv 1711.05101) and "independent weight decay" in Wortsman et al. (arXiv 2309.14322)
 
-    A momentum or beta that is null has its default or follows from a half-life, see common.config.moments.
+    A momentum or beta that is null takes its default or follows from a half-life, see common.config.moments.
     """
 
     lr: PositiveFloat
@@ -109,7 +109,7 @@ class MuonConfig(BaseOptimizerConfig):
     adamw_lr:           AdamW's rate; null: lr
     betas, eps:         AdamW's
 
-    half_life.first is that of Muon's momentum and of AdamW's first moment.
+    half_life.first applies to Muon's momentum and to AdamW's first moment.
     """
 
     name: Literal["muon"]

@@ -21,18 +21,18 @@ from common.config.elastic import SURVIVING, ElasticConfig
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 GROUPS = {folder.name for folder in CONFIGS.iterdir() if folder.is_dir()}
-# Hydra would take these, but a run's folder and its start are not Hydra's.
+# Hydra would accept these, but it does not control a run's folder or its start.
 IGNORED = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.env_", "hydra.launcher", "hydra.sweeper")
 IGNORED += ("hydra/launcher", "hydra/sweeper")
 
 
 def as_hydra_reads(config_class: type[Config], overrides: Sequence[str]) -> list[str]:
-    """Return the overrides with every text as it was typed, and with elastic=true as its keys.
+    """Return the overrides with every text as it was typed, and with elastic=true replaced by its keys.
 
-    A key that holds text takes it as it stands, without Hydra's grammar: name=007, init_from=runs/lr=0.1/best.pt,
+    A key that holds text takes its value literally, without Hydra's grammar: name=007, init_from=runs/lr=0.1/best.pt,
     data.folder=~/images; quotes, ${...} and, for --multirun, lists of values keep their meaning.
 
-    Raises ConfigError for what cannot be read or chosen, or would have no effect.
+    Raises ConfigError for an override that cannot be read or chosen, or would have no effect.
     """
     texts = {*text_keys(config_class), "topology.path"}  # the latter is an option of one topology
     return _with_elastic([_as_typed(config_class, word, texts) for word in overrides])
@@ -49,7 +49,7 @@ def typed(key: str, value: str) -> str:
 
 
 def text_keys(record: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of a configuration that hold text, of any choice of a group."""
+    """Yield the dotted keys of a configuration that hold text, for every choice of a group."""
     for name, field in record.model_fields.items():
         kinds = set(_kinds(field.annotation))
         if str in kinds and kinds <= {str, NoneType}:
@@ -114,7 +114,7 @@ def choices(config_class: type[Config], group: str) -> list[str]:
 
 
 def choices_with(key: str) -> list[str]:
-    """Return `group=name` for each choice that has this key of a group."""
+    """Return `group=name` for each choice of the key's group that has this key."""
     group, _, name = key.partition(".")
     known = _names(group) if group in GROUPS else []
     return [f"{group}={choice}" for choice in known if name in _load(group, choice)]
@@ -135,7 +135,7 @@ def _load(group: str, name: str) -> dict[str, Any]:
 
 
 def _is_of_task(config_class: type[Config], group: str, name: str) -> bool:
-    """Return whether a task knows these data or this model, or those of a recipe and its bases."""
+    """Return whether a task knows these data or this model, or for a recipe its data and models and its bases'."""
     values = _load(group, name)
     defaults = values.get("defaults", [])
     if group == "experiment":
@@ -158,7 +158,7 @@ def quoted(value: str) -> str:
 
 
 def _with_elastic(words: list[str]) -> list[str]:
-    """Return the words with elastic=true as keys in front of all others, so that these count in any order."""
+    """Return the words with elastic=true as keys in front of all others, which thus override it in any order."""
     switches = [word for word in words if re.fullmatch(r"\+*elastic=(true|false)", word, re.IGNORECASE)]
     if not switches:
         return words

@@ -52,7 +52,7 @@ class MixingConfig(Strict):
 class DecentralizedConfig(Strict):
     """Parameters averaged with peers; see DecentralizedDataParallel.
 
-    shard: whether the ranks of a worker share one replica out among them (FSDP2), see common.parallel.replica
+    shard: whether one replica is sharded over the ranks of a worker (FSDP2), see common.parallel.replica
     share_second_moment: whether simulated workers divide by a common second moment, see common.simulate.methods
     """
 
@@ -79,7 +79,7 @@ class DecentralizedConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _order_that_fits(cls, values: Any) -> Any:
-        """Put the order that `merge_after` means where none is given."""
+        """Fill in the order that `merge_after` implies if none is given."""
         if isinstance(values, dict) and values.get("order") is None:
             values = values | {"order": order_of(values.get("merge_after"))}
         return values
@@ -100,7 +100,7 @@ class DecentralizedConfig(Strict):
         return self
 
     def options(self) -> GossipOptions:
-        """Return what gossip computes. Raises ValueError where keys contradict each other."""
+        """Return the options of gossip. Raises ValueError if keys contradict each other."""
         given = {name: getattr(self, name) for name in GossipOptions.names()}
         outer, mixing = Outer(**self.outer.model_dump()), Mixing(**self.mixing.model_dump())
         return GossipOptions(**given | {"outer": outer, "mixing": mixing})

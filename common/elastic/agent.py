@@ -1,10 +1,10 @@
 """The agent of a run that survives the loss of workers: it has them started, notices deaths, decides who trains.
 
-It counts processes, the ranks of workers; a worker that loses a rank is lost as a whole.
+It keeps track of processes, the ranks of workers; a worker that loses a rank is lost as a whole.
 
 The agent is the launching process of the first host and does not train. A run has a single agent, so workers cannot
-disagree about the members; if it dies, all workers save and stop. It notices deaths at once, from the operating
-system of their host; the loss of a host, and silence, after `parallel.timeout_s`.
+disagree about the members; if it dies, all workers save and stop. It notices deaths at once, through the
+operating system of their host; the loss of a host, and silence, after `parallel.timeout_s`.
 """
 
 import signal
@@ -25,8 +25,8 @@ from common.elastic.wire import LOCAL, Channel, Ended, Hello, is_proof, prove
 from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
 from common.training.signals import SIGNALS
 
-ATTEMPTS = 3  # memberships in a row that break although no rank died
-MOST_UNKNOWN = 64  # connections that have not said Hello: of more the oldest is dropped
+ATTEMPTS = 3  # memberships in a row that may break although no rank died
+MOST_UNKNOWN = 64  # connections that have not said Hello; if there are more, the oldest is dropped
 
 Host = LocalHost | RemoteHost
 
@@ -37,14 +37,14 @@ class Agent:
     own:         this host
     ranks:       number of ranks in the run
     first:       ranks that train from the start; all others join later
-    per_worker:  how many ranks, numbered one after the other, are a worker
-    per_host:    how many each host runs, numbered one after the other; further hosts wait to replace one
-    timeout_s:   in which the other members have to report after the first one did
+    per_worker:  number of consecutive ranks that form a worker
+    per_host:    number of consecutive ranks that each host runs; further hosts wait to replace one
+    timeout_s:   within which the other members have to report after the first one did
     listener:    where other hosts connect; None: there are none
     address:     of this host, as the others know it
     fingerprint: of the configuration, which other hosts must share
-    start:       for which this process has claimed the run folder
-    secret:      that other hosts must know; empty: none
+    start:       the start for which this process has claimed the run folder
+    secret:      a secret that other hosts must know; empty: none
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Agent:
         self._per_worker, self._per_host = per_worker, per_host or ranks
         self._hosts: list[Host | None] = [own] + [None] * (-(-ranks // self._per_host) - 1)
         self._pending: list[RemoteHost] = []  # hosts that have not said who they are, or wait to replace one
-        self._to_start = set(range(ranks))  # when their host has come
+        self._to_start = set(range(ranks))  # once their host has connected
         self._restarts = options.restarts
         self._codes: list[int] = []
         self._number = -1  # of the membership
@@ -83,7 +83,7 @@ class Agent:
         self._failures = 0
         self._stopping = False  # a signal asked for it
         self._forwarded = False  # to other hosts
-        self._over = False  # a worker has come to the end, or the run is given up
+        self._over = False  # a worker has reached the end, or the run is given up
 
     def run(self) -> int:
         """Start the workers, see them through, and return the exit code of the run."""
@@ -114,7 +114,7 @@ class Agent:
 
     def _turn(self) -> None:
         """Wait for something to happen, and act on it."""
-        # Not for long: for a signal, the silence of a pending host, and what a host did not take yet.
+        # Not for long: signals, silent pending hosts and messages not yet sent need attention as well.
         left = RETRY_S if self._deadline is None else min(RETRY_S, max(0.0, self._deadline - time.monotonic()))
         listener = [] if self._listener is None else [self._listener]
         ready = wait(listener + [handle for host in self._all_hosts() for handle in host.handles()], left)
@@ -183,7 +183,7 @@ class Agent:
         self._hosts = [None if isinstance(host, RemoteHost) and host.gone else host for host in self._hosts]
 
     def _start_workers(self) -> None:
-        """Give places without a host the hosts that wait, and start the workers whose host is there."""
+        """Fill places without a host with the hosts that wait, and start the workers whose host is connected."""
         for index, host in enumerate(self._hosts):
             waiting = [other for other in self._pending if other.name is not None]
             if host is None and waiting:
@@ -196,7 +196,7 @@ class Agent:
                 self._to_start.remove(number)
 
     def _host_of(self, numbers: Iterable[int]) -> list[Host]:
-        """Return the hosts of these ranks, as far as they are there."""
+        """Return the hosts of these ranks that are connected."""
         hosts = (self._hosts[number // self._per_host] for number in numbers)
         return [host for host in hosts if host is not None]
 
@@ -253,12 +253,12 @@ class Agent:
             self._to_start |= ranks
 
     def _ranks_of_worker(self, number: int) -> set[int]:
-        """Return the ranks of the worker to which this one belongs."""
+        """Return the ranks of the worker to which this rank belongs."""
         first = number // self._per_worker * self._per_worker
         return set(range(first, first + self._per_worker))
 
     def _joining(self) -> set[int]:
-        """Return the ranks that wait to join, of workers whose ranks all do."""
+        """Return the ranks that wait to join, of workers whose ranks are all waiting."""
         waiting = self._reports.keys() - self._alive
         return {number for number in waiting if self._ranks_of_worker(number) <= waiting}
 

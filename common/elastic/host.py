@@ -51,7 +51,7 @@ class LocalHost:
 
     def send(self, number: int, message: Membership | Notice) -> None:
         """Send to a process."""
-        with suppress(OSError, KeyError):  # it died; that comes next
+        with suppress(OSError, KeyError):  # it died; its exit is reported next
             self._connections[number].send(message)
 
     def handles(self) -> list[Any]:

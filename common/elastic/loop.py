@@ -1,12 +1,12 @@
 """The training loop of a real worker that outlives others, or takes the place of one that died.
 
-In each membership (`common.elastic.membership`) it trains with process groups, wrapper and optimizer of their own,
-built around the state that it has in memory. After a loss all go on from the largest number of committed updates: who
-is behind skips the updates that it missed, with their batches. The buckets that every worker has merged in the round
-that broke are in the membership row of metrics.jsonl, from which the run can be replayed bit for bit.
+Each membership (`common.elastic.membership`) has its own process groups, wrapper and optimizer, built around the state
+that the worker has in memory. After a loss all continue from the largest number of committed updates: a worker that is
+behind skips the updates that it missed, with their batches. The membership row of metrics.jsonl records which buckets
+each worker has merged in the round that broke, so that the run can be replayed bit for bit.
 
-The ranks of a worker may have come to different points: they go on with what the first of them has. One whose average
-of gradients broke gives the update up.
+The ranks of a worker may have reached different points: they continue with the state of the first. A rank whose
+average of gradients broke gives up the update.
 """
 
 import gc
@@ -47,10 +47,10 @@ class Held(NamedTuple):
 def train_elastically(run: Run, member: Member, open_folder: Callable[[str], RunFolder]) -> str:
     """Train like `common.training.loop.train` while workers leave and join; return "finished" or "interrupted".
 
-    open_folder: called with the agent's start where this process becomes rank 0
+    open_folder: called with the agent's start if this process becomes rank 0
     """
     held = Held()
-    gc.freeze()  # groups are collected at each change: without what was imported that takes a tenth of the time
+    gc.freeze()  # groups are collected at each change: without imported objects that takes a tenth of the time
     with (
         Interruption(run.device, run.config.logging.every, member.request) as interruption,
         heard_alone(),
@@ -84,7 +84,7 @@ def train_elastically(run: Run, member: Member, open_folder: Callable[[str], Run
 def join(
     run: Run, member: Member, membership: Membership, held: Held, open_folder: Callable[[str], RunFolder]
 ) -> WorkerGroup:
-    """Connect with the other members and go on with the state that this rank holds, or with a copy of another's.
+    """Connect to the other members and continue with the state that this rank holds, or with a copy of another's.
 
     Raises PeerError if that fails because another rank was lost meanwhile.
     """
@@ -117,7 +117,7 @@ def join(
 
 
 def restore(run: Run, member: Member, membership: Membership, held: Held) -> WorkerGroup:
-    """Return the worker of this rank with its state: of the run or its checkpoint at first, then from memory."""
+    """Return the group of this rank's worker with its state: at first a new one or a checkpoint's, then from memory."""
     found = None if membership.holders else run.checkpoints.load(run.device, run.tell)
     anew = found is None and not membership.holders
     members = workers_of(membership.members, run.config.ranks_per_worker)
@@ -137,9 +137,9 @@ def restore(run: Run, member: Member, membership: Membership, held: Held) -> Wor
 
 
 def share_with_ranks(group: WorkerGroup, membership: Membership) -> None:
-    """After a loss, give the ranks of a worker what the first of them has, but for their buffers.
+    """After a loss, give the ranks of a worker the state of the first, except for their buffers.
 
-    Their random numbers begin anew: one may have drawn those of an update that another gave up.
+    Their random numbers start afresh: one rank may have drawn for an update that another gave up.
     """
     (worker,), rank, per_worker = group.workers, group.run.rank, group.config.ranks_per_worker
     first = rank // per_worker * per_worker
@@ -158,7 +158,7 @@ def share_with_ranks(group: WorkerGroup, membership: Membership) -> None:
 
 
 def share_with_joining(group: WorkerGroup, member: Member, membership: Membership) -> None:
-    """Give the members without a state a copy of a neighbour's."""
+    """Give the members without a state a copy of a neighbour's state."""
     (worker,), recorder = group.workers, group.run.recorder
     per_worker, timeout_s = group.config.ranks_per_worker, group.config.parallel.timeout_s
     holders = workers_of(membership.holders, per_worker)
@@ -200,7 +200,7 @@ def train_membership(
 
 
 def leave(group: WorkerGroup, lost: bool) -> Held:
-    """Return what the rank holds when a membership ends; lost: whether peers are gone, so that waiting is in vain."""
+    """Return what the rank holds when a membership ends; lost: whether peers are gone, so that waiting is futile."""
     (worker,) = group.workers
     merged = worker.model.merged_of_broken
     if lost:
@@ -218,13 +218,13 @@ def send_object(value: dict[str, Any], rank: int, timeout_s: float) -> None:
     torch.save(value, file)
     message = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
     for tensor in (torch.tensor([message.numel()]), message):
-        # gloo's own timeout is that of connecting
+        # gloo's own timeout is the one for connecting
         dist.isend(sendable(tensor, None), rank).wait(timedelta(seconds=timeout_s))
 
 
 @explained("taking over the state of a worker")
 def receive_object(rank: int, timeout_s: float) -> dict[str, Any]:
-    """Return what that rank sends."""
+    """Return the value that a rank sends with `send_object`."""
     timeout = timedelta(seconds=timeout_s)
     size = sendable(torch.empty(1, dtype=torch.int64), None)
     dist.irecv(size, rank).wait(timeout)

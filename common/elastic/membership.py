@@ -1,8 +1,8 @@
-"""What the ranks of a run and their agent tell each other, so that all agree who trains.
+"""The messages by which the ranks of a run and their agent agree on who trains.
 
 A *membership* is the set of ranks that train from one change to the next; the agent numbers them. Its members report
-when they are ready, when they have lost a peer, or when all have stopped so that another one can join. When all that
-are alive have reported, the agent names the next members, and these connect anew.
+when they are ready, when they have lost a peer, or when all have stopped so that another one can join. When all
+living members have reported, the agent names the next members, which connect anew.
 """
 
 import gc
@@ -29,10 +29,10 @@ RETRY_S = 0.5
 class Report(NamedTuple):
     """What a rank holds when it leaves a membership.
 
-    members: the ranks that trained in it; empty: none yet, this one has no state
+    members: the ranks that trained in it; empty: none yet, this rank has no state
     clock:   committed updates
     merged:  buckets that were merged in the last round, which failed; None: all
-    dealing: where the data go on
+    dealing: where the data continue
     lost:    whether a peer is gone
     """
 
@@ -47,14 +47,14 @@ class Membership(NamedTuple):
     """Which ranks train from now on: the members.
 
     before:  the ranks that trained until now; empty at the beginning
-    holders: members that have a state; the others get a copy of one. Empty: all begin with the run or its checkpoint
-    clock:   updates from which all go on, the most that any worker's first rank has committed
-    dealing: where the data go on
-    reports: {rank: (clock, merged)}, what became of the last round of each worker's first rank
-    lost:    whether a rank was lost, else all stopped at `clock`
-    last:    too few are left: they save and stop
-    address: and port, of the store in which members find each other
-    start:   for which the agent has claimed the run folder
+    holders: members that have a state; the others get a copy. Empty: all begin with a new run or its checkpoint
+    clock:   number of updates from which all continue, the most that any worker's first rank has committed
+    dealing: where the data continue
+    reports: {rank: (clock, merged)}, the outcome of the last round for each worker's first rank
+    lost:    whether a rank was lost; if not, all stopped at `clock`
+    last:    whether too few are left, so that they save and stop
+    address: with port, of the store through which members find each other
+    start:   the start for which the agent has claimed the run folder
     """
 
     number: int
@@ -72,7 +72,7 @@ class Membership(NamedTuple):
 
 
 class Notice(Enum):
-    """What else the agent says."""
+    """Other messages of the agent."""
 
     WAITING = auto()  # a rank wants to join: stop together
     LOST = auto()  # a member is gone: whatever waits for peers has to end
@@ -80,7 +80,7 @@ class Notice(Enum):
 
 
 class DismissedError(RuntimeError):
-    """The run goes on without this worker: it has ended, or its agent has."""
+    """Training is over for this worker: the run or its agent ended, or a signal came before it had a state to save."""
 
 
 class Member:
@@ -99,15 +99,15 @@ class Member:
         threading.Thread(target=self._listen, name="membership", daemon=True).start()
 
     def request(self) -> Request:
-        """Return what the agent wants: nothing, a change of members, also at once, or, if it is gone, an end."""
+        """Return what the agent wants: nothing, a change of members (LEAVE: at once), or STOP if the agent is gone."""
         return self._request
 
     def next(self, report: Report, asked: Callable[[], bool] = lambda: False) -> Membership:
         """Report, and wait to be named a member. Raises DismissedError if that will not happen.
 
-        asked: whether a signal asks this process to stop, which ends the wait of one that has no state to save
+        asked: whether a signal has asked this process to stop; this ends the wait if there is no state to save
         """
-        with suppress(OSError):  # the listening thread finds the same
+        with suppress(OSError):  # the listening thread notices it too
             self._connection.send(report)
         named = None
         while named is None:
@@ -129,11 +129,11 @@ class Member:
         return rank
 
     def disconnect(self, lost: bool) -> None:
-        """Take all process groups down, after their connections were closed if a peer is gone."""
+        """Take all process groups down; if a peer is gone, close their connections first."""
         if lost:
             self.groups.abort()
         self.groups.end()
-        gc.collect()  # groups and wrappers sit in circles of references, with their threads and sockets
+        gc.collect()  # groups and wrappers are in reference cycles, with their threads and sockets
 
     def _listen(self) -> None:
         while True:

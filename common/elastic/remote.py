@@ -34,8 +34,8 @@ from common.elastic.wire import (
 from common.record import FINISHED, INTERRUPTED
 from common.training.signals import SIGNALS
 
-HELLO_S = 10.0  # in which a connection to the agent's port has to say Hello
-JOIN_S = 120.0  # how long to look for the agent at least: it answers when it has imported everything
+HELLO_S = 10.0  # within which a connection to the agent's port has to say Hello
+JOIN_S = 120.0  # the least time to look for the agent: it answers once it has imported everything
 
 
 class RefusedError(RuntimeError):
@@ -43,12 +43,12 @@ class RefusedError(RuntimeError):
 
 
 class RemoteHost:
-    """Workers of another host, at the agent, which only acts on Hello until the host is accepted."""
+    """The agent's side of another host with workers; until the host is accepted, only its Hello is acted on."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.running: set[int] = set()
-        self.name: str | None = None  # of a host that was accepted
+        self.name: str | None = None  # once the host is accepted
         self.nonce, self.their_nonce = draw_nonce(), ""
         self.gone = False
         self.why_gone = "is gone"
@@ -62,7 +62,7 @@ class RemoteHost:
         self.send(number, Command.START)
 
     def kill(self, number: int) -> None:
-        """Kill a process; its exit is not reported: the host may not answer either."""
+        """Kill a process; its exit is not reported, because the host may not answer either."""
         self.running.discard(number)
         self._dying[number] += 1
         self.send(number, Command.KILL)
@@ -96,7 +96,7 @@ class RemoteHost:
         return [] if self.gone else [self._channel]
 
     def events(self, ready: Sequence[Any]) -> Iterator[Event]:
-        """Yield the host's events; if it is gone, reads nothing or sends nonsense, the end of all its workers."""
+        """Yield the host's events; if it is gone, reads nothing or sends nonsense, yield the end of all its workers."""
         if self.gone:
             return
         try:
@@ -135,17 +135,17 @@ class RemoteHost:
 
     def send(self, number: int, message: Any) -> None:
         """Send to a process, or to the host as number -1."""
-        with suppress(OSError):  # it is gone; that comes next
+        with suppress(OSError):  # it is gone; `events` notices next
             send(self._channel, number, message)
 
 
 def serve(address: str, own: LocalHost, hello: Hello, timeout_s: float, secret: str = "") -> int:
     """Run workers for the agent at this address until the run ends; return its exit code.
 
-    timeout_s: of silence of the network, after which the agent counts as gone
-    secret:    with which hosts and agent prove that they belong together; empty: none
+    timeout_s: silence of the network after which the agent counts as gone
+    secret:    a secret with which hosts and agent prove that they belong together; empty: none
 
-    After a signal its workers save and stop; as soon as it has none, it returns 75, or 0 if the run has finished.
+    After a signal the workers save and stop; once none is left, 75 is returned, or 0 if the run has finished.
 
     Raises RefusedError if the agent does not accept this host.
     """
@@ -180,7 +180,7 @@ def serve(address: str, own: LocalHost, hello: Hello, timeout_s: float, secret: 
 
 
 def run_commands(channel: Channel, own: LocalHost, asked: Sequence[int]) -> int:
-    """Do what the agent says until the run ends or, once a signal was `asked`, no worker is left here.
+    """Do what the agent says until the run ends or, once a signal is in `asked`, no worker is left here.
 
     Raises EOFError, OSError or ValueError if the agent is gone.
     """
@@ -240,7 +240,7 @@ def join(address: str, hello: Hello, search_s: float, timeout_s: float, secret: 
 
 
 def answer(channel: Channel, give_up: float) -> Any:
-    """Wait for a message until this time and return it. Raises TimeoutError."""
+    """Return the next message. Raises TimeoutError if none has arrived by `give_up`."""
     while not channel.poll():
         left = give_up - time.monotonic()
         if left <= 0:

@@ -1,12 +1,12 @@
-"""What hosts send each other through the agent's port.
+"""The messages that hosts send each other through the agent's port.
 
     to a host    Challenge; Welcome or Refusal; then Command, or a message for one of its workers
-    from a host  Challenge; Hello; then what a worker reports, and that one has ended
+    from a host  Challenge; Hello; then the reports of its workers, and which one has ended
 
-Messages are JSON: what comes from this port is not unpickled. Hosts that know ELASTIC_SECRET prove it to each other;
-without one, whoever reaches the port and knows the configuration can join the run. That concerns this port alone: the
-store in which members then find each other (torch's TCPStore, on all interfaces) and the objects that they gather
-(pickles, over gloo) trust the network.
+Messages are JSON: nothing from this port is unpickled. Hosts that know ELASTIC_SECRET prove it to each other;
+without a secret, anyone who reaches the port and knows the configuration can join the run. This protects only this
+port: the store through which members then find each other (torch's TCPStore, on all interfaces) and the objects that
+they gather (pickles, over gloo) trust the network.
 """
 
 import errno
@@ -31,13 +31,13 @@ from common.elastic.membership import RETRY_S, Membership, Notice, Report
 LOCAL = "127.0.0.1"
 LONGEST = 1 << 20  # bytes of a message
 CHUNK = 1 << 16
-HEAD = struct.Struct("!i")  # as multiprocessing's connections
-# Line-based services, such as a web server on the agent's port, answer at once that they do not understand.
+HEAD = struct.Struct("!i")  # as in multiprocessing's connections
+# Ends each message, so that a line-based service on the agent's port, such as a web server, rejects it at once.
 END = b"\r\n\r\n"
 
 
 class Challenge(NamedTuple):
-    """Both sides begin with it: the other one has to prove with this number that it knows the secret."""
+    """Both sides send it first: with this number the other side has to prove that it knows the secret."""
 
     nonce: str
 
@@ -63,7 +63,7 @@ class Refusal(NamedTuple):
 
 
 class Command(Enum):
-    """What a host does to a worker; STOP: to all, as if it had got a signal itself."""
+    """What a host has to do with a worker; STOP: with all workers, as if the host had received a signal."""
 
     START = auto()
     KILL = auto()
@@ -83,9 +83,9 @@ KINDS = {
 
 
 class Channel:
-    """The connection of two hosts. It reads what has arrived and sends what fits into the buffers, but never waits.
+    """The connection between two hosts. It reads what has arrived and sends what fits into the buffers; it never waits.
 
-    timeout_s: after which it counts as broken if the other host is not heard of, or takes nothing
+    timeout_s: after which it counts as broken if the other host is silent or accepts nothing
     """
 
     def __init__(self, link: socket.socket, timeout_s: float) -> None:
@@ -102,11 +102,11 @@ class Channel:
         self._last_sent = time.monotonic()
 
     def fileno(self) -> int:
-        """Return what to wait for with `multiprocessing.connection.wait`."""
+        """Return the file descriptor to wait for with `multiprocessing.connection.wait`."""
         return self._link.fileno()
 
     def fill(self) -> None:
-        """Take what has come. Raises EOFError at the end, OSError if the connection is broken."""
+        """Read what has arrived. Raises EOFError at the end, OSError if the connection is broken."""
         with suppress(BlockingIOError):
             data = self._link.recv(CHUNK)
             if not data:
@@ -123,7 +123,7 @@ class Channel:
         return len(self._received) >= HEAD.size + length
 
     def recv_bytes(self) -> bytes:
-        """Return the message that has come."""
+        """Return the message that has arrived."""
         (length,) = HEAD.unpack_from(self._received)
         message = bytes(self._received[HEAD.size : HEAD.size + length])
         del self._received[: HEAD.size + length]
@@ -146,12 +146,12 @@ class Channel:
             raise TimeoutError(f"took nothing for {self._timeout_s:g} s")
 
     def close(self) -> None:
-        """Close it."""
+        """Close the connection."""
         self._link.close()
 
 
 class Listener(socket.socket):
-    """Where an agent listens; other processes of this machine see by its mark that it is an agent."""
+    """The socket on which an agent listens; its mark shows other processes of this machine that it is an agent's."""
 
     mark: socket.socket | None = None
 
@@ -172,7 +172,7 @@ def listen(address: str) -> Listener | None:
         if place[1]:
             mark = socket.socket(socket.AF_UNIX)
             try:
-                mark.bind(f"\0elastic agent at {place}")  # an abstract name, which ends with this process
+                mark.bind(f"\0elastic agent at {place}")  # an abstract name, gone when this process ends
             except OSError:
                 mark.close()
                 return None
@@ -212,7 +212,7 @@ def only_here(place: str) -> bool:
 
 
 def connect(address: str, search_s: float, timeout_s: float) -> Channel:
-    """Connect to the agent, which may not listen yet. Raises OSError if it does not in time."""
+    """Connect to the agent, which may not be listening yet. Raises OSError if it still is not after `search_s`."""
     give_up = time.monotonic() + search_s
     while True:
         try:
@@ -246,7 +246,7 @@ def send(channel: Channel, number: int, message: Any) -> None:
 
 
 def receive(channel: Channel) -> tuple[int, Any]:
-    """Return (worker, message). Raises EOFError or OSError at the end, ValueError for what is none of ours."""
+    """Return (worker, message), once `channel.poll()` is true. Raises ValueError if it is not one of our messages."""
     content = channel.recv_bytes()
     try:
         number, kind, value = json.loads(content)

@@ -29,7 +29,7 @@ ONE_OF = ("run", "multirun", "cfg", "info", "shell_completion")
 
 
 def main(task: str) -> None:
-    """Run Hydra's command line for configs/<task>.yaml; ends the process with the run's exit code, or the largest."""
+    """Run Hydra's command line for configs/<task>.yaml; end the process with the (largest) exit code."""
     arguments = get_args_parser().parse_args()
     try:
         check_flags(task, arguments)
@@ -40,7 +40,7 @@ def main(task: str) -> None:
         sys.exit(refuse(error))
     folder = [f"hydra.searchpath=[file://{Path(arguments.config_dir).resolve()}]"] if arguments.config_dir else []
     try:
-        # A launcher ends its processes by signals, at once if need be.
+        # A launcher ends its processes with signals, at once if need be.
         with contextlib.nullcontext() if os.environ.get("RANK") else stopped_at_once():
             # Hydra's own multirun ends with the first run, whose exit ends the process.
             code = (run_all if arguments.multirun else launch)(task, [*folder, *arguments.overrides])
@@ -69,7 +69,7 @@ def run_all(task: str, overrides: list[str]) -> int:
     """Train every combination of the values that overrides list; return the largest exit code.
 
     All are checked before the first one starts. A run that is interrupted ends the command; the same command with
-    resume=true goes on.
+    resume=true continues.
     """
     try:
         if from_launcher("RANK") is not None:
@@ -97,7 +97,7 @@ def run_all(task: str, overrides: list[str]) -> int:
 def combinations(task: str, overrides: list[str]) -> list[tuple[list[str], Config]]:
     """Return the overrides and the configuration of every run; no two share a folder.
 
-    Where several would get one run_dir, each takes a folder in it, named after the values in which they differ.
+    If several would share a run_dir, each gets a folder in it, named after the values in which they differ.
     Raises ConfigError for the first combination that cannot be run.
     """
     words = as_hydra_reads(load_task(task).config_class, overrides)
@@ -136,4 +136,4 @@ def show(task: str, arguments: Namespace) -> None:
 
 
 def _nothing(composed: DictConfig) -> None:
-    """Stand for the program, which Hydra does not call where it only shows something."""
+    """Stand in for the program, which Hydra does not call when it only shows something."""

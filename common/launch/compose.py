@@ -23,21 +23,21 @@ from common.config.moments import with_betas
 from common.config.overrides import CONFIGS, as_hydra_reads, choices, choices_with, flatten, list_groups
 from common.training.task import Task, load_task
 
-FEW = 3  # choices that a message names
-# Hydra 1.3 asks whose defaults are meant; 1.4 always has those of 1.3, and warns of the argument. OmegaConf 2.4 renames
-# what registers resolvers, as a function of 2.3 that does something else.
+FEW = 3  # the most choices that a message names
+# Hydra 1.3 asks which version's defaults are meant; 1.4 always uses those of 1.3, and warns of the argument. OmegaConf
+# 2.4 registers resolvers with a function whose name does something else in 2.3.
 VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 register = OmegaConf.register_new_resolver if omegaconf.__version__.startswith("2.3.") else OmegaConf.register_resolver
 # ${mul:a,b} in YAML: for example the global batch as samples of a worker times the number of workers. ${div:a,b}
 # divides.
 register("mul", lambda a, b: a * b, replace=True)
 register("div", lambda a, b: a / b, replace=True)
-# ${groups:TASK}, in --help: what the task can choose.
+# ${groups:TASK}, in --help: the choices of the task.
 register("groups", lambda task: list_groups(load_task(task).config_class), replace=True)
 
 
 class LauncherError(ConfigError):
-    """What the environment says of this process alone is wrong."""
+    """A mistake in what the environment says about this process alone."""
 
 
 def compose_config(task: str, overrides: list[str]) -> Config:
@@ -113,7 +113,7 @@ def check(task: type[Task], composed: DictConfig) -> Config:
 
 
 def resolve_elastic(values: dict[str, Any]) -> dict[str, Any]:
-    """Expand elastic=true; fill in elastic.agent from ELASTIC_AGENT, where a launcher of several hosts has set it."""
+    """Expand elastic=true; fill in elastic.agent from ELASTIC_AGENT, if a launcher of several hosts has set it."""
     elastic = values.get("elastic", {})
     if isinstance(elastic, bool):
         elastic = dict(SURVIVING) if elastic else {}
@@ -158,7 +158,7 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def from_launcher(name: str) -> int | None:
-    """Return what `common.rank_environment.from_launcher` does; raise ConfigError where that raises ValueError."""
+    """Return what `common.rank_environment.from_launcher` does; raise LauncherError if that raises ValueError."""
     try:
         return rank_environment.from_launcher(name)
     except ValueError as error:
@@ -181,7 +181,7 @@ def _explain_mistake(item: Mapping[str, Any], config_class: type[Config], given:
     match item["type"]:
         case "extra_forbidden":
             return f"{key}={item['input']!r}: no such key{suggestion(key, given)}"
-        case "value_error":  # of one key the message begins with its value, of a group with a key in it
+        case "value_error":  # for one key the message begins with its value, for a group with a key in it
             message = item["msg"].removeprefix("Value error, ")
             return f"{key}{'.' if isinstance(item['input'], dict) else '='}{message}" if key else message
     return explain_mistake(item, config_class)

@@ -36,12 +36,12 @@ from common.training.task import load_task
 def run_elastically(config: Config, overrides: list[str]) -> int:
     """Run this host's part of a run whose workers go on when others die; return the exit code of the run.
 
-    The host that leads, or the only one, has the agent. Raises ConfigError, or FinishedError as `claimed` does.
+    The leading host, or the only one, runs the agent. Raises ConfigError, or FinishedError as `claimed` does.
     """
     if config.n < 2:
         where = f"elastic.min_workers={config.elastic.min_workers}"
         raise ConfigError(f"{where} with workers.count={config.n}: expected at least 2 workers")
-    make_groups(config, 0, torch.device("cpu"))  # refused at once where this torch cannot
+    make_groups(config, 0, torch.device("cpu"))  # to fail at once if this torch cannot
     listener = listen_for_hosts(config)
     if config.elastic.agent is not None and listener is None:
         return serve_agent(config, overrides)
@@ -66,7 +66,7 @@ def run_elastically(config: Config, overrides: list[str]) -> int:
 
 
 def listen_for_hosts(config: Config) -> socket.socket | None:
-    """Listen for other hosts, if this is the one that leads: ELASTIC_LEADS is not 0 and it has that address.
+    """Listen for other hosts if this one leads: ELASTIC_LEADS is not 0 and the agent's address is on this host.
 
     Raises ConfigError if that fails, or other hosts could not reach the address.
     """
@@ -100,7 +100,7 @@ def listen_for_hosts(config: Config) -> socket.socket | None:
 
 
 def serve_agent(config: Config, overrides: list[str]) -> int:
-    """Run workers of this host for the agent of another one; return the exit code of the run."""
+    """Run workers of this host for the agent on another host; return the exit code of the run."""
     agent, hello = config.elastic.agent or "", Hello(socket.gethostname(), fingerprint(config))
     try:
         secret = os.environ.get("ELASTIC_SECRET", "")
@@ -110,7 +110,7 @@ def serve_agent(config: Config, overrides: list[str]) -> int:
 
 
 def preloaded(task: str) -> list[str]:
-    """Return the modules that the server imports from which workers are forked."""
+    """Return the modules to import in the server from which workers are forked."""
     launching = ["common.launch.fork_server", f"{task}.task", "common.launch.processes"]
     return [*launching, "torch._dynamo", *load_task(task).late_imports]
 
@@ -121,8 +121,8 @@ def local_host(config: Config, overrides: list[str]) -> LocalHost:
         where = f"elastic.min_workers={config.elastic.min_workers}"
         raise ConfigError(f"{where} under torchrun: expected a plain start: dead workers would end the job")
     context = server_context(preloaded(config.task))
-    # A host that waits to replace another one is warm. Slurm sends SIGTERM to all processes: without the server the
-    # workers, which save, would seem to be dead.
+    # The server starts now, to warm up a host that waits to replace another, and ignores SIGTERM, which Slurm sends to
+    # all processes: without the server, workers that are still saving would seem to be dead.
     former = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     forkserver.ensure_running()
     signal.signal(signal.SIGTERM, former)
@@ -138,9 +138,9 @@ def local_host(config: Config, overrides: list[str]) -> LocalHost:
 
 
 def make_groups(config: Config, number: int, device: torch.device) -> NewGroups:
-    """Return what makes the groups of a process. Raises ConfigError if this torch, or this device, cannot."""
+    """Return the maker of a process's groups. Raises ConfigError if this torch or this device does not support it."""
     if device.type != "cpu" and config.ranks_per_worker > 1:
-        # NCCL says too late that an average of gradients is torn.
+        # NCCL reports too late that an average of gradients is torn.
         raise ConfigError(f"parallel.ranks_per_worker={config.ranks_per_worker} with elastic on GPUs: expected 1")
     try:
         return groups_of_members(config.elastic.groups, number, device)
@@ -149,7 +149,7 @@ def make_groups(config: Config, number: int, device: torch.device) -> NewGroups:
 
 
 def run_member(task: str, values: dict, overrides: list[str], number: int, connection: Connection) -> None:
-    """Run a local process that its agent has started; ends it with the run's exit code. number: of its rank."""
+    """Run a local process that the agent has started, and end it with the run's exit code. number: of its rank."""
     # The server that it was forked from ignores SIGTERM; before it trains there is nothing to save.
     for asks in SIGNALS:
         signal.signal(asks, signal.SIG_DFL)
@@ -168,7 +168,7 @@ def run_member(task: str, values: dict, overrides: list[str], number: int, conne
         code = FINISHED if status == "finished" else INTERRUPTED
     except (ConfigError, CheckpointError) as error:
         if number > 0:
-            time.sleep(1)  # rank 0 tells what is wrong; the agent ends all others when the first one ends
+            time.sleep(1)  # rank 0 says what is wrong; the agent ends all others when the first one ends
         code = refuse(error)
         if recorder is not None and recorder.folder is not None:
             recorder.folder.withdraw()

@@ -1,5 +1,5 @@
-"""Imported by the server from which workers are forked, and by nothing else: a terminal and Slurm send their signals to
-all processes, and without the server the end of its workers would go unnoticed."""
+"""Imported only by the server from which workers are forked, to block signals in it: a terminal and Slurm send theirs
+to all processes, and without the server the end of its workers would go unnoticed."""
 
 import os
 import signal

@@ -67,8 +67,8 @@ def check_start(config: Config) -> None:
 def run_in_local_processes(config: Config, overrides: list[str], start: str) -> int:
     """Start workers on this machine through torch's elastic launcher; return the exit code.
 
-    They are forked from a server that imports everything once and stays warm for the next run. start: for which this
-    process has claimed the run folder
+    They are forked from a server that imports everything once and stays warm for the next run. start: the start for
+    which this process has claimed the run folder
     """
     server_context(preloaded(config.task))
     launcher = LaunchConfig(
@@ -81,8 +81,8 @@ def run_in_local_processes(config: Config, overrides: list[str], start: str) -> 
         max_restarts=0,
         start_method="forkserver",
         monitor_interval=0.1,
-        local_addr="localhost",  # by its own name a host may not find itself
-        signals_to_handle="",  # those below
+        local_addr="localhost",  # a host may not find itself under its own name
+        signals_to_handle="",  # handled below
         **shutdown_timeout(int(ALONE_S)),  # to save after a signal; after a failure torch waits for 30 s
     )
     # Workers print their own errors, the first one first; the launcher would only repeat them.
@@ -109,7 +109,7 @@ def run_in_local_processes(config: Config, overrides: list[str], start: str) -> 
 
 
 def stop_workers(number: int, frame: FrameType | None) -> None:
-    """Raise, as signal handler of the launching process, what makes elastic send the signal to the workers, once."""
+    """Handle a signal in the launching process, once: raise the exception by which elastic sends it to the workers."""
     for other in SIGNALS:
         signal.signal(other, signal.SIG_IGN)
     raise SignalException(f"received signal {number}", signal.Signals(number))

@@ -21,19 +21,19 @@ from common.training.loop import train
 from common.training.run import new_run
 from common.training.task import load_task
 
-# For ranks that prepare data or, as rank 0, write models while others wait, in the default process group. A rank that
-# hangs in training is found after parallel.timeout_s, by the groups of the model; one that is stopped, 10 s later at
-# the latest, by its pulse.
+# The least timeout of the default process group, where ranks wait while others prepare data or rank 0 writes a model. A
+# rank that hangs in training is found after parallel.timeout_s, by the groups of the model; a rank that was stopped is
+# found by its pulse, 10 s later at the latest.
 ALONE_S = 1800.0
-# Other ranks wait for rank 0, which says what is wrong with all: launchers end all when the first one ends, and one
-# rank may be slower to import than others. torch's launcher ends them at once when rank 0 has spoken.
+# How long other ranks leave it to rank 0 to report a shared error: launchers end all ranks when the first one ends, and
+# a rank may be slow to import. torch's launcher (True) ends them as soon as rank 0 has spoken.
 SPEAKER_S = {True: 15.0, False: 1.0}
 
 
 def run_rank(config: Config, overrides: list[str], start: str | None = None) -> int:
     """Run this process's part; return the exit code. A rank that fails among others ends its process instead.
 
-    start: for which the launching process has claimed the run folder, if there is one
+    start: the start for which the launching process has claimed the run folder, if there is one
     """
     launched = from_launcher("RANK")
     distributed = launched is not None and config.workers.kind == "processes"
@@ -50,7 +50,7 @@ def run_rank(config: Config, overrides: list[str], start: str | None = None) -> 
                 open_process_group(device, max(config.parallel.timeout_s, ALONE_S))
             except ValueError as error:
                 raise ConfigError(str(error)) from error
-        # Not earlier: others, which may begin later, learn from rank 0 whether it is refused.
+        # Not earlier: other ranks, which may start later, learn from rank 0 whether the folder is refused.
         folder = open_on_first(lambda: RunFolder(config, overrides, start))
         hosts = gather_objects(socket.gethostname())
         if folder is not None:
@@ -82,8 +82,8 @@ def run_rank(config: Config, overrides: list[str], start: str | None = None) -> 
 def leave_process_group(code: int) -> None:
     """Close the process group after success; after a failure among several ranks end this process at once.
 
-    Closing waits for collectives in flight. On GPUs they never end without the peers, so that the launcher would learn
-    of a failure only after the timeout of NCCL's watchdog, and of neither its exit code nor its message.
+    Closing waits for collectives in flight. On GPUs these never end without the peers, so the launcher would learn of a
+    failure only after the timeout of NCCL's watchdog, and would get neither its exit code nor its message.
     """
     if code in (FINISHED, INTERRUPTED) or dist.get_world_size() == 1:
         dist.destroy_process_group()
@@ -96,9 +96,9 @@ def leave_process_group(code: int) -> None:
 def refuse(error: Exception, alike: bool = True) -> int:
     """Print what is wrong with the configuration or data; with HYDRA_FULL_ERROR=1 also where it was found.
 
-    Of several ranks rank 0 speaks. Another one does if it is still there after that: rank 0 had nothing to say.
+    Of several ranks, rank 0 speaks. Another rank speaks if it is still alive after a wait: rank 0 had nothing to say.
 
-    alike: whether the error is that of all ranks for certain
+    alike: whether all ranks are certain to have this error
     """
     rank = int(os.environ["RANK"]) if os.environ.get("RANK", "").isdecimal() else 0
     if rank > 0:

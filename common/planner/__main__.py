@@ -111,7 +111,7 @@ def render(cluster: Cluster, planned: Plan) -> str:
 
 
 def render_uneven(frame: pd.DataFrame) -> str:
-    """Return what uneven computing costs as Markdown."""
+    """Return the cost of uneven computing as Markdown."""
     legend = [f"- {name}: {condition.label}" for name, condition in CONDITIONS.items() if name in frame]
     table = frame.to_markdown(index=False, floatfmt=".3f")
     return "\n".join(["", "Time of a step, in terms of that with even computing:", "", *legend, "", table])

@@ -9,13 +9,13 @@ import numpy as np
 
 from common.arguments import Bounds, check_arguments
 
-# More pieces would change little: of 32, the first and the last make 6 % of a message. Thousands of workers get fewer,
-# so that they are simulated in seconds.
+# More pieces would change little: of 32, the first and last make up 6 % of a message. Thousands of workers get fewer,
+# so that the simulation takes seconds.
 MOST_BUCKETS, MOST_PIECES = 32, 2**14
-# Beyond them a prediction would take hours: of workers, and of pieces of the gradients.
+# Limits on workers and on pieces of the gradients: beyond them a prediction would take hours.
 MOST_WORKERS, MOST_GRADIENT_BUCKETS = 2**14, 2**18
 
-# What no machine reaches, with room to spare.
+# Bounds that no machine reaches, with room to spare.
 Count = Annotated[int, Bounds(1, MOST_WORKERS)]
 Size = Annotated[float, Bounds(1e-9, 1e9)]  # MB
 Rate = Annotated[float, Bounds(1e-6, 1e9)]  # Gbit/s
@@ -25,15 +25,15 @@ Factor = Annotated[float, Bounds(1e-6, 1e6)]
 
 @dataclass(eq=False)
 class Variation:
-    """Compute times of a worker, as multiples of the usual one; what is emulated and what is predicted draw alike.
+    """Compute times of a worker, as multiples of the usual one; emulation and prediction draw them alike.
 
     Equal seeds give equal times.
 
     jitter:       standard deviation of their logarithm (lognormal, the mean is 1)
-    stall_share:  share of the steps that stall, each on its own
-    stall_factor: how many times longer these take
-    factor:       of all steps
-    seed:         such as (seed, worker)
+    stall_share:  share of the steps that stall, independently of each other
+    stall_factor: how many times longer a stalled step takes
+    factor:       multiplies the times of all steps
+    seed:         for example (seed, worker)
     normal:       where the logarithms are drawn from
     """
 
@@ -44,7 +44,7 @@ class Variation:
     seed: Sequence[int] = field(kw_only=True)
 
     def __post_init__(self) -> None:
-        # Of their own, so that many steps at once draw what as many single steps draw.
+        # Separate generators, so that one draw of many steps equals as many draws of one step.
         self.normal, self._uniform = map(np.random.default_rng, np.random.SeedSequence(self.seed).spawn(2))
 
     def draw(self, steps: int = 1) -> np.ndarray:
@@ -59,18 +59,18 @@ class Cluster:
     """Hosts of L workers each; worker i lives on host i // L.
 
     workers_per_host: L
-    shards:           ranks of a worker, which share its parameters out among them (FSDP2). compute_ms includes what
-                      they gather and reduce inside the worker
+    shards:           ranks of a worker, over which its parameters are sharded (FSDP2). compute_ms includes the
+                      gathering and reducing inside the worker
     payload_mb:       parameters of a worker in MB (1e6 bytes): the size of a full message and of the gradients
     compute_ms:       mean forward and backward of one step on one worker
     backward_share:   share of the backward pass in compute_ms; gradients become ready evenly during it
     update_ms:        the optimizer's step
     jitter:           standard deviation of the logarithm of a step's compute time (lognormal, mean compute_ms): 0.05 is
                       about 5 %
-    stall_share:      share of a worker's steps that stall, each on its own
-    stall_factor:     how many times longer such a step's compute time is
-    inter_gbps:       what a host can send and receive at the same time, Gbit/s; its workers share it
-    intra_gbps:       what a rank can send to another of its host and receive at the same time, Gbit/s
+    stall_share:      share of a worker's steps that stall, independently of each other
+    stall_factor:     how many times longer the compute time of a stalled step is
+    inter_gbps:       rate at which a host can send and receive at the same time, Gbit/s; its workers share it
+    intra_gbps:       rate at which a rank can send to a rank of its host and receive at the same time, Gbit/s
     latency_us:       of each message between hosts
     intra_latency_us: of each message inside a host
     slow_hosts:       {host: factor}: its compute time is multiplied by the factor
@@ -78,7 +78,7 @@ class Cluster:
     bucket_mb:        all-reduce sends gradients in pieces of this size, as soon as they are ready
     gossip_bucket_mb: gossip sends parameters in pieces of this size
 
-    Raises ValueError for values of another type or out of range.
+    Raises ValueError for values of the wrong type or out of range.
     """
 
     hosts: Count
@@ -124,7 +124,7 @@ class Cluster:
 
     @property
     def inside_gbps(self) -> float:
-        """What all ranks of a worker can send to those of another of its host."""
+        """Rate at which all ranks of a worker together can send to another worker of its host."""
         return self.shards * self.intra_gbps
 
     @property

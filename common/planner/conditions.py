@@ -9,12 +9,12 @@ from common.planner.cluster import Cluster, Variation
 
 @dataclass(frozen=True)
 class Condition:
-    """Compute times of the workers, in terms of those that are all alike.
+    """Compute times of the workers, relative to workers that all compute alike.
 
     variation:    coefficient of variation of a step's compute time (lognormal, the mean stays)
     slow_host:    how many times longer the first host computes
     stall_share:  share of a worker's steps that stall
-    stall_factor: how many times longer these take
+    stall_factor: how many times longer a stalled step takes
     """
 
     label: str

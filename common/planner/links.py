@@ -29,7 +29,7 @@ def allreduce_ms(cluster: Cluster, megabytes: float) -> float:
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages in queues, an entry of each array for one message.
+    """Messages in queues; each array has one entry per message.
 
     turn:     messages of a queue are served in this order
     ready:    earliest time at which it may begin
@@ -64,18 +64,18 @@ NONE = Messages(*(np.zeros(0),) * 3, np.zeros(0, dtype=int), np.zeros(0))
 def serve(
     ready: np.ndarray, duration: np.ndarray, node: np.ndarray, before: Messages = NONE, shared: bool = True
 ) -> tuple[np.ndarray, np.ndarray, Messages]:
-    """Send messages through queues, each of which works on one message at a time.
+    """Send messages through queues, each of which serves one message at a time.
 
     ready:    [buckets, edges], earliest time at which bucket b of edge e may begin
     duration: [edges], for how long a bucket of edge e occupies its queue
     node:     [edges], the queue of edge e
     before:   messages of earlier steps that may still be in the queues (workers of a host need not be in step)
-    shared:   whether other edges may use a queue in other steps; if not, `before` is empty, and so is what is returned
+    shared:   whether other edges may use a queue in other steps; if not, `before` and the messages returned are empty
 
     Returns begin and end of each message, [buckets, edges], and all messages, to be passed as `before` next time.
 
-    Messages are served in the order in which each edge, alone, would send them: edges that begin at the same time take
-    turns, as connections share a link.
+    Messages are served in the order in which each edge would send them on its own: edges that begin at the same time
+    take turns, like connections that share a link.
     """
     end = queue(ready, duration)
     alone = len(np.unique(node)) == len(node) and not len(before.queue)  # a queue for each edge

@@ -1,7 +1,7 @@
-"""What a rank sends in a round and what its tensors take, before anything runs.
+"""Predicts what a rank sends in a round and how much memory its tensors take, before anything runs.
 
-Counted is what follows from the size of the parameters. Not counted are activations, the layers that FSDP gathers for a
-moment, and what libraries allocate.
+Only sizes that follow from the size of the parameters are counted: no activations, no layers that FSDP gathers
+temporarily, and nothing that libraries allocate.
 """
 
 from dataclasses import astuple, dataclass
@@ -10,15 +10,15 @@ from common.options import LocalSteps
 from common.planner.cluster import Cluster
 from common.topology import Round, Topology, Transport, bytes_sent, transport_of
 
-STATE = {"sgd": 1, "adamw": 2, "accumadamw": 3}  # vectors as large as the parameters; of sgd with momentum
+STATE = {"sgd": 1, "adamw": 2, "accumadamw": 3}  # state vectors as large as the parameters; sgd has momentum
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """MB (1e6 bytes) of the tensors of one rank.
+    """Sizes of the tensors of one rank, in MB (1e6 bytes).
 
     outer:    anchors and outer momenta of local steps
-    messages: what has room for messages that arrive
+    messages: receive buffers
     """
 
     parameters: float
@@ -29,14 +29,14 @@ class RankMemory:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The sum of all fields."""
         return sum(astuple(self))
 
 
 def rank_memory(
     cluster: Cluster, optimizer: str, topology: Topology | None = None, local: LocalSteps | None = None
 ) -> RankMemory:
-    """Predict the memory of a rank under gossip; parameters, gradients and state are of one dtype.
+    """Predict the memory of a rank under gossip; parameters, gradients and state have one dtype.
 
     optimizer: a key of STATE
     topology:  None: all workers average in every round
@@ -47,14 +47,14 @@ def rank_memory(
 
 
 def received(cluster: Cluster, topology: Topology | None) -> float:
-    """Return the most that a rank has room for of messages of a round, in terms of what it holds of the parameters."""
+    """Return the peak size of the receive buffers of a round, relative to the rank's share of the parameters."""
     if topology is None:
         return float(cluster.workers > 1)
     return max(_received(round_, cluster.workers_per_host) for round_ in _rounds(topology))
 
 
 def sent_mb(cluster: Cluster, topology: Topology | None) -> float:
-    """Return the MB that a rank sends in a round, on average over ranks and rounds; None: all workers average."""
+    """Return the MB that a rank sends in a round, averaged over ranks and rounds; no topology: all workers average."""
     part, n = cluster.payload_mb / cluster.shards, cluster.workers
     if topology is None:
         return 2 * (n - 1) / n * part
@@ -73,7 +73,7 @@ def _received(round_: Round, workers_per_host: int) -> float:
             return 0.0
         case Transport.SUBGROUP:
             return 1.0  # the sum
-        case Transport.HIERARCHICAL:  # the average, and what comes of one shard of it from other hosts
+        case Transport.HIERARCHICAL:  # the average, and the messages for one shard of it from other hosts
             between = round_.between_hosts(workers_per_host)
             by_messages = transport_of(between) is Transport.SEND_RECV
             return 1.0 + (_received(between, 1) / workers_per_host if by_messages else 0.0)

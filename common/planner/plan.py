@@ -15,14 +15,14 @@ from common.topology import Topology, build
 
 CANDIDATES = ("complete", "one_peer_exponential", "aer", "one_peer_ring", "ring", "static_exponential")
 WORTH_IT = 1.05  # a smaller speed-up is within the model's error
-MOST_EIGENVALUES = 512  # workers up to which a spectral gap takes less than a second
+MOST_EIGENVALUES = 512  # the most workers for which a spectral gap takes less than a second
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One row for each method that exists on this cluster; `skipped` gives the reason why others do not.
+    """One row for each method that exists on this cluster; `skipped` says why the others do not.
 
-    Of the columns, sent_mb is what a rank sends in a round, memory_gb what `rank_memory` predicts.
+    Column sent_mb is what a rank sends in a round, memory_gb the prediction of `rank_memory`.
     """
 
     frame: pd.DataFrame
@@ -37,7 +37,7 @@ class Plan:
             return (
                 f"Stay with all-reduce: no topology is predicted to be more than {100 * (WORTH_IT - 1):.0f} % faster."
             )
-        # The one that mixes best among those within 5 % of the fastest; the faster of two that mix alike.
+        # The topology that mixes best among all within 5 % of the fastest; the faster of two that mix alike.
         near = fast[fast.step_ms <= 1.05 * fast.step_ms.min()].sort_values("step_ms")
         best = near.loc[near.contraction_per_s.fillna(0).idxmax()]
         how = "" if best.phases == "aligned" else f" with {best.phases} phases"
@@ -55,13 +55,13 @@ def plan(
 ) -> Plan:
     """Simulate all-reduce and gossip on these topologies, with the same random compute times.
 
-    local:     local steps of gossip, None for a round in every step; all-reduce is in every step
+    local:     local steps of gossip, None for a round in every step; all-reduce runs in every step
     optimizer: a key of `memory.STATE`
-    Where hosts have several workers, one-peer topologies are also tried between hosts, complete inside. Topologies that
-    send more evenly with staggered phases are tried with both.
+    If hosts have several workers, one-peer topologies are also tried between hosts, with complete averaging inside.
+    Topologies that send more evenly with staggered phases are tried with both kinds of phases.
     """
     baseline = simulate_allreduce(cluster, steps=steps)
-    memory = replace(rank_memory(cluster, optimizer), messages=0.0)  # gradients are averaged where they lie
+    memory = replace(rank_memory(cluster, optimizer), messages=0.0)  # gradients are averaged in place
     rows = [_row("all-reduce", "complete", "aligned", baseline, math.inf, sent_mb(cluster, None), memory)]
     skipped = {}
     for name in topologies:
@@ -77,9 +77,9 @@ def plan(
 def sensitivity(
     cluster: Cluster, topologies: Sequence[str] = CANDIDATES, local: LocalSteps | None = None, *, steps: int = 200
 ) -> pd.DataFrame:
-    """Return the rows of `plan`, and for each condition the time of a step in terms of that with even computing.
+    """Return the rows of `plan` and, for each condition, (time of a step) / (time of a step with even computing).
 
-    A gossip step waits for few workers, all-reduce for all; but over many steps slowness reaches everybody.
+    A gossip step waits for few workers, all-reduce for all; but over many steps slowness reaches every worker.
     """
     frames = {
         name: plan(condition.on(cluster), topologies, local, steps=steps).frame
@@ -91,7 +91,7 @@ def sensitivity(
 
 
 def _gossip(cluster: Cluster, name: str, local: LocalSteps | None, optimizer: str, steps: int) -> list[dict]:
-    """Return a row for each way in which this topology can be taken."""
+    """Return a row for each way in which this topology can be used."""
     n, L = cluster.workers, cluster.workers_per_host
     found: list[tuple[str, Topology | None, Phases, float]]
     if name == "complete":

@@ -1,7 +1,7 @@
-"""The time that a gossip round takes on a cluster, bucket by bucket: the transports of `common.parallel` in time.
+"""The time that a gossip round takes on a cluster, bucket by bucket: a timing model of `common.parallel`'s transports.
 
 A round is a function of `launched` [buckets, workers], the times at which workers launch their buckets (receives are
-posted and parameters final), and of `busy`, which tells until when earlier messages occupy links. It returns `done`
+posted, parameters are final), and of `busy`, which says how long earlier messages occupy links. It returns `done`
 [buckets, workers], the times at which a worker has sent and received everything. A message begins when both of its ends
 have launched the bucket: neither gloo nor NCCL sends before the receive is posted.
 
@@ -49,7 +49,7 @@ RoundTime = Callable[[np.ndarray, Busy], np.ndarray]
 def round_time(cluster: Cluster, round_: Round, *, flat: bool = False) -> RoundTime:
     """Return the time of this round, sent in buckets of payload_mb / gossip_buckets.
 
-    It travels hierarchically if it can, unless `flat`: then each worker sends its whole vector.
+    It is sent hierarchically if possible, unless `flat`: then each worker sends its whole vector.
     """
     match transport_of(round_, 1 if flat else cluster.workers_per_host):
         case Transport.HIERARCHICAL:
@@ -68,7 +68,7 @@ def idle(launched: np.ndarray, busy: Busy) -> np.ndarray:
 
 
 def complete(cluster: Cluster, *, flat: bool = False) -> RoundTime:
-    """Return the time in which all workers average: as `round_time`, without the n^2 weights of the round."""
+    """Return the time of averaging over all workers, like `round_time` but without the n^2 weights of the round."""
     hosts, L = cluster.hosts, cluster.workers_per_host
     if cluster.workers == 1:
         return idle
@@ -109,8 +109,8 @@ def hierarchical(cluster: Cluster, between: Round) -> RoundTime:
     """Return the time of a round M (x) J_L/L, where `between` is M over hosts, in three phases whose buckets overlap.
 
     First a reduce-scatter inside each host. Then worker l of a host exchanges its shard of 1/L with worker l of its
-    peers in M: by all-reduce if M averages uniformly in groups of more than two hosts, else point to point. Last an
-    all-gather inside each host. A host sends its out-degree in M, or 2 (H-1)/H, times the payload.
+    peers in M: by all-reduce if M averages uniformly in groups of H > 2 hosts, else point to point. Finally an
+    all-gather inside each host. A host sends 2 (H-1)/H payloads with all-reduce, else its out-degree in M.
     """
     if transport_of(between) is Transport.SUBGROUP:
         groups = [np.array(group) for group in between.groups]
@@ -145,7 +145,7 @@ class _Edges:
     ) -> tuple[np.ndarray, Messages, Messages]:
         """Return when each agent is done, [buckets, agents]: `launched` where it neither sends nor receives.
 
-        sent, received: messages of earlier steps in both kinds of queues; returned together with those of this step
+        sent, received: messages of earlier steps in both kinds of queues; returned along with the messages of this step
         """
         sent, received = sent.after(launched.min()), received.after(launched.min())
         if not len(self.edges):
@@ -164,7 +164,7 @@ class _Edges:
 
     @cached_property
     def _agents(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        # For senders and for receivers: their numbers, the edges sorted by them, and where those of each one begin.
+        # For senders and for receivers: their numbers, the edges sorted by them, and where each agent's edges begin.
         found = []
         for end in self.edges.T:
             agents, starts = np.unique(np.sort(end), return_index=True)
@@ -196,7 +196,7 @@ def _groups(cluster: Cluster, groups: list[np.ndarray], leaving: dict[int, float
     for members in groups:
         g, hosts = len(members), {int(worker) // cluster.workers_per_host for worker in members}
         crosses.append(len(hosts) > 1)
-        # Where all neighbours on the ring are on different hosts, nothing is sent inside.
+        # If all neighbours on the ring are on different hosts, nothing is sent inside.
         inside = mb_ms(2 * (g - 1) / g * bucket, cluster.inside_gbps) if g > len(hosts) else 0.0
         between = max(busy_link[h] for h in hosts) if crosses[-1] else 0.0
         latency_us = cluster.latency_us if crosses[-1] else cluster.intra_latency_us

@@ -18,7 +18,7 @@ from common.planner.links import allreduce_ms
 from common.planner.round_time import Busy, RoundTime, complete, round_time
 from common.topology import Round, Topology, bytes_leaving_hosts, staggered
 
-STEPS, DISCARDED = 200, 20  # all workers begin the first step at the same time, so the first ones do not count
+STEPS, DISCARDED = 200, 20  # all workers begin the first step at the same time, so the first steps do not count
 FEWEST_ROUNDS = 8
 Order = Literal["awc", "atc"]
 Phases = Literal["aligned", "staggered"]
@@ -54,16 +54,16 @@ def simulate_gossip(
     discarded: int = DISCARDED,
     seed: int = 0,
 ) -> Times:
-    """Simulate gossip on a topology, whose rounds are hierarchical where possible, unless `flat`.
+    """Simulate gossip on a topology; rounds are hierarchical where possible, unless `flat`.
 
     topology:  None: all workers average in every round, without the n^2 weights of the complete graph
     phases:    "staggered" (where `staggering_pays`): every second bucket runs the rounds 2k and 2k+1 in the other order
-    momentum:  whether it is mixed too; see `_simulate_rounds`
+    momentum:  whether momentum is mixed too; see `_simulate_rounds`
     local:     local steps, in place of `order`; see `_simulate_local_steps`
-    steps:     to simulate, the first `discarded` of which do not count
+    steps:     number of steps to simulate; the first `discarded` do not count
 
     Raises ValueError if topology and cluster have different numbers of workers, staggered phases would not pay, or
-    momentum is mixed in another order than "atc".
+    momentum is mixed with an order other than "atc".
     """
     if topology is not None and topology.world_size != cluster.workers:
         raise ValueError(f"topology of {topology.world_size} workers on a cluster of {cluster.workers}")
@@ -80,14 +80,14 @@ def simulate_gossip(
 
 
 def staggering_pays(topology: Topology, workers_per_host: int) -> bool:
-    """Return whether staggered phases lower the most that a host sends to others in a step."""
+    """Return whether staggered phases lower the largest amount that any host sends to others in a step."""
     try:
         other = staggered(topology)
-    except ValueError:  # the order of its rounds matters
+    except ValueError:  # it is random, or the order of its rounds matters
         return False
 
     def most(first: Round, second: Round) -> float:
-        # Of half a payload by each of both schedules.
+        # Each of the two schedules carries half of the payload.
         one, two = (bytes_leaving_hosts(round_, workers_per_host, 0.5) for round_ in (first, second))
         return max((one.get(host, 0.0) + two.get(host, 0.0) for host in one | two), default=0.0)
 
@@ -95,7 +95,7 @@ def staggering_pays(topology: Topology, workers_per_host: int) -> bool:
 
 
 def _round_times(cluster: Cluster, topology: Topology | None, flat: bool) -> Callable[[int], RoundTime]:
-    """Return the time of each step's round; those of a period are computed once."""
+    """Return the time of each step's round; each round of a period is computed once."""
     if topology is None:
         everybody = complete(cluster, flat=flat)
         return lambda t: everybody
@@ -115,19 +115,19 @@ def _simulate_rounds(
     discarded: int,
     seed: int,
 ) -> Times:
-    """Simulate gossip in which the round of step t takes `even(t)`, for buckets with an odd number `odd(t)` if given.
+    """Simulate gossip in which the round of step t takes `even(t)`, or for odd-numbered buckets `odd(t)` if given.
 
     With compute time c, update time u and B buckets, worker i's bucket b is merged and updated at
 
         awc:  T_i(t, b) = max(T_i(t, b-1), D_i(t, b)) + u/B,   T_i(t, -1) = T_i(t-1, B-1) + c_i(t)
         atc:  T_i(t, b) = T_i(t-1) + c_i(t) + (b+1) u/B
 
-    where D is the time at which the bucket arrived. With atc it was launched at T(t, b), with awc at T(t-1, b), as by
+    where D is the time at which the bucket arrived. With atc it was launched at T(t, b), with awc at T(t-1, b), as in
     our own optimizers. The step ends with the last bucket's update (awc) or arrival (atc).
 
     With `momentum`, which needs atc, a worker first mixes its momentum, a message as large as the parameters (DmSGD):
-    all its buckets are launched at T_i(t-1) + c_i(t), and in atc's equation the arrival of the last takes that place.
-    Raises ValueError for momentum in another order.
+    all its buckets are launched at T_i(t-1) + c_i(t), and the arrival of the last one replaces that time in atc's
+    equation. Raises ValueError for momentum with another order.
     """
     if momentum and order != "atc":
         raise ValueError(f"order={order!r}: expected 'atc' where momentum is mixed too")
@@ -162,11 +162,11 @@ def _simulate_local_steps(
     discarded: int,
     seed: int,
 ) -> Times:
-    """Simulate gossip in which round r, of H local steps, takes `even(r)`, for odd buckets `odd(r)` if given.
+    """Simulate gossip in which round r, of H local steps, takes `even(r)`, or for odd buckets `odd(r)` if given.
 
-    A worker waits for the round's messages, launched at its begin, before its update number tau; with tau = 0 after the
-    H-th. Fragments, each with an equal share of the buckets, take turns. The outer step takes no time here, and
-    `local.start` is not simulated. Raises ValueError for more fragments than buckets.
+    A worker launches a round's messages when it begins the round and waits for them before its update number tau; with
+    tau = 0 it does both after the H-th. Fragments, each with an equal share of the buckets, take turns. The outer step
+    takes no time here, and `local.start` is not simulated. Raises ValueError for more fragments than buckets.
     """
     if local.fragments > cluster.gossip_buckets:
         raise ValueError(f"fragments={local.fragments}: expected at most the {cluster.gossip_buckets} buckets")
@@ -181,7 +181,7 @@ def _simulate_local_steps(
     busy = Busy.nothing(n)
 
     def arrived(fragment: int, at: np.ndarray, t: int) -> np.ndarray:
-        """Return when the round of a fragment that was launched at that time has reached each worker."""
+        """Return when a fragment's round, launched at these times, has reached each worker."""
         round_ = local.merged(t, fragment)
         buckets = np.tile(at, (sizes[fragment], 1))
         return _travel(buckets, busy, even(round_), odd and odd(round_)).max(axis=0)
@@ -214,7 +214,7 @@ def _travel(launched: np.ndarray, busy: Busy, even: RoundTime, odd: RoundTime | 
 
 
 def simulate_allreduce(cluster: Cluster, *, steps: int = STEPS, discarded: int = DISCARDED, seed: int = 0) -> Times:
-    """Simulate all-reduce of gradients in equal buckets, as DistributedDataParallel does it.
+    """Simulate all-reduce of gradients in equal buckets, as in DistributedDataParallel.
 
     Bucket b of B is ready on a worker after (b + 1) / B of its backward pass. It is sent when all workers are ready and
     the previous bucket has arrived; the update follows the last one.

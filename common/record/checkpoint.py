@@ -5,13 +5,13 @@
     checkpoints/best.pt, last.pt              the mean model, a bare state dict
     checkpoints/models/step_00000120.pt ...   the mean models of the last evaluations, if they are kept
 
-A folder without a manifest is an unfinished checkpoint: it is ignored, and removed at the next save. Where a checkpoint
-of the same step is there already, the new one's files are called rank_0_again.pt ..., and the manifest decides. Every
-file is written under a temporary name, synced and renamed. All files are read with `torch.load(weights_only=True)`.
-Neither writing nor reading takes a copy of the state in memory: bytes are hashed on their way into the file, and a file
-is mapped. A rank writes what it holds, its shards where a model is sharded. That is also what
-torch.distributed.checkpoint does, but it reads its metadata with pickle, which executes what it reads, and it has no
-checksums.
+A folder without a manifest is an unfinished checkpoint: it is ignored, and removed at the next save. If a checkpoint
+of the same step exists already, the new one's files are called rank_0_again.pt ..., and the manifest names the valid
+ones. Every file is written under a temporary name, synced and renamed. All .pt files are read with
+`torch.load(weights_only=True)`. Writing makes no copy of the state in memory: bytes are hashed on their way into the
+file. Nor does reading for a GPU, which maps the file. A rank writes what it holds: its shards if the model is sharded.
+torch.distributed.checkpoint does the same, but it reads its metadata with pickle, which executes what it reads, and it
+has no checksums.
 """
 
 import errno
@@ -39,7 +39,7 @@ MANIFEST = "manifest.json"
 MODELS = "models"
 AGAIN = "_again"
 SMALL = 1 << 16  # elements of a tensor
-SHOWN = 300  # characters of an error of torch
+SHOWN = 300  # characters of a torch error
 
 
 class CheckpointError(RuntimeError):
@@ -47,14 +47,14 @@ class CheckpointError(RuntimeError):
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint is not what was written."""
+    """A checkpoint differs from what was written."""
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The contents of a complete checkpoint.
 
-    fingerprint:   of the configuration that wrote it
+    fingerprint:   of the configuration that it was written with
     metrics_bytes: length of metrics.jsonl at that step
     files:         {name: {"bytes": size, "sha256": hex}}, one for each process
     """
@@ -89,8 +89,8 @@ class Checkpoints:
     def save(self, step: int, state: dict[str, Any], metrics_bytes: int) -> None:
         """Write this process's state: nested dicts, lists and tuples of tensors and plain values.
 
-        Collective. The checkpoint counts from the moment that rank 0 has renamed its manifest; until then one of the
-        same step that is there already does.
+        Collective. The checkpoint counts from the moment that rank 0 has renamed its manifest; until then, an existing
+        one of the same step does.
         """
         folder, suffix = self._folder / f"step_{step:08d}", ""
         if rank() == 0:
@@ -109,10 +109,10 @@ class Checkpoints:
     def load(self, device: torch.device, tell: Callable[[str], None]) -> Checkpoint | None:
         """Return the newest checkpoint that is complete and undamaged on every rank; None if there never was one.
 
-        device: where the state will go; its tensors are on the CPU, for a GPU in the mapped file
+        device: where the state will go; its tensors are on the CPU, in the mapped file if it will go to a GPU
         tell:   called with a sentence for each damaged checkpoint that is skipped
 
-        Newer ones that are damaged are removed then. Collective. Raises CheckpointError if there are checkpoints but
+        Newer checkpoints that are damaged are removed. Collective. Raises CheckpointError if there are checkpoints but
         none can be used.
         """
         complaints: list[str] = []
@@ -160,7 +160,7 @@ class Checkpoints:
             file.unlink()
 
     def _make(self, folder: Path) -> None:
-        """Make a folder below the run's; one that was removed while the run trains does not come back."""
+        """Make a folder below the run's, which is not made again if it was removed while the run trains."""
         self._folder.mkdir(exist_ok=True)
         folder.mkdir(exist_ok=True)
 
@@ -170,7 +170,7 @@ class Checkpoints:
         return [self._folder / name for name in gather_objects(folders)[0]]
 
     def _read(self, folder: Path) -> Manifest:
-        """Return the manifest of a checkpoint whose file of this rank is as it was written."""
+        """Return the manifest of a checkpoint, after checking that this rank's file is as it was written."""
         manifest = read_manifest(folder / MANIFEST)
         if manifest.fingerprint not in self._own:
             raise CheckpointError(f"{folder} is foreign: it was written with another configuration")
@@ -197,9 +197,9 @@ class Checkpoints:
                 file.unlink()
 
     def _prune(self, saved: int) -> None:
-        """Remove complete checkpoints but the one just saved and the newest before it.
+        """Remove complete checkpoints, except the one just saved and the `keep` - 1 newest before it.
 
-        Later ones, which could not be used when the run was resumed, stay.
+        Later checkpoints, which could not be used when the run was resumed, stay.
         """
         steps = sorted(int(f.parent.name.removeprefix("step_")) for f in self._folder.glob(f"step_*/{MANIFEST}"))
         earlier = [step for step in steps if step < saved]
@@ -228,7 +228,7 @@ def own_file(manifest: Manifest) -> str:
 
 
 def read_manifest(file: Path) -> Manifest:
-    """Read a manifest. Raises CheckpointError, which names the file, if it is not one."""
+    """Read a manifest. Raises a CheckpointError that names the file if it is not one."""
     try:
         manifest = Manifest(**json.loads(file.read_text()))
     except (ValueError, TypeError) as error:
@@ -248,8 +248,8 @@ def file_name(process: int, suffix: str = "") -> str:
 def read_state(file: Path, mapped: bool) -> dict[str, Any]:
     """Return what `torch.save` wrote, on the CPU; if `mapped`, large tensors are views of the file.
 
-    What goes to a GPU is copied there from the mapped file. Optimizers keep tensors that they load, on the CPU all and
-    on a GPU the counters of steps: these must not hold the file, or it would stay mapped as long as the run.
+    State for a GPU is copied there from the mapped file. Optimizers keep tensors that they load: all of them on the CPU
+    and step counters on a GPU. These must not refer to the file, or it would stay mapped for the whole run.
     """
     state = torch.load(file, map_location="cpu", mmap=mapped, weights_only=True)
     if not mapped:
@@ -260,13 +260,13 @@ def read_state(file: Path, mapped: bool) -> dict[str, Any]:
 def read_model(file: str | Path, key: str = "") -> dict[str, Tensor]:
     """Read a bare state dict, such as a run's checkpoints/best.pt.
 
-    Raises ConfigError in one line, which begins with `key` and the file, if it is none.
+    Raises a ConfigError of one line, which begins with `key` and the file, if it is not one.
     """
     try:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler may fail in any way on a foreign file
         reason = "the file is damaged, or of another kind"
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which torch has for a file that was cut
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # from torch, for a truncated file
             reason = error.strerror
         elif isinstance(error, RuntimeError):
             reason = one_line(error)[:SHOWN]
@@ -279,7 +279,7 @@ def read_model(file: str | Path, key: str = "") -> dict[str, Tensor]:
 def fill_model(module: nn.Module, state: dict[str, Tensor], where: str, whose: str = "this model") -> None:
     """Give a model the weights of a state dict.
 
-    Raises ConfigError in one line, which begins with `where`, if they do not fit `whose` or are not finite.
+    Raises a ConfigError of one line, which begins with `where`, if they do not fit `whose` or are not finite.
     """
     try:
         module.load_state_dict(state)

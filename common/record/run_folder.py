@@ -44,9 +44,9 @@ class RunFolder:
     only added to metrics.jsonl, except that a resumed run removes the rows of steps that it repeats (`cut`). Numbers
     that are not finite are null in all files.
 
-    start: given by a process that has `claimed` the folder for this one; None: it is checked here
+    start: given by a process that has `claimed` the folder for this one; None: the folder is checked here
 
-    `sent` is the step of the last row that earlier starts wrote, `kept` that of the last one left; 0 without one.
+    `sent` is the step of the last row that earlier starts wrote, `kept` of the last row that is left; 0 without one.
 
     Raises ConfigError as `check_folder` does, or if another process trains in the folder, and FinishedError;
     RuntimeError if the folder was claimed and is gone.
@@ -158,8 +158,8 @@ class RunFolder:
             self._remove_new()
 
     def close(self) -> None:
-        """Close the files and give the folder back to others."""
-        with suppress(OSError):  # of a full disk, on which a row is still to be written
+        """Close the files and release the folder to other processes."""
+        with suppress(OSError):  # on a full disk, where a row is still to be written
             self._metrics.close()
         self._lock.release()
 
@@ -173,9 +173,9 @@ class RunFolder:
 
 @contextmanager
 def claimed(config: Config) -> Iterator[str]:
-    """Hold the folder for processes that this one will start; gives the `start` to make their RunFolder with.
+    """Hold the folder for processes that this one will start; yield the `start` with which they make their RunFolder.
 
-    Raises what RunFolder does.
+    Raises the same errors as RunFolder.
     """
     lock = RunLock(Path(config.run_dir), uuid.uuid4().hex)
     lock.take()
@@ -187,7 +187,7 @@ def claimed(config: Config) -> Iterator[str]:
 
 
 def open_on_first(make: Callable[[], RunFolder]) -> RunFolder | None:
-    """Let rank 0 make the run folder, and return it there. Collective: what refuses it is raised on all ranks."""
+    """Let rank 0 make the run folder, and return it there. Collective: a refusal is raised on all ranks."""
     folder, refusal = None, None
     if rank() == 0:
         try:
@@ -204,7 +204,7 @@ def check_folder(config: Config) -> None:
     """Check that the run may train in its folder.
 
     Raises ConfigError if the folder holds another run, or this one and `resume=true` is missing; FinishedError if it
-    holds this run, finished, and `resume=true` is there.
+    holds this run, finished, and `resume=true` is given.
     """
     path = Path(config.run_dir)
     present = [name for name in ("config.yaml", "metrics.jsonl", "summary.json") if (path / name).exists()]
@@ -247,7 +247,7 @@ def last_step(file: Path) -> int:
 
 
 def fingerprint(config: Config) -> str:
-    """Return a hash of the configuration without what does not change a result, which identifies the computation."""
+    """Return a hash of the configuration's keys that change a result, which identifies the computation."""
     return _hash(config, is_bookkeeping)
 
 
@@ -258,7 +258,7 @@ def checkpoints_of(config: Config) -> Checkpoints:
 
 
 def first_fingerprint(config: Config) -> str:
-    """Return what `fingerprint` was when fewer keys were free, as older checkpoints have it."""
+    """Return the fingerprint that older checkpoints have, from when fewer keys were free."""
     return _hash(config, lambda key: key.startswith(FIRST_FREE_KEYS))
 
 
@@ -274,7 +274,7 @@ def to_yaml(config: Config) -> str:
 
 
 def compare(file: Path, config: Config) -> list[str]:
-    """Return a line for each key in which a saved configuration differs from this one and that changes a result."""
+    """Return a line for each key that changes a result and in which a saved configuration differs from this one."""
     try:
         saved = flatten(OmegaConf.to_container(OmegaConf.load(file)))
     except (OSError, YAMLError, OmegaConfBaseException, UnicodeError, RecursionError) as error:

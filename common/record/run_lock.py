@@ -1,10 +1,10 @@
 """The lock of a run folder: RUN_DIR/.lock names the process that trains in it, so that no second one does.
 
-It relies on files that are created exclusively, which shared file systems have too, and not on their locks. A process
-that is gone loses its lock: on the same host it is looked up; on another host it is gone if its file, which it touches
+It relies on exclusive creation of files, which shared file systems support too, and not on their locks. A process that
+is gone loses its lock: on the same host it is looked up; on another host it is gone if its file, which it touches
 every few seconds, does not change for a minute. Only one process can follow it: the one that creates the file named
-after the holder that is gone. It then renames that to .lock. A file that was created because of an outdated look at
-.lock shows itself by that: .lock no longer names that holder.
+after the lost holder, and then renames it to .lock. If that file was created after an outdated look at .lock, the
+process can tell: .lock no longer names that holder.
 """
 
 import json
@@ -30,10 +30,10 @@ LOOK_S = 0.5
 class Holder(NamedTuple):
     """The holder of a lock, as its file names it.
 
-    id:    of this holding, never used again
+    id:    of this acquisition of the lock, never used again
     start: of the run to which the process belongs; processes of one start may take the lock from each other
-    place: in which `pid` means something; "" if it is not known
-    began: start time of the process, as a pid may be used again
+    place: where `pid` has a meaning; "" if it is not known
+    began: start time of the process, because a pid may be reused
     """
 
     id: str
@@ -79,7 +79,7 @@ class RunLock:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise RuntimeError if another process has taken the lock, as this one was silent for too long."""
+        """Raise RuntimeError if another process has taken the lock because this one was silent for too long."""
         if self._other is not None:
             raise RuntimeError(f"run_dir={self._folder}: {_describe(self._other)} has taken it over, so this one ends")
 
@@ -95,12 +95,12 @@ class RunLock:
         self._remove_folders()
 
     def _remove_folders(self) -> None:
-        with suppress(OSError):  # there is something in one of them
+        with suppress(OSError):  # one of them is not empty
             for folder in self._made:
                 folder.rmdir()
 
     def _follow(self) -> bool:
-        """Become the holder; False if others were faster. Raises ConfigError if there is a live one."""
+        """Become the holder; return False if others were faster. Raises ConfigError if the present holder is alive."""
         gone: list[Holder] = []
         file = self._file
         while not _create(file, self._mine):
@@ -161,7 +161,7 @@ def _content(holder: Holder) -> bytes:
 
 
 def _create(file: Path, holder: Holder) -> bool:
-    """Create the file; False if it exists."""
+    """Create the file; return False if it exists."""
     try:
         stream = file.open("xb", buffering=0)
     except FileExistsError:
@@ -169,14 +169,14 @@ def _create(file: Path, holder: Holder) -> bool:
     try:
         with stream:
             stream.write(_content(holder))
-    except OSError:  # of a full disk: an empty file would name no process
+    except OSError:  # on a full disk: an empty file would name no process
         file.unlink()
         raise
     return True
 
 
 def _read(file: Path) -> Holder | None:
-    """Return what the file names; None without one."""
+    """Return the holder that the file names; None without a file."""
     for _ in range(10):
         try:
             return Holder(**json.loads(file.read_bytes()))
@@ -201,7 +201,7 @@ def _describe(holder: Holder) -> str:
 
 
 def _place() -> str:
-    """Name the kernel and the namespace of process ids; "" where neither is known."""
+    """Return the boot id and the namespace of process ids; "" unless both are known."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -209,7 +209,7 @@ def _place() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return when a process of this place began, in ticks; None if there is none, or it is a zombie."""
+    """Return the start time, in ticks, of a process of this place; None if there is none, or it is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except OSError:

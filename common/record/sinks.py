@@ -1,6 +1,6 @@
-"""Where else the rows of metrics.jsonl are shown: the console, Weights & Biases, TensorBoard. Rank 0 only.
+"""Other outputs for the rows of metrics.jsonl: the console, Weights & Biases, TensorBoard. Rank 0 only.
 
-The run's own records never depend on these services: one that fails is named once and left out from then on.
+The run's own records never depend on these services: one that fails is reported once and left out from then on.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from common.config.config import Config
 
-SECONDS_BETWEEN_LINES = 20.0  # on a console that is no terminal
+SECONDS_BETWEEN_LINES = 20.0  # on a console that is not a terminal
 
 
 class Console:
@@ -76,7 +76,7 @@ def describe(row: Mapping[str, Any]) -> str:
 class WandbSink:
     """A run of wandb. Its id is the run folder's, so that a resumed run continues there.
 
-    What wandb has cannot be taken back: of steps that are computed again, the first rows stay.
+    Rows sent to wandb cannot be taken back: for steps that are computed again, the first rows stay.
 
     kept, sent: see Sinks
     """
@@ -105,9 +105,9 @@ class WandbSink:
 
     @staticmethod
     def abandon() -> None:
-        """Leave a service that has failed: else wandb would try again when the program ends, and print why it cannot.
+        """Leave a failed service: otherwise wandb would try again when the program ends, and print why it cannot.
 
-        Its process hears a signal that Slurm sends to all, and ends before the run.
+        Its process receives signals that Slurm sends to all processes, and ends before the run.
         """
         import wandb
 
@@ -142,8 +142,8 @@ class TensorBoardSink:
 class Sinks:
     """The configured sinks, none of which can end a run.
 
-    kept, sent: steps of the last rows of earlier starts that are left, and that there were: the rows between them are
-                written again
+    kept, sent: step of the last row of earlier starts that is left, and of the last row that they wrote: the rows in
+                between are written again
     """
 
     def __init__(self, config: Config, run_id: str, kept: int, sent: int) -> None:
@@ -159,7 +159,7 @@ class Sinks:
             self._guarded(name, lambda sink=sink: sink.log(row))
 
     def close(self) -> None:
-        """End the record."""
+        """Close the sinks."""
         for name, sink in list(self._sinks.items()):
             self._guarded(name, sink.close)
 

@@ -7,7 +7,7 @@ from itertools import chain
 from common.arguments import integer
 from common.topology.round import Round
 
-# The rows {i: {j: W_ij}} of those workers that mix in a round; all others idle. Rounds on disjoint workers merge.
+# The rows {i: {j: W_ij}} of the workers that mix in a round; all others idle. Rounds on disjoint workers can be merged.
 Rows = dict[int, dict[int, float]]
 
 
@@ -15,7 +15,7 @@ def base_k(n: int, *, k: int) -> tuple[Round, ...]:
     """Return the Base-(k+1) graph of Takezawa et al. (NeurIPS 2023, arXiv 2305.11420, Algorithms 1-3).
 
     Symmetric; every worker has at most k peers in a round, and one period averages exactly from round 0 on. Its
-    length is at most 2 log_{k+1}(n) + 2 rounds. k = 1 are pairs.
+    length is at most 2 log_{k+1}(n) + 2 rounds. k = 1 gives pairs.
     """
     k = integer("topology 'base_k': k", k, minimum=1)
     rounds = _base(range(n), k)
@@ -39,7 +39,7 @@ def _simple_base(nodes: Sequence[int], k: int) -> list[Rows]:
     With n = a_1 (k+1)^p_1 + ... + a_L (k+1)^p_L, p_1 > ... > p_L, the nodes fall into parts V_l of a_l blocks
     of (k+1)^p_l. First each part averages inside. Then, in step s, V_s mixes with the nodes of all later
     parts so that the mean over these, and the mean over each block of V_s, become their common mean. After
-    that the blocks of V_s need only average inside, while the later parts go on with step s + 1.
+    that the blocks of V_s need only average inside, while the later parts continue with step s + 1.
     """
     if _shortest_factorisation(len(nodes), k + 1) is not None:
         return _hyper_hypercube(nodes, k)
@@ -58,9 +58,9 @@ def _simple_base(nodes: Sequence[int], k: int) -> list[Rows]:
 
 
 def _base(nodes: Sequence[int], k: int) -> list[Rows]:
-    """Return simple Base-(k+1) graphs on p blocks, then hyper-hypercubes across them, if not longer (Algorithm 3).
+    """Return simple graphs on p blocks, then hyper-hypercubes across them, or a simple graph on all nodes if shorter.
 
-    p is the largest divisor of n that is a product of factors up to k+1.
+    This is Algorithm 3. p is the largest divisor of n that is a product of factors up to k+1.
     """
     n = len(nodes)
     p = max(d for d in range(1, n + 1) if n % d == 0 and _shortest_factorisation(d, k + 1) is not None)
@@ -73,9 +73,9 @@ def _base(nodes: Sequence[int], k: int) -> list[Rows]:
 
 
 def _exchange(blocks: list[Sequence[int]], others: Sequence[int], k: int) -> Rows:
-    """Each of the `others` mixes with one node of every block; nodes left over average in groups of k+1.
+    """Mix each of the `others` with one node of every block; average the nodes left over in groups of k+1.
 
-    With V all nodes of the blocks, v of the others and n the number of both together:
+    With V the nodes of all blocks, v one of the others, and n the number of nodes in both together:
     x_v <- (1 - |V|/n) x_v + |V|/n mean(x over the partners, one in each block of V).
     """
     size = sum(map(len, blocks))
@@ -91,7 +91,7 @@ def _exchange(blocks: list[Sequence[int]], others: Sequence[int], k: int) -> Row
 
 
 def _digits(nodes: Sequence[int], base: int) -> list[list[Sequence[int]]]:
-    """Cut the nodes by the digits of n in `base`, highest first: digit a at place p is a blocks of base^p."""
+    """Cut the nodes by the digits of n in `base`, highest first: digit a at place p gives a blocks of base^p."""
     parts = []
     start, n = 0, len(nodes)
     place = base ** max(p for p in range(n.bit_length()) if base**p <= n)
@@ -106,7 +106,7 @@ def _digits(nodes: Sequence[int], base: int) -> list[list[Sequence[int]]]:
 
 @cache
 def _shortest_factorisation(n: int, largest: int) -> tuple[int, ...] | None:
-    """Return the fewest factors in 2..largest with product n, or None where a prime factor is larger."""
+    """Return the fewest factors in 2..largest with product n, or None if a prime factor of n is larger."""
     if n == 1:
         return ()
     found = []

@@ -1,6 +1,6 @@
-"""Which transport a round gets, and the bytes and messages that it costs: the one definition of both.
+"""The transport that a round gets, and the bytes and messages that it costs: the single definition of both.
 
-Engine counters, simulator, tables and the runtime model all ask here, so that they cannot disagree.
+Engine counters, simulator, tables and the runtime model all use it, so they cannot disagree.
 Payloads are in bytes; a payload of 1.0 gives costs in units of the message size S.
 """
 
@@ -21,9 +21,9 @@ class Transport(StrEnum):
 def transport_of(round_: Round, workers_per_host: int = 1) -> Transport:
     """Return the transport that a round gets by default; worker i lives on host i // workers_per_host.
 
-    Where every host averages inside before it talks to others (`Round.between_hosts`), shards cross once for each
-    host instead of once for each worker. Else all-reduce pays where a uniform group has more than two workers; a pair
-    sends the same bytes either way, and point-to-point messages need no further communicator.
+    If every host averages inside before it talks to others (`Round.between_hosts`), shards cross once per host instead
+    of once per worker. Otherwise all-reduce pays off if a uniform group has more than two workers; a pair sends the
+    same bytes either way, and point-to-point messages need no extra communicator.
     """
     if round_.is_idle:
         return Transport.IDLE
@@ -35,9 +35,9 @@ def transport_of(round_: Round, workers_per_host: int = 1) -> Transport:
 
 
 def allreduce_messages(round_: Round, workers_per_host: int = 1) -> int:
-    """Return into how many messages the round's all-reduces cut what they average; 1 where it travels whole.
+    """Return the number of messages into which the round's all-reduces split their payload; 1 if it is sent whole.
 
-    With groups of several sizes the smallest counts.
+    If groups differ in size, the smallest counts.
     """
     match transport_of(round_, workers_per_host):
         case Transport.SUBGROUP:
@@ -60,9 +60,9 @@ def bytes_sent(
     """Return the bytes that `worker` hands to the network in this round.
 
     SEND_RECV: the payload once per worker that takes from it. SUBGROUP: a ring all-reduce, 2(g-1)/g payloads in
-    a group of g. HIERARCHICAL with L workers per host: 2(L-1)/L payloads inside, and in the round of the hosts what
-    the host would send of one L-th, or of `shard_bytes` where messages between hosts are narrower. `transport`
-    replaces the default one.
+    a group of g. HIERARCHICAL with L workers per host: 2(L-1)/L payloads inside the host, plus what the host sends in
+    the round between hosts for a payload of one L-th, or of `shard_bytes` if messages between hosts are narrower.
+    `transport` overrides the default.
 
     Raises ValueError when the round cannot be carried out by `transport`.
     """
@@ -103,7 +103,7 @@ def messages_sent(
 def bytes_leaving_hosts(
     round_: Round, workers_per_host: int, payload_bytes: float, transport: Transport | str | None = None
 ) -> dict[int, float]:
-    """Return {host: bytes that its workers send to other hosts in this round}, of those hosts that send any.
+    """Return {host: bytes that its workers send to other hosts in this round}, for the hosts that send any.
 
     Worker i lives on host i // workers_per_host. The ring of an all-reduce runs in the order of workers, and each
     of its directed edges carries 2(g-1)/g payloads. Raises ValueError when `transport` cannot carry out the round.
@@ -132,7 +132,7 @@ def bytes_leaving_hosts(
 
 
 def _between(round_: Round, workers_per_host: int) -> Round | None:
-    """Return the round of the hosts where hosts hold several workers and talk to each other, else None."""
+    """Return the round between hosts if hosts hold several workers and talk to each other, else None."""
     hosts = round_.between_hosts(workers_per_host) if workers_per_host > 1 else None
     return None if hosts is None or hosts.is_idle else hosts
 

@@ -13,18 +13,18 @@ WEIGHTS = ("metropolis", "explicit", "push_sum")
 
 
 def edge_list(n: int, *, path: str | os.PathLike, directed: bool, weights: str) -> tuple[Round, ...]:
-    """Return the static graph in the text file `path`, which needs one edge `i j` or `i j weight` a line.
+    """Return the static graph in the text file `path`, which has one edge `i j` or `i j weight` per line.
 
-    Workers count from 0; `#` starts a comment. Undirected edges go both ways; with directed=True, `i j` means
-    that i gives to j. What W_ji, that which j takes from i, is depends on `weights`:
+    Workers are numbered from 0; `#` starts a comment. Undirected edges go both ways; with directed=True, `i j`
+    means that i gives to j. The weight W_ji with which j takes from i depends on `weights`:
 
     - "metropolis": 1 / (1 + max(degree(i), degree(j))), doubly stochastic; undirected graphs only.
-    - "explicit": the weight on the line. Each worker keeps what is left to 1, and W must be doubly stochastic.
+    - "explicit": the weight on the line. Each worker keeps the remainder up to 1, and W must be doubly stochastic.
     - "push_sum": 1 / (1 + out-degree(i)), column-stochastic; every worker gives equal shares.
 
-    Raises ValueError, with the line number where there is one, for lines that cannot be read, workers out of
-    range, self-loops, repeated edges, missing or useless weights, weights that do not sum to 1, and graphs in
-    which some worker does not reach every other.
+    Raises ValueError, with the line number if there is one, for lines that cannot be read, workers out of range,
+    self-loops, repeated edges, missing or useless weights, weights that do not sum to 1, and graphs in which some
+    worker cannot reach every other.
     """
     _check_options(directed, weights)
     check_arguments(edge_list, locals(), prefix="topology 'file': ")

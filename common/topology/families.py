@@ -1,4 +1,4 @@
-"""Topologies by name: one function each, which returns the schedule, and `build`, which checks the arguments.
+"""Topologies by name: a function for each, which returns its schedule, and `build`, which checks the arguments.
 
 Functions take n >= 2 workers and their options as keywords; FAMILIES lists the options with their defaults.
 """
@@ -22,12 +22,12 @@ MOST_IDLE = 10**6  # a period is a list of its rounds
 
 
 def complete(n: int) -> tuple[Round, ...]:
-    """Return W = J/n: one round of exact averaging, what an all-reduce computes."""
+    """Return W = J/n: one round of exact averaging, as an all-reduce computes it."""
     return (Round.from_groups([range(n)], n),)
 
 
 def ring(n: int) -> tuple[Round, ...]:
-    """Return the static bidirectional ring: 1/3 for oneself and each neighbour (1/2 for the two of n = 2).
+    """Return the static bidirectional ring: weight 1/3 for the worker itself and each neighbour (1/2 if n = 2).
 
     |lambda_2| = 1/3 + 2/3 cos(2 pi / n) for n >= 4 (arXiv 2110.13363); for n <= 3 it is the complete graph.
     """
@@ -51,11 +51,11 @@ def one_peer_ring(n: int) -> tuple[Round, ...]:
 def static_exponential(n: int) -> tuple[Round, ...]:
     """Return the static exponential graph of Ying et al. (NeurIPS 2021, arXiv 2110.13363).
 
-    Directed: worker i takes from (i + 2^k) mod n for k = 0..ceil(log2 n)-1, weight 1/(ceil(log2 n)+1) each and
-    for itself. The spectral gap is 2/(1+ceil(log2 n)) for even n and larger for odd n > 2.
+    Directed: worker i takes from (i + 2^k) mod n for k = 0..ceil(log2 n)-1 and from itself, each with weight
+    1/(ceil(log2 n)+1). The spectral gap is 2/(1+ceil(log2 n)) for even n and larger for odd n > 2.
     """
     hops = (n - 1).bit_length()  # ceil(log2 n)
-    # 0 < 2^k < n for all k: the peers are distinct and none is i itself, so no two weights fall together.
+    # 0 < 2^k < n for all k: the peers are distinct and none is i itself, so no two weights coincide.
     offsets = [0] + [2**k for k in range(hops)]
     return (Round(tuple({(i + offset) % n: 1 / (hops + 1) for offset in offsets} for i in range(n))),)
 
@@ -63,15 +63,15 @@ def static_exponential(n: int) -> tuple[Round, ...]:
 def one_peer_exponential(n: int) -> tuple[Round, ...]:
     """Return the one-peer exponential graph of Ying et al. (NeurIPS 2021, arXiv 2110.13363).
 
-    Directed: in round k = t mod ceil(log2 n) worker i takes half of worker (i + 2^k) mod n, and gives to
-    (i - 2^k) mod n. Any n; for powers of two log2 n successive rounds average exactly, from any start.
+    Directed: in round k = t mod ceil(log2 n) worker i takes from worker (i + 2^k) mod n with weight 1/2 and gives to
+    (i - 2^k) mod n. Works for any n; if n is a power of two, any log2 n successive rounds average exactly.
     """
     hops = (n - 1).bit_length()  # ceil(log2 n)
     return tuple(Round(tuple({i: 0.5, (i + 2**k) % n: 0.5} for i in range(n))) for k in range(hops))
 
 
 def hypercube(n: int) -> tuple[Round, ...]:
-    """Return the pairings i <-> i XOR 2^k of rounds k = 0..log2(n)-1, weight 1/2: exact averaging in log2 n.
+    """Return the pairings i <-> i XOR 2^k of rounds k = 0..log2(n)-1, weight 1/2: exact after log2 n rounds.
 
     Raises ValueError unless n is a power of two.
     """
@@ -90,13 +90,13 @@ def aer(n: int, *, workers_per_host: int) -> tuple[Round, ...]:
 
     Two rounds for each distance 2^k, k = 0..log2(H)-1, at which the hosts fall into H/2 pairs. In one of the
     two rounds a pair averages over all its workers, in the other each of its hosts averages inside, and
-    neighbouring pairs take turns. As in the authors' code, pairs are counted on from one distance to the
-    next, and those with an even number cross in the second of the two rounds. Weights are uniform in every
+    neighbouring pairs take turns. As in the authors' code, the numbering of pairs continues from one distance
+    to the next, and even-numbered pairs cross in the second of the two rounds. Weights are uniform in every
     group.
 
     One cycle of 2 log2 H rounds averages exactly. A single host averages completely in every round.
 
-    Raises ValueError when workers_per_host does not divide n or the number of hosts is no power of two.
+    Raises ValueError when workers_per_host does not divide n or the number of hosts is not a power of two.
     """
     if n % workers_per_host:
         raise ValueError(
@@ -130,8 +130,8 @@ def torus(n: int, *, rows: int | None, cols: int | None) -> tuple[Round, ...]:
     """Return the static torus; worker r * cols + c sits at row r, column c.
 
     Weights are uniform over the worker itself and its distinct neighbours above, below, left and right: 1/5
-    usually, fewer where a dimension of 1 or 2 makes some of them fall together. Without `rows` and `cols` the
-    most square factorisation is taken; a prime n thus gives 1 x n, the ring.
+    usually, more where a dimension of 1 or 2 makes some of them coincide. Without `rows` and `cols` the most
+    square factorisation is used; a prime n thus gives 1 x n, the ring.
 
     Raises ValueError when rows * cols is not n.
     """
@@ -148,9 +148,9 @@ def grid(n: int, *, rows: int | None, cols: int | None) -> tuple[Round, ...]:
     """Return the static grid, without wrap-around; worker r * cols + c sits at row r, column c.
 
     An edge between i and j weighs 1 / (1 + max(degree of i, degree of j)), the Metropolis-Hastings rule, and each
-    worker keeps the rest: symmetric and doubly stochastic. Graph, weights and the most square shape (rows <= cols)
-    that is taken without `rows` and `cols` are those of BlueFog's MeshGrid2DGraph, the only grid of the library with
-    which arXiv 2110.13363 measured its "grid". A prime n gives a path.
+    worker keeps the rest: symmetric and doubly stochastic. Graph, weights and the default shape (the most square one
+    with rows <= cols) follow BlueFog's MeshGrid2DGraph, the only grid in the library with which arXiv 2110.13363
+    measured its "grid". A prime n gives a path.
 
     Raises ValueError when rows * cols is not n.
     """
@@ -171,7 +171,7 @@ def grid(n: int, *, rows: int | None, cols: int | None) -> tuple[Round, ...]:
 def star(n: int) -> tuple[Round, ...]:
     """Return the static star with Metropolis weights 1/n on every edge, hence doubly stochastic.
 
-    Worker 0 averages over all; each other worker keeps (n-1)/n of its value. lambda_2 = 1 - 1/n.
+    Worker 0 averages over all; every other worker keeps (n-1)/n of its value. lambda_2 = 1 - 1/n.
     """
     hub = dict.fromkeys(range(n), 1 / n)
     return (Round((hub, *({0: 1 / n, i: 1 - 1 / n} for i in range(1, n)))),)
@@ -194,8 +194,8 @@ class RandomMatching:
     def contraction(self) -> float:
         """Return sqrt(lambda_2(E[W^T W])), the root mean square contraction of one round.
 
-        W averages pairs, a projection, so W^T W = W. E[W] has equal entries off its diagonal, half the chance
-        of a given pair, which is 1/(n-1) for even n and 1/n for odd n.
+        W averages pairs, which is a projection, so W^T W = W. Every off-diagonal entry of E[W] is half the
+        probability of a given pair, which is 1/(n-1) for even n and 1/n for odd n.
         """
         n = self.world_size
         second = 0.5 if n % 2 else (n - 2) / (2 * (n - 1))
@@ -207,7 +207,7 @@ def random_matching(n: int, *, seed: int) -> RandomMatching:
     return RandomMatching(n, integer("topology 'random_matching': seed", seed, minimum=0))
 
 
-# Every topology's function, and its options with their defaults; what has no default is REQUIRED.
+# Each topology's function, and its options with their defaults; REQUIRED marks an option without a default.
 REQUIRED = object()
 FAMILIES: dict[str, tuple[Callable[..., Schedule], dict[str, Any]]] = {
     "complete": (complete, {}),
@@ -228,20 +228,20 @@ NAMES = tuple(FAMILIES)
 
 
 def knows_hosts(name: str) -> bool:
-    """Return whether the rounds of the topology `name` depend on which workers share a host; False if there is none."""
+    """Return whether the rounds of the topology `name` depend on which workers share a host; False if unknown."""
     return name == "aer"
 
 
 def build(name: str, world_size: int, workers_per_host: int = 1, **options: Any) -> Topology:
-    """Return the topology `name` over `world_size` workers; every name is one idle round for a world of one.
+    """Return the topology `name` over `world_size` workers; with one worker, every name gives one idle round.
 
-    Options, besides those of the family (see FAMILIES):
+    Options in addition to the family's own (see FAMILIES):
         idle_rounds: rounds without communication (local steps) after each round; default 0.
-        between_hosts: every host averages over its workers, then hosts mix as the topology of that many workers does;
-            one message leaves a host for each that one worker of it would send. Default False.
+        between_hosts: every host averages over its workers, then the hosts mix like that many workers of the topology;
+            for each message that such a worker would send, one leaves the host. Default False.
 
-    Raises ValueError for an unknown name or option, a value out of range, or a world size that the family
-    does not exist for; the message says which ones it exists for and what to use instead.
+    Raises ValueError for an unknown name or option, a value out of range, or a world size for which the family
+    does not exist; the message says for which sizes it exists and what to use instead.
     """
     if not isinstance(name, str) or name not in FAMILIES:
         hint = did_you_mean(name, NAMES)
@@ -284,7 +284,7 @@ def _chosen(where: str, defaults: dict[str, Any], options: dict[str, Any]) -> di
 
 
 def _check_hosts(name: str, n: int, workers_per_host: int) -> None:
-    """Raise ValueError where between_hosts=True makes no sense."""
+    """Raise ValueError if between_hosts=True makes no sense."""
     if knows_hosts(name):
         raise ValueError(f"topology {name!r}: between_hosts: expected False, this topology knows hosts by itself")
     if n % workers_per_host:
@@ -299,9 +299,9 @@ def _uniform(neighbourhoods: list[set[int]]) -> Round:
     return Round(tuple(dict.fromkeys(workers, 1 / len(workers)) for workers in neighbourhoods))
 
 
-@lru_cache(maxsize=16)  # those of a step: its buckets and fragments ask for the same few; a round takes memory
+@lru_cache(maxsize=16)  # rounds of a step: its buckets and fragments ask for the same few; each takes memory
 def _matching(n: int, seed: int, t: int) -> Round:
-    # RandomState, not Generator: its stream is frozen (NEP 19), so all workers agree whatever their numpy.
+    # RandomState, not Generator: its stream is frozen (NEP 19), so all workers agree whatever their numpy version.
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, t]))).permutation(n).tolist()
     return Round.from_groups(zip(order[: n // 2], order[n // 2 :], strict=False), n)
 

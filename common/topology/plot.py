@@ -1,4 +1,4 @@
-"""A topology as a picture: one panel a round, workers on a circle in the order of hosts."""
+"""A topology as a picture: one panel per round, workers on a circle in the order of hosts."""
 
 import math
 import os
@@ -22,14 +22,14 @@ PANEL_INCHES = 2.8
 LIMIT = 1.35  # half the side of a panel; the workers lie on the unit circle
 HOST_GAP = 0.8  # between two hosts on the circle, in units of the distance between workers
 INK, MUTED = "#22303c", "#7a8793"
-ACROSS, INSIDE, PLAIN = "#c8364f", "#5b6f82", "#2f5d80"  # edges between hosts, inside one, one worker a host
+ACROSS, INSIDE, PLAIN = "#c8364f", "#5b6f82", "#2f5d80"  # edges between hosts, inside a host, if not `hosted`
 
 
 def plot(topology: Topology, path: str | os.PathLike, rounds: int | None = None) -> None:
     """Draw the rounds (see `shown_rounds`; at most 24) into the file `path`; its suffix gives the format.
 
-    Arrows point from giver to taker, lines without heads are mutual, a shade lies under groups of more than
-    two that average, and hollow workers idle.
+    Arrows point from giver to taker, lines without heads are mutual, groups of more than two that average are
+    shaded, and hollow workers idle.
 
     Raises ValueError for a suffix that matplotlib does not know, OSError when the file cannot be written.
     """

@@ -19,10 +19,10 @@ class Round:
     """One gossip step x_i <- sum_j W_ij x_j of n workers.
 
     `weights[i]` is row i of W as {j: W_ij}, nonzero entries only, the worker itself included. Every column must
-    sum to 1, so that the sum over the workers is kept; then W is doubly stochastic when the rows do too, and
+    sum to 1, so that the sum over the workers is kept; W is doubly stochastic if the rows sum to 1 too, and
     otherwise a push-sum matrix. Weights are never negative.
 
-    Raises ValueError when a weight or a sum is not as above.
+    Raises ValueError if a weight or a sum breaks these rules.
     """
 
     weights: tuple[Mapping[int, float], ...]
@@ -44,7 +44,7 @@ class Round:
                 )
 
     def _checked_rows(self) -> tuple[Mapping[int, float], ...]:
-        """Return the rows; workers that share one (of a group) go on sharing it."""
+        """Return the checked rows; workers of a group that share one row object still do."""
         checked: dict[int, Mapping[int, float]] = {}
         for i, row in enumerate(self.weights):
             if id(row) not in checked:
@@ -130,7 +130,7 @@ class Round:
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...] | None:
-        """The disjoint groups that average uniformly, singletons included; None where W is not such."""
+        """The disjoint groups that average uniformly, singletons included; None if W has no such groups."""
         found: list[tuple[int, ...]] = []
         for i, row in enumerate(self.weights):
             members = tuple(row)
@@ -140,13 +140,13 @@ class Round:
                 found.append(members)
             elif tuple(self.weights[members[0]]) != members:
                 return None
-        # Every worker is in one of these groups, so they are disjoint if together they count n workers.
+        # Every worker is in one of these groups, so they are disjoint if their sizes add up to n.
         return tuple(found) if sum(map(len, found)) == self.world_size else None
 
     def between_hosts(self, workers_per_host: int) -> "Round | None":
         """Return the round M of hosts if W = M (x) J/L: every host first averages over its L workers.
 
-        None where W is not such (worker i lives on host i // L).
+        None if W does not have this form. Worker i lives on host i // L.
         """
         if workers_per_host not in self._between:
             self._between[workers_per_host] = self._find_between(workers_per_host)
@@ -179,7 +179,7 @@ class Round:
 
     @cached_property
     def is_idle(self) -> bool:
-        """Whether nobody communicates (W = I)."""
+        """Whether no worker communicates (W = I)."""
         return all(tuple(row) == (i,) for i, row in enumerate(self.weights))
 
     @cached_property

@@ -1,12 +1,12 @@
-"""Schedules made of other schedules: with idle rounds, between hosts, in phases, and of push-sum's ratio.
+"""Schedules made from other schedules: with idle rounds, between hosts, in phases, and for push-sum's ratio.
 
-Push-sum is how graphs that do not keep the mean of x still give consensus on it (Assran et al., ICML 2019). W(t) has
-columns that sum to 1 and rows that need not. Beside x every worker has a weight w, mixed alike, w(0) = 1:
+With push-sum, graphs that do not keep the mean of x still reach consensus on it (Assran et al., ICML 2019). The columns
+of W(t) sum to 1, its rows need not. Besides x every worker has a weight w, mixed in the same way, with w(0) = 1:
 
     x(t+1) = W(t) x(t),   w(t+1) = W(t) w(t),   z = x / w
 
-z_i converges to the mean of x(0). The weights are a function of the schedule alone, so no worker needs to send its own;
-and z mixes by itself, with the row-stochastic matrix diag(w(t+1))^-1 W(t) diag(w(t)).
+z_i converges to the mean of x(0). The weights depend on the schedule alone, so no worker needs to send its weight, and
+z itself is mixed with the row-stochastic matrix diag(w(t+1))^-1 W(t) diag(w(t)).
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from common.topology.round import TOLERANCE, Round
 from common.topology.topology import RandomSchedule, Schedule, Topology
 
 PHASES = ("aligned", "staggered")
-REMEMBERED = 8  # weights of the last clocks: in a step several parts ask for neighbouring ones
+REMEMBERED = 8  # clocks whose weights are kept: in a step several parts ask for neighbouring clocks
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def spread(schedule: Schedule, workers_per_host: int, idle_rounds: int) -> Sched
 
 
 def in_phases(topology: Topology, phases: str) -> tuple[Topology, ...]:
-    """Return the schedules that take turns among the buckets: one if "aligned", two if "staggered".
+    """Return the schedules that alternate over the buckets: one if "aligned", two if "staggered".
 
     Raises ValueError for another name, or where `staggered` does.
     """
@@ -69,9 +69,9 @@ def staggered(topology: Topology) -> Topology:
 
     Mixing acts on each coordinate alone, so half of the parameters may follow this schedule while the other half
     follows `topology`. Under the alternating exponential ring (arXiv 2410.11998) every host then sends half of its
-    parameters in each step, instead of all of them in every second one. The rounds that are swapped must commute:
-    then a period mixes as before. With a period of two rounds they need not: the two then only take turns one step
-    later.
+    parameters in each step, instead of all of them in every second one. The rounds that are swapped must commute, so
+    that a period mixes as before. With a period of two rounds they need not: swapping then only shifts the schedule by
+    one step.
 
     Raises ValueError for random schedules, and where two such rounds of a longer period do not commute.
     """
@@ -91,7 +91,7 @@ def staggered(topology: Topology) -> Topology:
 
 
 def _commute(first: Round, second: Round) -> bool:
-    """Try both orders on a random vector, which matrices that differ change differently with probability 1."""
+    """Try both orders on a random vector: matrices that differ give different results with probability 1."""
     x = np.random.default_rng(0).standard_normal(first.world_size)
     return np.allclose(mixed(first, mixed(second, x)), mixed(second, mixed(first, x)), rtol=0, atol=1e-9)
 
@@ -102,7 +102,7 @@ def mixed(round_: Round, x: np.ndarray) -> np.ndarray:
 
 
 class DebiasedRound(Round):
-    """One step of z: rows sum to 1, columns need not. ValueError when they do not."""
+    """One step of z: rows sum to 1, columns need not. Raises ValueError if a row does not."""
 
     def __post_init__(self) -> None:
         rows = self._checked_rows()
@@ -118,7 +118,7 @@ class DebiasedRound(Round):
 
 
 class PushSum:
-    """The schedule of z under `topology`; a RandomSchedule, as its rounds have no period (they tend to one)."""
+    """The schedule of z under `topology`; a RandomSchedule, because its rounds only approach a period."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -126,7 +126,7 @@ class PushSum:
         self._known = {0: np.ones(topology.world_size)}  # w by clock, without gaps
 
     def weights(self, t: int) -> np.ndarray:
-        """Return w(t), float64 [n], of sum n. Takes one mixing for each clock after the latest that was asked for."""
+        """Return w(t), float64 [n], which sums to n. Costs one mixing for each clock since the latest one computed."""
         if t not in self._known and t < max(self._known):
             self._known = {0: np.ones(self.world_size)}
         while t not in self._known:
@@ -143,12 +143,12 @@ class PushSum:
         return DebiasedRound(tuple({j: weight * now[j] / after[i] for j, weight in row.items()} for i, row in rows))
 
     def contraction(self) -> float:
-        """Return the contraction of the disagreement in a round, as of `topology.spectral_gap`."""
+        """Return the contraction of the disagreement per round, according to `topology.spectral_gap`."""
         return 1 - self.topology.spectral_gap()
 
 
 def push_sum(topology: Topology) -> Topology:
-    """Return the topology of z; `topology` itself where all weights stay 1, because rows sum to 1 as columns do."""
+    """Return the topology of z; `topology` itself if all weights stay 1, because its rows sum to 1 too."""
     if topology.doubly_stochastic:
         return topology
     name, size = f"{topology.name}_push_sum", topology.workers_per_host

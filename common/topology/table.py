@@ -19,7 +19,7 @@ def shown_rounds(topology: Topology, rounds: int | None = None) -> int:
 
 
 def table(topology: Topology, rounds: int | None = None) -> str:
-    """Return the summary and one row a round (see `shown_rounds`); bytes in units of the message size S."""
+    """Return the summary and one row per round (see `shown_rounds`); bytes in units of the message size S."""
     return f"{title(topology)}\n\n{_summary(topology)}\n\n{_rounds(topology, shown_rounds(topology, rounds))}"
 
 

@@ -1,6 +1,6 @@
 """A topology as a value: a schedule of rounds that can be printed, compared and tested without processes.
 
-How well it mixes is told by products P of its mixing matrices [n, n]: second eigenvalue, contraction, connectivity.
+Products P of its mixing matrices [n, n] tell how well it mixes, by their second eigenvalue and contraction.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import numpy as np
 from common.arguments import check_arguments, integer
 from common.topology.round import MOST_WORKERS, Round
 
-RANDOM_SAMPLE = 64  # rounds of a random schedule that stand for all of them where one period would be used
+RANDOM_SAMPLE = 64  # rounds that represent a random schedule where a periodic one would use its period
 NOISE = 1e-10  # an eigenvalue of a whole period below this is rounding error of an exact average
 
 
@@ -45,7 +45,7 @@ class Topology:
 
         Topology("mine", world_size=4, schedule=(Round.from_groups([(0, 3), (1, 2)], 4), ...))
 
-    Raises ValueError when the schedule is empty or of another world size, and for a field of another type.
+    Raises ValueError if the schedule is empty or has another world size, or a field has the wrong type.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Topology:
                 )
 
     def __str__(self) -> str:
-        """Return the name and the options, without the path of a file, as in the fingerprint, and the hosts."""
+        """Return the name, the options and the hosts; as in the fingerprint, without the path of a file."""
         options = ", ".join(f"{key}={value}" for key, value in self.options.items() if key != "path")
         hosts = f" on hosts of {self.workers_per_host}" if self.workers_per_host > 1 else ""
         return f"{self.name}{f'({options})' if options else ''}{hosts}"
@@ -105,18 +105,18 @@ class Topology:
 
     @cached_property
     def symmetric(self) -> bool:
-        """Whether in every round each worker gives to those it takes from, with the same weight."""
+        """Whether in every round each worker gives to the workers it takes from, with the same weight."""
         return all(round_.symmetric for round_ in self.sample)
 
     def spectral_gap(self) -> float:
         """Return the spectral gap of one round, in [0, 1]; 1.0 means that the schedule averages exactly.
 
         Schedules of p rounds: 1 - |lambda_2(W(p-1) ... W(0))|^(1/p), where lambda_2 is the largest eigenvalue by
-        modulus besides the one 1 of the consensus (or of the Perron vector, for push-sum matrices).
+        modulus other than the eigenvalue 1 of the consensus (or of the Perron vector, for push-sum matrices).
 
-        Random schedules: 1 - sqrt(lambda_2(E[W^T W])). This is the contraction of the consensus distance in root
-        mean square (Boyd et al. 2006, "Randomized gossip algorithms"), known in closed form; it is no
-        Lyapunov exponent, so compare it with periodic schedules with care.
+        Random schedules: 1 - sqrt(lambda_2(E[W^T W])). This is the root mean square contraction of the consensus
+        distance (Boyd et al. 2006, "Randomized gossip algorithms"), known in closed form. It is not a Lyapunov
+        exponent, so take care when comparing it with periodic schedules.
         """
         if self.world_size == 1:
             return 1.0
@@ -128,13 +128,13 @@ class Topology:
     def rounds_to_consensus(self, tolerance: float = 1e-10, limit: int = 10_000) -> int | None:
         """Return the least t for which rounds 0..t-1 contract to `tolerance` or less; None if t exceeds `limit`.
 
-        A topology that averages exactly gets there by a jump, others by decay: `spectral_gap() == 1` tells which.
+        A topology that averages exactly gets there in a jump, others by decay: `spectral_gap() == 1` tells which.
         """
         matrices = [round_.matrix() for round_ in self.sample] if self.period else None
         n, P = self.world_size, np.eye(self.world_size)
         for t in range(limit + 1):
             D = debiased(P) - 1 / n
-            # The Frobenius norm, at most sqrt(n) times the spectral one, is much the cheaper to rule P out.
+            # The Frobenius norm, at most sqrt(n) times the spectral one, is a much cheaper way to rule P out.
             if np.linalg.norm(D) <= n**0.5 * tolerance and np.linalg.norm(D, ord=2) <= tolerance:
                 return t
             P = (matrices[t % len(matrices)] if matrices else self.matrix(t)) @ P
@@ -144,7 +144,7 @@ class Topology:
         """Return the SHA-256 hex digest of name, sizes, options and rounds (one period, or the first 64).
 
         Equal on all workers, processes and platforms for equal schedules: weights are rounded to 12 digits, and
-        of an edge-list file the contents count, not the path, which may differ between hosts.
+        an edge-list file counts by its contents, not by its path, which may differ between hosts.
         """
         options = {key: value for key, value in self.options.items() if key != "path"}
         head = [self.name, self.world_size, self.workers_per_host, self.period, options]
@@ -156,7 +156,7 @@ class Topology:
 
 
 def product(rounds: Iterable[Round]) -> np.ndarray:
-    """Return W(p-1) ... W(1) W(0), float64 [n, n]: what the rounds, applied in order, do together."""
+    """Return W(p-1) ... W(1) W(0), float64 [n, n]: the joint effect of the rounds, applied in order."""
     first, *others = rounds
     P = first.matrix()
     for round_ in others:
@@ -186,7 +186,7 @@ def perron_vector(P: np.ndarray) -> np.ndarray:
 def contraction(P: np.ndarray) -> float:
     """Return ||P - J/n||_2 with J all ones: the worst factor by which P shrinks the consensus distance.
 
-    P is any product of rounds, [n, n]; a push-sum one is de-biased first.
+    P is any product of rounds, [n, n]; a push-sum product is de-biased first.
     """
     return float(np.linalg.norm(debiased(P) - 1 / len(P), ord=2))
 

@@ -31,14 +31,14 @@ def prepare_device(config: Config, fixed_shapes: bool, distributed: bool) -> tor
 
 
 def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Return the context of a forward pass; none for fp32, as entering even a disabled autocast costs time."""
+    """Return the context of a forward pass; a null one for fp32: entering even a disabled autocast costs time."""
     return torch.autocast(device.type, AUTOCAST[precision]) if precision in AUTOCAST else contextlib.nullcontext()
 
 
 def require_determinism(required: bool) -> None:
-    """Have PyTorch use deterministic algorithms alone, or any; to be called before CUDA starts.
+    """Restrict PyTorch to deterministic algorithms, or lift the restriction. Must be called before CUDA starts.
 
-    An operation without a deterministic form then raises RuntimeError, which names it.
+    An operation without a deterministic form then raises a RuntimeError that names it.
     """
     if required:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts; else cuBLAS is refused
@@ -46,12 +46,12 @@ def require_determinism(required: bool) -> None:
 
 
 def configure_gpu(config: TrainingConfig, fixed_shapes: bool) -> None:
-    """Set what float32 means in matrix products and convolutions, and whether cuDNN tries its algorithms out.
+    """Set the precision of float32 matrix products and convolutions, and whether cuDNN benchmarks its algorithms.
 
-    fixed_shapes: whether batches have one shape; a trial for each of many would take longer than it saves
+    fixed_shapes: whether batches have one shape; benchmarking for each of many would take longer than it saves
     """
-    # Of PyTorch 2.13's two ways this one can be read by all of torch.compile; after torch.backends.fp32_precision its
-    # choice of kernels fails when it asks for the precision.
+    # Of PyTorch 2.13's two ways, only this one can be read by all of torch.compile: after torch.backends.fp32_precision
+    # its kernel selection fails when it reads the precision.
     torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = config.tf32  # convolutions; PyTorch's own default is true
     torch.backends.cudnn.benchmark = fixed_shapes and not config.deterministic
@@ -60,7 +60,7 @@ def configure_gpu(config: TrainingConfig, fixed_shapes: bool) -> None:
 def pick_device(config: Config) -> torch.device:
     """Return the configured device; each local process has its own GPU.
 
-    With training.device=auto all take the CPU if there are too few GPUs. With cuda that raises ConfigError.
+    With training.device=auto all processes use the CPU if there are too few GPUs. With cuda that raises ConfigError.
     """
     wanted = config.training.device
     if wanted == "cpu":
@@ -75,7 +75,7 @@ def pick_device(config: Config) -> torch.device:
 def threads_per_process(distributed: bool) -> int:
     """Return OMP_NUM_THREADS, or the number of CPU threads with which the local processes together use each core once.
 
-    torchrun sets the variable to 1 where the user has not set it: that value is ignored. Raises ConfigError for more
+    torchrun sets the variable to 1 if the user has not set it: that value is ignored. Raises ConfigError for more
     threads than a run may have.
     """
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]

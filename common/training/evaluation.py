@@ -51,7 +51,7 @@ class Evaluator:
     def _mean_sums(self, mean_model: nn.Module) -> Tensor:
         if not self._config.sharded:
             return self._sums([(mean_model, self._batches(self._rank, world_size()))])
-        # Ranks of a worker gather parameters together, so they run equally many batches: the same ones, counted once.
+        # Ranks of a worker gather parameters together, so all of them run the same batches, which are counted once.
         batches = self._batches(self._workers[0].index, self._config.n)
         return self._sums([(mean_model, batches)], counted=self._rank % self._config.ranks_per_worker == 0)
 
@@ -67,7 +67,7 @@ class Evaluator:
 
     @torch.no_grad()
     def _sums(self, models: Iterable[tuple[nn.Module, Iterable[Batch]]], counted: bool = True) -> Tensor:
-        """Return the sums of `task.evaluate` over all batches of these models, and over ranks that are `counted`."""
+        """Return the sums of `task.evaluate` over all batches of these models and over the ranks that are `counted`."""
         sums = torch.zeros(len(self._task.sums), dtype=torch.float64, device=self._device)
         for model, batches in models:
             model.eval()

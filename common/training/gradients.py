@@ -1,4 +1,4 @@
-"""The gradients of an update: of one worker after the other, or of all simulated workers as one batch."""
+"""The gradients of an update: of one worker after another, or of all simulated workers as one batch."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from common.training.worker import Worker
 def backward_of(
     task: Task, workers: Sequence[Worker], config: Config, device: torch.device
 ) -> Callable[[], list[Tensor]]:
-    """Return what computes the gradients of an update of these workers and returns their losses."""
+    """Return a function that computes the gradients of an update of these workers and returns their losses."""
     if config.workers.batched:
         batched = BatchedWorkers([worker.model for worker in workers], task.loss)
         return partial(backward_together, batched, workers, config, device)
@@ -50,9 +50,9 @@ def backward(task: Task, worker: Worker, config: Config, device: torch.device) -
 def backward_together(
     batched: BatchedWorkers, workers: Sequence[Worker], config: Config, device: torch.device
 ) -> list[Tensor]:
-    """Do what `backward` does, for all simulated workers at once and on the same data.
+    """Do what `backward` does, on the same data, for all simulated workers at once.
 
-    What the models draw at random, as for dropout, comes from the first worker's random numbers.
+    Random draws inside the models, such as dropout, come from the first worker's random numbers.
     """
     losses = []
     for _ in range(config.training.gradient_accumulation):

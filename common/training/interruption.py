@@ -16,28 +16,28 @@ from common.parallel.collectives import PeerError, explained, is_distributed
 from common.training.signals import SIGNALS
 
 EVERY = 10  # steps, at most: Slurm may send its warning only 30 s before the end
-AGREE_S = 1.0  # from one agreement to the next, where a step is not longer
+AGREE_S = 1.0  # from one agreement to the next, unless a step takes longer
 
 
 class Request(IntEnum):
-    """A request of a process; of different ones the largest counts."""
+    """A request of a process; if processes differ, the largest wins."""
 
     NOTHING = 0
-    CHANGE = 1  # other workers go on
+    CHANGE = 1  # continue with other workers
     STOP = 2  # save and end
     LEAVE = 3  # a peer is gone, no agreement is possible
 
 
 class Interruption:
-    """The decision to stop, the same on all processes. A context manager, which restores former signal handlers.
+    """The decision to stop, the same on all processes. A context manager that restores the former signal handlers.
 
-    A signal may reach one process only, or reach them in different steps, so they must agree. Every few steps they
+    A signal may reach only one process, or reach them in different steps, so they must agree. Every few steps they
     start a maximum over ranks and read the previous one: reading it at once would make all workers wait for the
-    slowest, which gossip avoids. The slowest rank's time for a step is a part of it: all know from it how many steps
-    take about AGREE_S. Longer ones are each followed by an agreement, so that a run stops after two of them.
+    slowest, which gossip avoids. The maximum includes the step time, from which all compute how many steps take about
+    AGREE_S on the slowest rank. If one step takes longer, each step is followed by an agreement: a run stops after two.
 
     every: steps from one agreement to the next, the same on all ranks; at most EVERY are used
-    own:   called each time for another request of this process
+    own:   called each time; returns another request of this process
     group: of all processes; None: the default group
     """
 
@@ -56,7 +56,7 @@ class Interruption:
         self._own = own
         self._group = group
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
-        # What is reduced, the result, how to wait for it.
+        # The tensor being reduced, the result, how to wait for it.
         self._largest: tuple[Tensor, Tensor, Callable[[], object]] | None = None
         self._former: dict[int, Any] = {}
 
@@ -68,18 +68,18 @@ class Interruption:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for number, handler in self._former.items():
             signal.signal(number, handler)
-        if kind is None:  # after an error other ranks may never come
+        if kind is None:  # after an error other ranks may never take part
             self._agreed()
 
     @property
     def asked(self) -> bool:
-        """Whether this process has got a signal."""
+        """Whether this process has received a signal."""
         return self._asked is not Request.NOTHING
 
     def requested(self, step: int) -> Request:
-        """Return the largest request that any process had some steps ago. Collective, after every step.
+        """Return the largest request that any process had some steps ago. Collective; to be called after every step.
 
-        Raises PeerError where this process requests to leave.
+        Raises PeerError if this process requests to leave.
         """
         if not is_distributed():
             return self._asked
@@ -94,7 +94,7 @@ class Interruption:
         return agreed
 
     def reset(self) -> None:
-        """Wait for the agreement under way, or give it up if peers are gone; requests of this process stay."""
+        """Wait for the agreement in flight, or give it up if peers are gone; this process's own requests stay."""
         with suppress(PeerError):
             self._agreed()
         self._largest = self._due = None

@@ -16,11 +16,11 @@ from common.training.worker_group import WorkerGroup, begin, next_change, with_s
 
 
 def train(run: Run) -> str:
-    """Train to the configured number of committed updates, evaluating, recording and saving on the way.
+    """Train to the configured number of committed updates, evaluating, recording and saving along the way.
 
     Every process calls it with the same configuration. In one update all local workers first run forward and
     backward, then all step: a process has one worker, a simulation has all of them. Returns "finished", or
-    "interrupted" if a signal asked to stop: then a checkpoint was saved.
+    "interrupted" if a signal asked it to stop; a checkpoint was saved then.
     """
     config, recorder, steps = run.config, run.recorder, run.timetable.steps
     group = begin(run)
@@ -38,15 +38,15 @@ def train(run: Run) -> str:
     recorder.finish(status)
     if recorder.folder is not None:
         recorder.folder.close()
-    gather_objects(None)  # launchers end the others, rank 0 too, when the first one ends
+    gather_objects(None)  # launchers end all other ranks, rank 0 too, when the first one ends
     group.close()
     return status
 
 
 def train_until(stop: int, group: WorkerGroup, interruption: Interruption, trace: Trace) -> Request:
-    """Train until `stop` updates are committed, or a process asks for something else, which is returned.
+    """Train until `stop` updates are committed or a process requests something else; return that request.
 
-    Raises PeerError when a peer is gone; all updates that were begun are finished then.
+    Raises PeerError if a peer is gone. If the models `survive` it, the update is finished then, unless backward failed.
     """
     workers, recorder, timetable = group.workers, group.run.recorder, group.run.timetable
     request = Request.NOTHING
@@ -59,7 +59,7 @@ def train_until(stop: int, group: WorkerGroup, interruption: Interruption, trace
             for worker in workers:
                 worker.scaler.step(worker.optimizer)
                 worker.scaler.update()
-        committed = recorder.clock > before  # alike on all ranks; false if a scaler skipped the step
+        committed = recorder.clock > before  # the same on all ranks; false if a scaler skipped the step
         recorder.step(committed, losses, norms)
         for worker in workers:
             worker.optimizer.zero_grad(set_to_none=True)
@@ -80,7 +80,7 @@ def train_until(stop: int, group: WorkerGroup, interruption: Interruption, trace
 
 @contextlib.contextmanager
 def step_named(recorder: Recorder) -> Iterator[None]:
-    """Note on an error after which step it came."""
+    """Add to an error a note that says after which step it was raised."""
     try:
         yield
     except Exception as error:

@@ -1,11 +1,11 @@
 """What changes in a run when workers leave or join.
 
-Workers keep their numbers; members are the workers that train. At a change, after a committed update, members go on
-with their parameters, optimizer state, buffers and clock, on the topology for as many workers; a worker that joins
-begins with those of the member before it, as a copy. What was in flight is launched again among the members. The
-learning rate's schedule stays, and so does either each worker's batch (`elastic.keep=local_batch`) or, rounded down to
-equal shares, the global batch (`elastic.keep=global_batch`). Where the learning rate is scaled to the global batch
-(`optimizer.lr_batch`), it follows. The rest of the epoch is dealt to the members.
+Workers keep their numbers; members are the workers that train. A change follows a committed update. Members keep their
+parameters, optimizer state, buffers and clock, and use the topology for their new number; a worker that joins starts
+with a copy of the state of the member before it. Messages in flight are launched again among the members. The learning
+rate schedule stays, and so does either each worker's batch (`elastic.keep=local_batch`) or the global batch, rounded
+down to equal shares (`elastic.keep=global_batch`). A learning rate that is scaled to the global batch
+(`optimizer.lr_batch`) follows it. The rest of the epoch is dealt to the members.
 """
 
 from bisect import bisect_left
@@ -45,12 +45,12 @@ def batch_of(config: Config, n: int) -> int:
 
 
 def donor_of(member: int, former: Workers) -> int:
-    """Return whose state a worker that joins begins with: the former member before it, cyclically."""
+    """Return the worker whose state a joining worker copies: the former member before it, cyclically."""
     return former[bisect_left(former, member) - 1]
 
 
 def follow(worker: Worker, config: Config, clock: int) -> None:
-    """Give a worker the learning rate of these members after `clock` updates, of which it may have missed some."""
+    """Give a worker the members' learning rate and weight decay after `clock` updates, even if it missed some."""
     for group in worker.optimizer.param_groups:
         group["initial_lr"] = config.lr
         group["weight_decay"] = group["weight_decay"] and config.optimizer.coupled_decay(config.lr)
@@ -60,7 +60,7 @@ def follow(worker: Worker, config: Config, clock: int) -> None:
 
 
 def kept(state: Mapping[str, Any], clock: int, dealing: Dealing) -> dict[str, Any]:
-    """Return with which state a worker that stays goes on after `clock` updates; its random numbers go on too."""
+    """Return the state with which a staying worker continues after `clock` updates; its random numbers continue too."""
     streams = [
         {"drawn": dealing.drawn, "dealing": tuple(dealing), "random": stream["random"]} for stream in state["streams"]
     ]
@@ -68,5 +68,5 @@ def kept(state: Mapping[str, Any], clock: int, dealing: Dealing) -> dict[str, An
 
 
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return with which state a worker begins that joins as a copy; random numbers and counters begin anew."""
+    """Return the state with which a joining worker starts, as a copy; random numbers and counters start afresh."""
     return {**state, "streams": None, "counters": {}}

@@ -1,8 +1,8 @@
-"""Measures the gradient noise scale (`common.noise_scale`) of a run without changing the run by a bit.
+"""Measures the gradient noise scale (`common.noise_scale`) of a run, which stays the same bit for bit.
 
-All-reduce averages gradients of equal weights: their norms before and after are at hand. Simulated workers that gossip
-have different weights; after an evaluation, further passes on the batches that come next compute gradients at the mean
-weights. Real workers that gossip would have to wait for each other for that, and are not measured.
+All-reduce averages gradients at equal weights, so their norms before and after are at hand. Simulated workers that
+gossip have different weights; after an evaluation, extra passes over the upcoming batches compute gradients at the mean
+weights. Real workers that gossip would have to wait for each other to do that, so they are not measured.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from common.training.device import autocast
 from common.training.task import Task
 from common.training.worker import Worker
 
-INTERVALS = 5  # for each further pass of all workers: with the default of 10 steps these are 2 % of all passes
+INTERVALS = 5  # per extra pass of all workers: with the default of 10 steps these are 2 % of all passes
 FLOOR = 1e-3
 
 Factors = Sequence[Tensor | None]  # of the gradient of each parameter
@@ -31,7 +31,7 @@ Factors = Sequence[Tensor | None]  # of the gradient of each parameter
 class NoiseMeter:
     """Measures the gradients of the local workers, every `logging.noise_scale_every` steps.
 
-    sums:       what `common.noise_scale.smoothed` returned, [kinds, 2]; means over processes are those of all workers
+    sums:       from `common.noise_scale.smoothed`, [kinds, 2]; their means over processes are means over all workers
     in_updates: whether it measures the gradients of updates
     """
 
@@ -67,7 +67,7 @@ class NoiseMeter:
     def of_update(self, step: int) -> Iterator[None]:
         """Measure the gradients that backward computes in this block for update number `step`, if they are due.
 
-        That is before clipping. Each worker's is the mean over its micro-batches and ranks.
+        Gradients are measured before clipping, as means over micro-batches and over the ranks that this process runs.
         """
         if not self.in_updates or step % self._every:
             yield
@@ -87,7 +87,7 @@ class NoiseMeter:
     def after_evaluation(self, mean_model: nn.Module, step: int) -> dict[str, float]:
         """Return the metrics of gradients at the mean weights, which the module holds; none if no pass is due.
 
-        All batches meet the same weights, so their mean gradient is that of one large batch.
+        All batches see the same weights, so their mean gradient is that of one large batch.
         """
         if not self._after_evaluations:
             return {}
@@ -104,7 +104,7 @@ class NoiseMeter:
             for stream in itertools.islice(itertools.cycle(streams), passes):
                 with stream.random.active(), autocast(self._config.training.precision, self.sums.device):
                     loss = self._task.loss(mean_model, next(stream))
-                # Not by backward: hooks on the gradients of updates must not notice.
+                # Not with backward(): hooks on the gradients of updates must not fire.
                 gradients = torch.autograd.grad(scaler.scale(loss), self._parameters, materialize_grads=True)
                 small += _squares(gradients, factors) / passes
                 torch._foreach_add_(total, gradients, alpha=1 / passes)
@@ -112,7 +112,7 @@ class NoiseMeter:
         return self.row(self.sums.flatten().tolist())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to write the same."""
+        """Return what a resumed run needs to write the same metrics."""
         return {"sums": self.sums, "measured": self._measured}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ class NoiseMeter:
         self.sums, self._measured = state["sums"], state["measured"]
 
     def _add(self, step: int, small_square: Tensor, big_square: Tensor, small: float, big: float) -> None:
-        """Take in squares [kinds] of gradients of the scaled loss."""
+        """Add squared norms [kinds] of gradients of the scaled loss to the sums."""
         scale = self._workers[0].scaler.scale(torch.ones((), device=self.sums.device))
         found = signal_and_noise(small_square / scale**2, big_square / scale**2, small, big)
         self.sums = smoothed(self.sums, torch.stack(found, dim=1), (step - self._measured) / self._every)
@@ -130,9 +130,9 @@ class NoiseMeter:
 def preconditioner(workers: Sequence[Worker]) -> list[Tensor | None]:
     """Return 1 / (sqrt(v) + eps) for each trained parameter; None where its optimizer has no second moment (yet).
 
-    v is the mean over these workers of their second moments, corrected for bias. It is that of earlier updates, so it
-    does not depend on the gradients that it weighs. Where hardly any gradient came so far it would weigh the next one
-    as no update does, whose v has the new gradient, too: v counts as at least FLOOR times its mean in the parameter.
+    v is the mean of these workers' second moments, corrected for bias. It comes from earlier updates, so it does not
+    depend on the gradients that it weighs. Elements with hardly any gradient so far would weigh the next one as no
+    update does, because an update's v includes the new gradient: so v is at least FLOOR times its parameter's mean.
     """
     factors: list[Tensor | None] = []
     for found in zip(*map(_second_moments, workers), strict=True):
@@ -156,7 +156,7 @@ def _second_moments(worker: Worker) -> list[tuple[Tensor, float] | None]:
             continue
         beta2 = group["betas"][1]
         correction = 1 - beta2 ** state["step"]
-        if isinstance(optimizer, AccumAdam):  # which counts windows, and stores what has decayed already
+        if isinstance(optimizer, AccumAdam):  # it counts windows, and stores moments already decayed
             correction = beta2 * (1 - beta2 ** state["windows"])
         found.append((state["exp_avg_sq"] / correction, group["eps"]))
     return found
@@ -184,7 +184,7 @@ def _before_averaging(parameters: Sequence[nn.Parameter], factors: Factors) -> I
 
 @torch.no_grad()
 def _squares(gradients: Sequence[Tensor | None], factors: Factors) -> Tensor:
-    """Return squared norms [kinds] of the gradients: as they are, and times the factors; NaN where one is missing."""
+    """Return squared norms [kinds] of the gradients: plain, and times the factors (NaN if one is missing)."""
     found = [(g, f) for g, f in zip(gradients, factors, strict=True) if g is not None]
     kinds = [[g for g, _ in found]]
     if all(f is not None for _, f in found):

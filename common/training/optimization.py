@@ -44,7 +44,7 @@ def build_optimizer(config: OptimizerConfig, lr: float, module: nn.Module) -> Op
 def build_muon(config: MuonConfig, lr: float, module: nn.Module, groups: list[dict[str, Any]]) -> Optimizer:
     """Build Muon for the hidden matrices in these groups and AdamW for the rest. Raises ConfigError if there are none.
 
-    lr: Muon's; AdamW's is scaled to the batch as this one is
+    lr: Muon's learning rate; AdamW's is scaled to the batch by the same factor
     """
     hidden = optim.hidden_matrices(module)
     if not hidden:

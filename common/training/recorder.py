@@ -20,7 +20,7 @@ from common.training.task import Task
 from common.training.timing import StepClock, cpu_wait_s
 from common.training.worker import Worker
 
-REMEMBERED_STEPS = 1000  # the last ones, whose median and mean time go into the summary
+REMEMBERED_STEPS = 1000  # the last steps, whose median and mean time go into the summary
 
 
 class DivergedError(RuntimeError):
@@ -28,7 +28,7 @@ class DivergedError(RuntimeError):
 
 
 class Recorder:
-    """Collects losses, times and evaluations. All ranks make the same calls: some of them add up over ranks.
+    """Collects losses, times and evaluations. All ranks make the same calls: some of them sum over ranks.
 
     folder: where rank 0 writes; None on the other ranks
     """
@@ -42,14 +42,14 @@ class Recorder:
         self._norms: list[Tensor] = []  # of committed steps
         self._times: list[float] = []
         self._recent = deque[float](maxlen=REMEMBERED_STEPS)
-        self._waited = [0.0, 0.0]  # seconds in which threads waited for a core, of how many seconds of steps
+        self._waited = [0.0, 0.0]  # seconds that threads waited for a core, and seconds of the steps concerned
         self._sinks: Sinks | None = None
         self._console: Console | None = None
         self._bytes_of_leavers = 0.0
         self.noise = NoiseMeter()
 
     def take_over(self, folder: RunFolder | None) -> None:
-        """Write to the folder from now on, or no longer: another process is rank 0."""
+        """Write to the folder from now on; None: stop writing, as another process is rank 0."""
         if self._sinks is not None:
             self._sinks.close()
         if self.folder is not None:
@@ -57,7 +57,7 @@ class Recorder:
         self.folder, self._console, self._sinks = folder, None, None
 
     def begin(self, workers: Sequence[Worker], steps: int, config: Config) -> None:
-        """Start the loop, or continue it, with these local workers and their configuration, until `steps` updates."""
+        """Start or continue the loop with these local workers and their configuration, up to `steps` updates."""
         self._workers, self._steps, self._config = workers, steps, config
         if self._console is None:
             shown = self.folder is not None and config.logging.progress
@@ -65,7 +65,7 @@ class Recorder:
         if self._sinks is None and self.folder is not None:
             self._sinks = Sinks(config, self.folder.run_id, self.folder.kept, self.folder.sent)
         self._device = next(workers[0].model.parameters()).device
-        self._losses = [[loss.to(self._device) for loss in step] for step in self._losses]  # those of a checkpoint
+        self._losses = [[loss.to(self._device) for loss in step] for step in self._losses]  # from a checkpoint
         self._norms = [norm.to(self._device) for norm in self._norms]
         self._window_exposed = self._exposed_s()
         self._step_clock = StepClock(self._device)
@@ -73,7 +73,7 @@ class Recorder:
         self._begin_waiting()
 
     def release(self) -> None:
-        """Let go of the workers, with all that hangs on them, until `begin` names others."""
+        """Let go of the workers and everything that they hold, until `begin` names others."""
         self._workers = []
         self.noise.release()
 
@@ -85,7 +85,7 @@ class Recorder:
     def step(self, committed: bool, losses: Sequence[Tensor], norms: Sequence[Tensor | None]) -> None:
         """Record one pass of the loop; write a train row if one is due.
 
-        Only a row that is due waits for the device and for other ranks. Raises DivergedError then if a loss is not
+        Only a row that is due waits for the device and for other ranks. It raises DivergedError if a loss is not
         finite and `training.on_nan=stop`.
         """
         self._losses.append(list(losses))
@@ -104,7 +104,7 @@ class Recorder:
         self.begin_step()
 
     def begin_step(self) -> None:
-        """Begin the next step now: its time excludes what came since the last one, an evaluation or a checkpoint."""
+        """Begin the next step now: its time excludes whatever followed the last one: an evaluation or a checkpoint."""
         self._step_clock.restart()
         self._begin_waiting()
 
@@ -121,7 +121,7 @@ class Recorder:
         return best
 
     def change(self, before: Workers, after: Workers, topology: str) -> None:
-        """Record that other workers train from now on; the training row of the former ones ends here."""
+        """Record that other workers train from now on; the train row of the former workers ends here."""
         if self._losses:
             self._end_window()
         leaving = [worker for worker, member in zip(self._workers, before, strict=True) if member not in after]
@@ -131,7 +131,7 @@ class Recorder:
     def tell_change(
         self, before: Workers, staying: Collection[int], after: Workers, topology: str, **facts: Any
     ) -> None:
-        """Write a row of who left and joined, with further facts; who was replaced has done both."""
+        """Write a row of the workers that left and joined, with further facts; a replaced worker did both."""
         left, joined = sorted({*before} - {*staying}), sorted({*after} - {*staying})
         self._write(self._row("membership") | {"members": list(after), "left": left, "joined": joined} | facts)
         if self.folder is not None:
@@ -224,11 +224,11 @@ class Recorder:
         self._write(row)
 
     def _begin_waiting(self) -> None:
-        """Count from now on how long threads wait for a core, unless steps since the last row are left out then."""
+        """Count from now on how long threads wait for a core, unless that leaves out steps since the last row."""
         self._wait_began = None if self._losses else cpu_wait_s()
 
     def _read_times(self) -> None:
-        """Take over the times of the steps since the last reading, for which the device has to be done with them."""
+        """Read the times of the steps since the last reading; wait until the device has finished these steps."""
         times = self._step_clock.times()
         self._times += times
         self._recent.extend(times)
@@ -269,7 +269,7 @@ class Recorder:
         return torch.full((), value, dtype=torch.float64, device=self._device)
 
     def _exposed_s(self) -> float:
-        """Return the mean over this process's workers."""
+        """Return the exposed seconds of communication, as a mean over this process's workers."""
         return sum(worker.model.counters.exposed_s for worker in self._workers) / len(self._workers)
 
 

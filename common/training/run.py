@@ -14,8 +14,8 @@ from common.training.task import Task
 
 
 class Timetable(NamedTuple):
-    """Numbers of updates: in the whole run, in an epoch of its first workers, from one evaluation or checkpoint to the
-    next."""
+    """Numbers of updates: in the whole run, in an epoch of its initial workers, between evaluations, and between
+    checkpoints."""
 
     steps: int
     epoch: int
@@ -33,7 +33,7 @@ class Timetable(NamedTuple):
 
 @dataclass(frozen=True)
 class Run:
-    """A run in one of its processes, which has this rank in the process group."""
+    """A run as one of its processes sees it; rank: of this process in the process group."""
 
     task: Task
     config: Config
@@ -50,13 +50,13 @@ class Run:
 
 
 def new_run(task: Task, config: Config, device: torch.device, rank: int, folder: RunFolder | None) -> Run:
-    """Return the run of this process; the task counts its data for that."""
+    """Return the run of this process, after counting the task's data."""
     recorder, steps = Recorder(config, task, folder), timetable(task, config, device)
     return Run(task, config, device, rank, recorder, checkpoints_of(config), steps)
 
 
 def timetable(task: Task, config: Config, device: torch.device) -> Timetable:
-    """Return the number of updates in the whole run, in an epoch, which is counted in global batches, and so on."""
+    """Return the timetable of the run; an epoch is counted in global batches."""
     passes = config.training.gradient_accumulation
     local_batch = config.training.batch_size // (config.ranks * passes)
     steps_per_epoch = max(1, task.train_data(0, config.ranks, local_batch, device).steps_per_epoch // passes)

@@ -12,12 +12,12 @@ if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # under nohup
 
 
 class StoppedError(KeyboardInterrupt):
-    """A signal came while nothing trained."""
+    """A signal came while nothing was training."""
 
 
 @contextmanager
 def stopped_at_once() -> Iterator[None]:
-    """Raise StoppedError at a signal: outside the training loop, which has its own handlers, nothing is to be saved."""
+    """Raise StoppedError at a signal: outside the training loop, which has its own handlers, nothing needs saving."""
     former = {number: signal.signal(number, _stop) for number in SIGNALS}
     try:
         yield

@@ -37,12 +37,12 @@ class RandomState:
 
 
 class Dealing(NamedTuple):
-    """Where the batches of an epoch are dealt anew because the number of ranks has changed.
+    """The point at which the batches of an epoch are dealt anew because the number of ranks has changed.
 
     offset: batches of this epoch, of all ranks, that were dealt before
-    drawn:  batches that each stream had taken then
-    epochs: epochs seen until then
-    size:   of a local batch, in which `offset` counts; 0: of any size
+    drawn:  batches that each stream had taken by then
+    epochs: epochs seen by then
+    size:   size of the local batches that `offset` counts; 0: any size
     """
 
     epoch: int = 0
@@ -52,7 +52,7 @@ class Dealing(NamedTuple):
     size: int = 0
 
     def in_batches_of(self, size: int) -> "Dealing":
-        """Return the same place in batches of another size, behind what was dealt; exact if the sizes divide it."""
+        """Return the same point in batches of another size, rounded up past what was dealt unless the sizes divide."""
         return self._replace(offset=-(-self.offset * (self.size or size) // size), size=size)
 
 
@@ -60,13 +60,13 @@ BEGINNING = Dealing()
 
 
 class Stream:
-    """One rank's training batches without end, epoch after epoch, and its random numbers.
+    """One rank's endless training batches, epoch after epoch, and its random numbers.
 
     rank:    the real or simulated rank for which it draws
     ranks:   how many there are
     dealing: where it begins
     drawn:   number of batches taken, which together with seed and dealing determines the position in the data
-    number:  of the rank when the run began, by which random numbers differ; `rank` unless workers left or joined
+    number:  of the rank when the run began, which seeds its random numbers; `rank` unless workers left or joined
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Stream:
     ) -> None:
         self.data, self.rank, self._ranks = data, rank, ranks
         self._dealing = dealing.in_batches_of(data.batch_size)
-        # Ranks draw different numbers (dropout, augmentation), alike in processes and in a simulation.
+        # Ranks draw different numbers (dropout, augmentation), the same in processes and in a simulation.
         self._seed, self._device = seed * 1_000_003 + (rank if number is None else number), device
         self.random = RandomState(self._seed, device)
         self.drawn = dealing.drawn
@@ -109,19 +109,19 @@ class Stream:
         return began.epoch + (1 if began.offset else 0) + epochs, start, 0
 
     def rest(self) -> Dealing:
-        """Return where the batches that are left of this epoch are dealt to another number of ranks."""
+        """Return the point from which the rest of this epoch is dealt to another number of ranks."""
         epoch, start, offset = self._position()
         return Dealing(epoch, offset + start * self._ranks, self.drawn, self.epochs, self.data.batch_size)
 
     def lookahead(self) -> "Stream":
-        """Return a stream of what comes next here, batches and random numbers, which leaves this one where it is."""
+        """Return a stream of the batches and random numbers that come next here, without advancing this one."""
         ahead = copy(self)
         ahead.random = copy(self.random)
         ahead._begin()
         return ahead
 
     def draw_anew(self) -> None:
-        """Begin the random numbers anew."""
+        """Restart the random numbers from their seed."""
         self.random = RandomState(self._seed, self._device)
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Stream:
         self._begin()
 
     def _begin(self) -> None:
-        """Read on from the position."""
+        """Read the data from the current position on."""
         epoch, start, offset = self._position()
         self._batches = self.data.epoch(epoch, start, offset) if start else iter(())
 

@@ -21,7 +21,7 @@ class TrainData(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Samples in a local batch, or what else the task counts."""
+        """Samples in a local batch, or whatever else the task counts."""
 
     @property
     def batches_per_epoch(self) -> int:
@@ -40,7 +40,7 @@ class TrainData(Protocol):
 
 
 def dealt(batches: int, worker: int, workers: int, start: int = 0, offset: int = 0) -> range:
-    """Return which of an epoch's batches a worker takes; arguments as of `TrainData.epoch`."""
+    """Return which of an epoch's batches a worker takes; arguments as in `TrainData.epoch`."""
     rounds = (batches - offset) // workers
     return range(offset + start * workers + worker, offset + rounds * workers, workers)
 
@@ -65,16 +65,16 @@ class Task(ABC):
     def check_files(cls, config: Config) -> None:
         """Raise ConfigError if prepared data are missing on this machine; nothing is read or made.
 
-        It is asked by the process that starts the workers, before it does.
+        It is called by the process that starts the workers, before it starts them.
         """
         return
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """Build the bare model on the CPU; its random numbers are torch's global ones, seeded alike everywhere."""
+        """Build the bare model on the CPU, with torch's global random numbers, which are seeded alike everywhere."""
 
     def blocks(self, model: nn.Module) -> list[nn.Module]:
-        """Return the parts of a sharded model that are gathered one after the other: of each only forward is called.
+        """Return the parts of a sharded model that are gathered one after another; only their forward may be called.
 
         The rest is gathered as a whole. By default the layers of each list or sequence of layers.
         """
@@ -86,7 +86,7 @@ class Task(ABC):
         """Return worker `worker`'s share, in local batches of `batch_size` samples on `device`."""
 
     def before_evaluation(self, step: int) -> None:
-        """Learn that an evaluation after this step begins, for tasks whose evaluation data depend on it."""
+        """Prepare for the evaluation after this step, for tasks whose evaluation data depend on the step."""
         return
 
     @abstractmethod
@@ -106,9 +106,9 @@ class Task(ABC):
         """Return validation metrics from the total sums, among them the primary metric and "loss"."""
 
     def samples(self, data: TrainData) -> float:
-        """Return over how many samples, on average, the loss of a local batch is a mean, as noise scales count them.
+        """Return the average number of samples over which the loss of a local batch is a mean, for noise scales.
 
-        Language models count tokens, in whatever `data.batch_size` counts.
+        Language models count tokens, whatever `data.batch_size` counts.
         """
         return data.batch_size
 

@@ -13,10 +13,10 @@ SKIPPED, WARMUP, RECORDED = 10, 2, 4  # steps of a trace, counted from the start
 
 
 class StepClock:
-    """Seconds from the end of one step to the end of the next, without what is excluded by `restart`.
+    """Seconds from the end of one step to the end of the next, without the time that `restart` excludes.
 
-    On a GPU, which the host runs ahead of, each moment is an event of the current stream; what lies between two is read
-    in `times`. On the CPU a moment is the host's clock.
+    The host runs ahead of a GPU, so there each moment is an event of the current stream, and `times` reads the time
+    between two events. On the CPU a moment is the host's clock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,7 +35,7 @@ class StepClock:
         self._begin = end
 
     def times(self) -> list[float]:
-        """Return the seconds of each step that ended since the last call; wait until the device has done them."""
+        """Return the seconds of each step that ended since the last call; wait until the device has finished them."""
         steps, self._steps = self._steps, []
         return [self._seconds(begin, end) for begin, end in steps]
 

@@ -72,7 +72,7 @@ class Worker:
     scaler:  scales the loss in fp16, else does nothing
     streams: batches and random numbers of its ranks. A process has one; a simulated worker draws for all its
              `ranks_per_worker` ranks and averages their gradients.
-    buffers: those ranks' own BatchNorm statistics; None for one rank
+    buffers: the BatchNorm statistics of each of those ranks; None for one rank
     """
 
     index: int
@@ -138,7 +138,7 @@ def build_workers(
     Raises ConfigError if the model does not fit into memory.
 
     dealing: where the data begin
-    numbers: of the workers when the run began, by which their random numbers differ; None: as they are
+    numbers: of the workers when the run began, which seed their random numbers; None: the same as now
     """
     torch.manual_seed(config.seed)
     try:
@@ -155,7 +155,7 @@ def build_workers(
     workers = []
     for model in parallelize(module, config):
         if config.training.compile:
-            model.module.compile()  # not earlier: a simulation's copies would not be
+            model.module.compile()  # not earlier: copies in a simulation would stay uncompiled
         optimizer = model.attach(build_optimizer(config.optimizer, config.lr, model.module))
         first = model.worker * config.ranks_per_worker
         ranks = [rank] if config.workers.kind == "processes" else range(first, first + config.ranks_per_worker)
@@ -181,7 +181,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def build_scaler(config: Config, device: torch.device) -> torch.amp.GradScaler:
-    """Return the loss scaler of a worker: torch's, but where it would skip a step that its peers take."""
+    """Return the loss scaler of a worker: torch's, or ours if torch's would skip a step that its peers take."""
     alone = config.n == 1 or config.parallel.method == "allreduce"  # or alike on all ranks: gradients are averaged
     scaler = torch.amp.GradScaler if alone else GradScaler
     return scaler(device.type, enabled=config.training.precision == "fp16")

@@ -19,10 +19,10 @@ from common.training.worker import build_workers
 
 
 class WorkerGroup:
-    """The local workers while the same workers train: in a plain run, from its start to its end.
+    """The local workers for as long as the same workers train: in a plain run, from its start to its end.
 
-    members:  numbers of all workers that train, of all processes
-    config:   of these members; `run.config` if they are all
+    members:  numbers of all workers that train, in all processes
+    config:   of these members; `run.config` if no worker is missing
     backward: computes the gradients of an update of all local workers and returns their losses
 
     All methods are collective.
@@ -32,7 +32,7 @@ class WorkerGroup:
         """Build the workers.
 
         dealing: where their data begin
-        anew:    the run begins, with the model `init_from` if there is one; else the workers will be given a state
+        anew:    whether the run begins, with the model `init_from` if there is one; if not, the workers get a state
         """
         config = config_of(run.config, members)
         self.run, self.members = run, members
@@ -51,7 +51,7 @@ class WorkerGroup:
 
         def record(metrics: dict[str, float], mean_model: torch.nn.Module) -> None:
             noise = run.recorder.noise.after_evaluation(mean_model, run.recorder.clock)
-            self.workers[0].model.check_peers()  # a mean that was torn on its way is no result
+            self.workers[0].model.check_peers()  # a mean from torn messages is not a result
             best, kept = run.recorder.validation(metrics | noise), run.config.evaluation.models_kept
             if not (best or kept):
                 return
@@ -66,22 +66,22 @@ class WorkerGroup:
         run.recorder.begin_step()
 
     def save(self) -> None:
-        """Save a checkpoint with all that a run continues from, and the mean model as last.pt."""
+        """Save a checkpoint with everything that a run needs to continue, and the mean model as last.pt."""
         run, folder, model = self.run, self.run.recorder.folder, self.workers[0].model
         metrics_bytes = folder.metrics_bytes() if folder is not None else 0
         with model.averaged() as mean_model:
             state = bare_state(mean_model, keep=run.rank == 0)
             if run.rank == 0:
                 run.checkpoints.save_model("last.pt", state)
-        # The checkpoint comes last: a run killed before it repeats all of this, after it nothing is missing.
+        # The checkpoint comes last: a run killed before it repeats all of this; after it, nothing is missing.
         run.checkpoints.save(model.clock, self._state(), metrics_bytes)
         run.recorder.begin_step()
 
     def resume(self, found: Checkpoint | None) -> None:
         """Continue from a checkpoint, or begin anew if there is none.
 
-        DDP fixes the order in which it adds gradients in its first backward, which an uninterrupted run has behind it.
-        So a resumed run rehearses a forward and backward pass, whose traces the loaded state then covers.
+        DDP fixes the order in which it adds gradients in its first backward, which an uninterrupted run is past. So a
+        resumed run first does a forward and backward pass, whose effects are overwritten when the state is loaded.
         """
         run = self.run
         if found is not None:
@@ -134,12 +134,12 @@ def begin(run: Run) -> WorkerGroup:
 
 
 def next_change(config: Config, clock: int) -> int | None:
-    """Return after which update the members change next by `elastic.script`; None if they stay."""
+    """Return the update after which `elastic.script` changes the members next; None if they stay."""
     return next((change.step for change in config.elastic.script if change.step > clock), None)
 
 
 def with_scripted_members(group: WorkerGroup) -> WorkerGroup:
-    """Return the group of the simulated workers that train now: the same, or one in its place after a change."""
+    """Return the group of the simulated workers that train now: the same one, or after a change a new one."""
     run, before = group.run, group.members
     after = run.config.elastic.members(run.config.n, run.recorder.clock)
     if after == before:
@@ -157,7 +157,7 @@ def with_scripted_members(group: WorkerGroup) -> WorkerGroup:
 
 
 def states_after(group: WorkerGroup, after: Workers, dealing: Dealing) -> list[Mapping[str, Any]]:
-    """Return the state with which each worker after the change begins; dealing: where the data go on."""
+    """Return the state with which each worker begins after the change; dealing: where the data continue."""
     states = {number: worker.state_dict() for number, worker in zip(group.members, group.workers, strict=True)}
     return [
         kept(states[number], states[number]["clock"], dealing)
