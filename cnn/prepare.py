@@ -1,4 +1,4 @@
-"""Make .beton files, which FFCV reads, of folders of images by class; or data sets in memory out of packages.
+"""Make .beton files, which FFCV reads, from folders of images by class, or data sets in memory from packages.
 
 python -m cnn.prepare source=IMAGENET output=data/imagenet      (IMAGENET holds train/CLASS/* and val/CLASS/*)
 python -m cnn.prepare source=digits output=data/digits          (scikit-learn's digits: no download)
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         except ImportError as error:
             raise UsageError(f"{error}{' (made with --images-only)' * digits}") from error
     with alone(output, key="output"):
-        for dead in output.glob(".*.beton.*.part*"):  # of processes that were killed
+        for dead in output.glob(".*.beton.*.part*"):  # left by killed processes
             dead.unlink(missing_ok=True)
         refuse_existing((folders if digits else []) + betons, arguments.overwrite)  # made while this one waited
         if digits:
@@ -117,7 +117,7 @@ def write_digits(train: Path, validation: Path) -> None:
 
 
 def prepare_packaged(arguments: PrepareArguments) -> int:
-    """Make a data set in memory out of its package."""
+    """Make a data set in memory from its package."""
     output = Path(arguments.output or f"data/{arguments.source}")
     with alone(output, key="output"):
         refuse_existing([output / IMAGES], arguments.overwrite)

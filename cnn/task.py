@@ -38,8 +38,8 @@ def open_data(config: CnnConfig) -> ImageData:
 class ImageClassification(Task):
     """Classify images; evaluated by top-1 and top-5 accuracy in percent.
 
-    Where the data has class weights, the balanced accuracy (the mean over the classes of each one's accuracy) is
-    recorded, too, and decides which model is best.
+    If the data has class weights, balanced accuracy (the mean of the classes' accuracies) is also recorded, and decides
+    which model is best.
     """
 
     config_class = CnnConfig
@@ -83,7 +83,7 @@ class ImageClassification(Task):
         try:
             with torch.device("meta"):
                 self.build_model()(torch.empty(1, self._data.channels, side, side))
-        except ValueError as error:  # of BatchNorm, where a channel has one pixel left
+        except ValueError as error:  # from BatchNorm, if a channel has one pixel left
             raise ConfigError(
                 f"training.batch_size={config.training.batch_size}: expected at least 2 images for each rank with "
                 f"model={config.model.name} and images of {side} x {side} pixels: {error}"

@@ -1,6 +1,6 @@
-"""torchvision that also imports beside a CPU-only torch: `from cnn.torchvision_shim import torchvision`.
+"""torchvision that also imports with a CPU-only torch: `from cnn.torchvision_shim import torchvision`.
 
-torchvision's wheels are built for CUDA. Beside a CPU-only torch their compiled operators do not load, and
+torchvision's wheels are built for CUDA. With a CPU-only torch their compiled operators do not load, and
 `import torchvision` fails because it registers fake kernels for two of them (`operator torchvision::nms does not
 exist`). Declaring the schemas of these two is enough for models, transforms and data sets; the operators themselves
 (detection, `torchvision.io.decode_jpeg`) stay unavailable. If the plain import works, nothing is declared.

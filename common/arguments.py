@@ -1,7 +1,7 @@
-"""What a caller or user hands in: its type and range, what was probably meant, and `~` in paths.
+"""Checks of what a caller or user passes in: type and range, the word probably meant, and `~` in paths.
 
-Arguments are compared with the annotations of the function that takes them. Numbers of any library will do: numpy's
-integers are integers. Booleans are no numbers, nor is what 64 bits cannot hold. Needs no torch.
+Arguments are checked against the annotations of the function that takes them. Numbers of any library are accepted:
+numpy's integers are integers. Booleans do not count as numbers, nor do integers beyond 64 bits. Needs no torch.
 """
 
 import difflib
@@ -20,7 +20,7 @@ NAMES = {int: "an integer", float: "a number", bool: "True or False", str: "a st
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of numbers, in `Annotated[float, Bounds(0, 1)]`: low <= value <= high. The message also says `note`."""
+    """Bounds on a number, as in `Annotated[float, Bounds(0, 1)]`: low <= value <= high; messages include `note`."""
 
     low: float
     high: float
@@ -34,7 +34,7 @@ class Bounds:
         return f"[{self.low:g}, {self.high:g}]{note}"
 
 
-TIMEOUT_S = Bounds(0.001, 1e9, "seconds")  # from gloo's unit up to what its clocks, which count nanoseconds, can hold
+TIMEOUT_S = Bounds(0.001, 1e9, "seconds")  # from gloo's unit to the most that its nanosecond clocks can hold
 BUCKET_MB = Bounds(1e-9, 1e9, "MiB")  # up to what 64 bits can count
 
 
@@ -42,7 +42,7 @@ def check_arguments(taker: Callable[..., Any], given: Mapping[str, Any], prefix:
     """Raise ValueError for the first argument that its annotation does not allow: name, value and what is expected.
 
     taker:  a function, with its `locals()` as `given`, or a dataclass, with its fields
-    prefix: of the name in the message
+    prefix: put before the name in the message
     """
     for name, hint in _hints(taker).items():
         if name in given and not _fits(given[name], hint):
@@ -128,14 +128,14 @@ def require_count(where: str, name: str, value: object, at_least: int) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Return whether `value` is a finite real number (and no bool)."""
+    """Return whether `value` is a finite real number (and not a bool)."""
     return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def integer(what: str, value: object, minimum: int, maximum: int = 2**63 - 1) -> int:
     """Return `value` as an int.
 
-    Raises ValueError naming `what` when it is no integer (booleans are none), less than `minimum` or above `maximum`.
+    Raises ValueError naming `what` if it is not an integer (a bool is not), below `minimum` or above `maximum`.
     """
     try:
         if isinstance(value, bool):
@@ -151,7 +151,7 @@ def integer(what: str, value: object, minimum: int, maximum: int = 2**63 - 1) ->
 
 
 def flag(what: str, value: object) -> bool:
-    """Return `value`; raises ValueError naming `what` when it is no bool."""
+    """Return `value`; raise ValueError naming `what` if it is not a bool."""
     if not isinstance(value, bool):
         raise ValueError(f"{what}: expected true or false, got {value!r}")
     return value
@@ -164,7 +164,7 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """Return what is expected of a name: "did you mean 'x'? expected one of: w, x"."""
+    """Return the hint for an unknown name: "did you mean 'x'? expected one of: w, x"."""
     known = sorted(known)
     return f"{did_you_mean(word, known)} expected one of: {', '.join(known)}".removeprefix(";").lstrip()
 
@@ -172,7 +172,7 @@ def nearest(word: object, known: Iterable[str]) -> str:
 def expand_home(path: str) -> str:
     """Return the path with the home folder for a leading `~` or `~user`, which a shell leaves alone after `key=`.
 
-    Raises ValueError if there is no such user: a folder called `~name` is hardly meant.
+    Raises ValueError if there is no such user: a folder really called `~name` is unlikely.
     """
     expanded = os.path.expanduser(path)
     if expanded.startswith("~") and "/" in expanded:
@@ -181,6 +181,6 @@ def expand_home(path: str) -> str:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any], keys: Iterable[str], absent: str, now: str) -> list[str]:
-    """Return `key: A there, B now` for each of these keys in which a and b differ; `absent` for what one lacks."""
+    """Return `key: A there, B now` for each of these keys on which a and b differ; `absent` for a missing value."""
     pairs = {key: (a.get(key, absent), b.get(key, absent)) for key in keys}
     return [f"{key}: {there} there, {here} {now}" for key, (there, here) in pairs.items() if there != here]

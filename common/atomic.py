@@ -18,7 +18,7 @@ def describe(file: Path) -> dict[str, Any]:
 
 
 class Hashing:
-    """A stream to write to that passes everything on to another one and adds up size and checksum."""
+    """A writable stream that passes everything on to another one and keeps track of size and checksum."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self._digest, self._bytes = stream, hashlib.sha256(), 0
@@ -34,12 +34,12 @@ class Hashing:
         self._stream.flush()
 
     def describe(self) -> dict[str, Any]:
-        """Return what `describe` does of the file."""
+        """Return size and checksum of what was written, as the function `describe` does for a file."""
         return {"bytes": self._bytes, "sha256": self._digest.hexdigest()}
 
 
 def strict_json(value: Any, indent: int | None = None) -> str:
-    """Return nested dicts, lists, tuples and plain values as JSON, with null for NaN and infinities, which it lacks."""
+    """Return nested dicts, lists, tuples and plain values as JSON, with null for NaN and infinities (not in JSON)."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
 
 
@@ -52,15 +52,15 @@ def _finite(value: Any) -> Any:
 
 
 def temporary(file: Path, suffix: str = "tmp") -> Path:
-    """Return a hidden name beside the file that no other process uses: pids repeat on other hosts and in containers."""
+    """Return a hidden name next to the file, unique to this process: pids repeat on other hosts and in containers."""
     return file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}.{suffix}")
 
 
 def write_atomically(file: Path, content: bytes | Callable[[Hashing], object]) -> dict[str, Any]:
     """Write a temporary file, sync, rename; a crash leaves the old file or the new one. Returns `describe`.
 
-    Several processes may write the same file: one of their contents is there in the end. Where writing fails, as on a
-    full disk, nothing is left of it.
+    Several processes may write the same file: it ends up with the content of one of them. If writing fails, for example
+    on a full disk, no trace is left.
 
     content: the file's bytes, or a function that writes them to a stream
     """
@@ -77,7 +77,7 @@ def write_atomically(file: Path, content: bytes | Callable[[Hashing], object]) -
         mine.replace(file)
     except BaseException as error:
         mine.unlink(missing_ok=True)
-        cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch.save buries it
+        cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch.save hides it
         if isinstance(cause, OSError) and cause.errno:
             raise OSError(cause.errno, cause.strerror, str(file)) from None
         raise

@@ -26,14 +26,14 @@ Text = Annotated[str, Field(min_length=1)]
 ONE_OR_SEVERAL = BeforeValidator(lambda value: value if isinstance(value, list | tuple) else [value])  # a, [a,b]
 AT_COMMAS = BeforeValidator(lambda value: value.split(",") if isinstance(value, str) else value)  # a,b is [a,b] too
 Folders = Annotated[tuple[Text, ...], ONE_OR_SEVERAL, Field(min_length=1)]
-Names = Annotated[tuple[Text, ...], ONE_OR_SEVERAL, AT_COMMAS, Field(min_length=1)]  # the last validator comes first
+Names = Annotated[tuple[Text, ...], ONE_OR_SEVERAL, AT_COMMAS, Field(min_length=1)]  # the last validator runs first
 SHOWN = 100  # characters of a wrong value in a message
 # Errors that mean a wrong path; any other can happen with a correct one.
 OF_PATHS = {
     *(errno.EACCES, errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT, errno.ENOTDIR),
     *(errno.EPERM, errno.EROFS),
 }
-DEFAULT_RUNS = ("runs", "results/runs")  # one's own runs, then those that are kept
+DEFAULT_RUNS = ("runs", "results/runs")  # your own runs, then the kept ones
 
 
 class UsageError(ValueError):
@@ -53,7 +53,7 @@ class Arguments(BaseModel):
     @field_validator("*")
     @classmethod
     def _expanded(cls, value: Any) -> Any:
-        """Read `~/` in texts: a shell expands it in some spellings only."""
+        """Expand `~/` in texts: a shell does so only in some spellings."""
         if isinstance(value, tuple):
             return tuple(expand_home(item) if isinstance(item, str) else item for item in value)
         return expand_home(value) if isinstance(value, str) else value
@@ -108,7 +108,7 @@ def command_of(module: str, arguments: Arguments) -> str:
 def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int]:
     """Decorate a command's main(argv) -> exit code: usage errors become one line and exit code 2.
 
-    So do wrong paths; other failures of files, as on a full disk, end with 1, and Ctrl-C with 130.
+    So do wrong paths. Other file errors, such as a full disk, exit with 1, and Ctrl-C with 130.
     """
 
     @functools.wraps(function)
@@ -124,9 +124,9 @@ def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int
             return 2
         except BrokenPipeError:
             drop_output()
-            return 128 + signal.SIGPIPE  # the reader is gone (`| head`): as of other commands, which this signal ends
+            return 128 + signal.SIGPIPE  # the reader is gone (`| head`): the code of commands that this signal ends
         except OSError as error:
-            if error.strerror is None:  # not of a file
+            if error.strerror is None:  # not a file error
                 raise
             if error.filename is None:
                 drop_output()
@@ -140,12 +140,12 @@ def main_function(function: Callable[[Sequence[str]], int]) -> Callable[..., int
 
 
 def drop_output() -> None:
-    """Keep Python from trying again, as it exits, to write what could not be written."""
+    """Keep Python from retrying the failed write as it exits."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def words_of(key: str, text: str | None) -> list[str]:
-    """Return a text's words as a shell reads them; raise UsageError naming `key` if it could not."""
+    """Split a text into words as a shell does; raise UsageError naming `key` if a shell could not."""
     try:
         return shlex.split(text or "")
     except ValueError as error:
@@ -252,7 +252,7 @@ def _describe(model: type[BaseModel], key: str) -> str:
 
 
 def _typed(value: object) -> str:
-    """Return a value as one types it."""
+    """Return a value as a user types it."""
     if value is None:
         return "null"
     if not isinstance(value, tuple):

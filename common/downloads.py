@@ -1,4 +1,4 @@
-"""Files from the network: downloads that go on where they stopped, and are checked before they get their name."""
+"""Downloads that resume where they stopped, and are checked before they get their final name."""
 
 import contextlib
 import hashlib
@@ -18,10 +18,10 @@ TIMEOUT_S = 60
 def fetch(url: str, file: Path, **expected: Any) -> dict[str, Any]:
     """Download a file unless it is there, and return its bytes, sha256 and md5 (None unless it is expected).
 
-    expected: bytes, sha256 and md5 as far as they are known; the others are missing or None
+    expected: bytes, sha256 and md5 where they are known; the others are missing or None
 
-    Raises UsageError, saying where to put the file by hand, if it cannot be downloaded or is not the expected one. What
-    a broken connection left is kept, and the next call goes on from there.
+    Raises UsageError, saying where to put the file by hand, if it cannot be downloaded or is not the expected one. A
+    partial download is kept, and the next call resumes it.
     """
     if not file.exists():
         with exclusive(file.with_name(f"{file.name}.lock")):  # several data sets share archives
@@ -29,7 +29,7 @@ def fetch(url: str, file: Path, **expected: Any) -> dict[str, Any]:
                 partial = file.with_name(f"{file.name}.partial")
                 try:
                     _resume(url, partial)
-                except OSError as error:  # those of requests are OSErrors
+                except OSError as error:  # requests' errors are OSErrors
                     raise UsageError(
                         f"{file.name}: cannot be downloaded from {url} ({one_line(error)}). Call this again to go on, "
                         f"or get the file in another way and put it at {file}"
@@ -47,7 +47,7 @@ def fetch(url: str, file: Path, **expected: Any) -> dict[str, Any]:
 
 
 def check(file: Path, advice: str, **expected: Any) -> dict[str, Any]:
-    """Compare a file with what is known of it; return what `fetch` does, or raise UsageError with the advice."""
+    """Check a file's size and checksums; return what `fetch` returns, or raise UsageError with the advice."""
     seen = {**describe(file), "md5": None}
     if expected.get("md5") is not None:
         with file.open("rb") as stream:
@@ -61,7 +61,7 @@ def check(file: Path, advice: str, **expected: Any) -> dict[str, Any]:
 
 
 def _resume(url: str, partial: Path) -> None:
-    """Download to `partial`, going on where an earlier call stopped if the server supports it."""
+    """Download to `partial`, resuming where an earlier call stopped if the server supports it."""
     from pooch import HTTPDownloader  # these take a while to import
     from requests import HTTPError, Response
 
@@ -71,7 +71,7 @@ def _resume(url: str, partial: Path) -> None:
             if response.status_code == 200:  # not 206: all of it, from the beginning
                 stream.truncate(0)
 
-        # Not compressed for the transfer: a .tgz has to come as it is.
+        # Not compressed for the transfer: a .tgz must arrive unchanged.
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={stream.tell()}-"} if stream.tell() else {})
         with tqdm(desc=partial.stem, total=1, unit="B", unit_scale=True, disable=None) as bar:
             download = HTTPDownloader(bar, BLOCK, headers=headers, hooks={"response": begin}, timeout=TIMEOUT_S)

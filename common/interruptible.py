@@ -1,4 +1,4 @@
-"""Processes that a command starts, and signals that end its work: who hears them."""
+"""Processes that a command starts, the signals that end its work, and which processes receive them."""
 
 import contextlib
 import functools
@@ -20,14 +20,14 @@ from typing import Any, TypeVar
 from common.training.signals import SIGNALS
 
 DEFAULTS = (signal.default_int_handler, signal.SIG_DFL)
-GRACE_S = 2.0  # in which processes may finish what they have begun
-LONGEST = 70  # bytes of TMPDIR: Linux takes 107 for a socket's whole path, of which multiprocessing adds up to 32
+GRACE_S = 2.0  # for processes to finish what they have begun
+LONGEST = 70  # bytes of TMPDIR: a socket's whole path has at most 107 on Linux, and multiprocessing adds up to 32
 
 Result = TypeVar("Result")
 
 
 class KilledError(RuntimeError):
-    """Raised where a process was killed that did a part of the work. key: the argument that says how many there are."""
+    """Raised if a process that did part of the work was killed. key: the argument that sets how many there are."""
 
     def __init__(self, key: str) -> None:
         super().__init__(
@@ -52,7 +52,7 @@ def interruptible(function: Callable[[Sequence[str]], int]) -> Callable[[Sequenc
             came[:] = [number]
             raise KeyboardInterrupt
 
-        # Some may be ignored already: Ctrl-C in the background of a script, SIGHUP under nohup.
+        # Some signals may be ignored already: Ctrl-C in the background of a script, SIGHUP under nohup.
         here = threading.current_thread() is threading.main_thread()
         heard = [number for number in SIGNALS if here and signal.getsignal(number) in DEFAULTS]
         former = {number: signal.signal(number, first) for number in heard}
@@ -66,7 +66,7 @@ def interruptible(function: Callable[[Sequence[str]], int]) -> Callable[[Sequenc
             return 1
         finally:
             for number, handler in former.items():
-                if signal.getsignal(number) is first:  # else one has come, and the program is about to end
+                if signal.getsignal(number) is first:  # else a signal has come, and the program is about to end
                     signal.signal(number, handler)
 
     return main
@@ -85,9 +85,9 @@ def unheard() -> Iterator[None]:
 
 @contextlib.contextmanager
 def heard_alone() -> Iterator[None]:
-    """Hear signals as before, but let no process hear them that this thread starts in the block, such as a compiler."""
+    """Keep signals from processes that this thread starts in the block, such as a compiler; this process gets them."""
     over = threading.Event()
-    threading.Thread(target=over.wait, daemon=True).start()  # the system gives it what this thread blocks
+    threading.Thread(target=over.wait, daemon=True).start()  # the system gives it the signals that this thread blocks
     try:
         with unheard():
             yield
@@ -106,7 +106,7 @@ def shorten_socket_paths() -> None:
 
 
 def server_context(preload: list[str]) -> multiprocessing.context.BaseContext:
-    """Return the way to start processes from a small server, which has no threads and has loaded `preload`."""
+    """Return a context that starts processes from a small server, which has no threads and has loaded `preload`."""
     shorten_socket_paths()
     with unheard():
         resource_tracker.ensure_running()
@@ -120,24 +120,24 @@ def in_processes(
 ) -> Iterator[Result]:
     """Yield function(*a) for each a of `arguments`, in order; at most `ahead` results wait to be collected.
 
-    key: the argument of the command that says how many processes there are
+    key: the argument of the command that sets the number of processes
 
-    If it ends early (an error, a signal, closed), nothing more is started; what takes longer than GRACE_S is killed.
-    Raises KilledError if a process is killed.
+    If it ends early (an error, a signal, a closed iterator), nothing more is started, and processes that take longer
+    than GRACE_S are killed. Raises KilledError if a process is killed.
     """
     others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(processes)
     waiting: deque[Future[Result]] = deque()
     try:
         for each in arguments:
-            with unheard():  # to submit is to start a process, at first
+            with unheard():  # the first submissions start processes
                 waiting.append(pool.submit(function, *each))
             if len(waiting) > ahead:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
     except BaseException as error:
-        # In a thread, as it waits for the pool's own one, which must have ended before the program does.
+        # In a thread, since it waits for the pool's own thread, which must have ended before the program does.
         ending = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True})
         ending.start()
         end = time.monotonic() + GRACE_S

@@ -10,7 +10,7 @@ from typing import IO
 
 from common.cli import UsageError
 
-TELL_S = 30.0  # after which a wait is worth a word
+TELL_S = 30.0  # after which a wait is reported
 LOOK_S = 0.1
 
 
@@ -18,7 +18,7 @@ LOOK_S = 0.1
 def exclusive(file: Path) -> Iterator[None]:
     """Hold the lock file, so that only one process of this machine at a time is inside the block.
 
-    A long wait is told on stderr: the process that holds it may have been stopped.
+    A long wait is reported on stderr: the process that holds the lock may have been stopped.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("w") as lock:
@@ -43,9 +43,9 @@ def _locked(lock: IO[str]) -> bool:
 
 @contextlib.contextmanager
 def alone(folder: Path, lock: str = ".lock", key: str = "") -> Iterator[None]:
-    """Let one process of this machine at a time write to the folder, which is made.
+    """Let one process of this machine at a time write to the folder, which is created if it is missing.
 
-    key: the argument that says which folder, for messages
+    key: the argument that names the folder, for messages
 
     Raises UsageError if it cannot be written to.
     """

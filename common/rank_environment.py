@@ -1,4 +1,4 @@
-"""What a launcher of several processes, such as torchrun, tells each of them by its environment."""
+"""What a launcher of several processes, such as torchrun, tells each of them through environment variables."""
 
 import os
 import socket
@@ -7,13 +7,13 @@ import time
 
 DIGITS = 9  # of the longest number that is read
 LARGEST_PORT = 65535
-UNKNOWN_S = 60.0  # in which a host's name may become known, as where all hosts of a job start at once
+UNKNOWN_S = 60.0  # for a host's name to become known, as when all hosts of a job start at once
 
 
 def from_launcher(name: str) -> int | None:
-    """Return a number that torchrun or srun sets in the environment of its processes; None where it is not set.
+    """Return a number that torchrun or srun sets in the environment of its processes; None if it is not set.
 
-    Raises ValueError if it is something else.
+    Raises ValueError if it is not a number.
     """
     value = os.environ.get(name, "")
     if not value:
@@ -43,7 +43,7 @@ def check_launcher() -> None:
 
 
 def find_master(timeout_s: float = UNKNOWN_S) -> None:
-    """Wait until MASTER_ADDR is a name that this host knows. Raises ValueError if it is not after `timeout_s`."""
+    """Wait until MASTER_ADDR is a name that this host knows. Raises ValueError if it still is not after `timeout_s`."""
     name, end, said = os.environ["MASTER_ADDR"], time.monotonic() + timeout_s, False
     while True:
         try:

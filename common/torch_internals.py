@@ -1,7 +1,7 @@
-"""What this project uses of PyTorch that is not public, or not the same in all versions from 2.11 to 2.15.
+"""The parts of PyTorch used here that are not public, or not the same in all versions from 2.11 to 2.15.
 
-`tests/test_torch_internals.py` tries these names with the installed version, and holds all other modules to public
-ones.
+`tests/test_torch_internals.py` checks these names against the installed version, and that all other modules use only
+public ones.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 AnyBatchNorm = nn.modules.batchnorm._BatchNorm
 NormWithStatistics = nn.modules.batchnorm._NormBase  # BatchNorm, SyncBatchNorm, InstanceNorm, lazy ones too
 tree_leaves, tree_map, tree_map_only = _pytree.tree_leaves, _pytree.tree_map, _pytree.tree_map_only
-disable_dynamo = torch._disable_dynamo  # as torch.compiler.disable, but imports the compiler when it is called
+disable_dynamo = torch._disable_dynamo  # like torch.compiler.disable, but imports the compiler only when called
 
-# The option with which DDP leaves buffers to each rank: renamed in 2.13, where the old name gives a warning.
+# The option that makes DDP leave buffers to each rank: renamed in 2.13, where the old name gives a warning.
 _RENAMED = "forward_sync_buffers" in signature(DistributedDataParallel.__init__).parameters
 DDP_OWN_BUFFERS = {"forward_sync_buffers" if _RENAMED else "broadcast_buffers": False}
 
@@ -37,12 +37,12 @@ else:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return autograd's count of writes to it in place."""
+    """Return autograd's count of in-place writes to a tensor."""
     return tensor._version
 
 
 def is_profiling() -> bool:
-    """Return whether a profiler records this program."""
+    """Return whether a profiler is recording this program."""
     return torch.autograd.profiler._is_profiler_enabled
 
 
@@ -62,12 +62,12 @@ def open_groups() -> Collection[dist.ProcessGroup]:
 
 
 def restart_group_names() -> None:
-    """Begin again to number process groups, by which they are named, from 0."""
+    """Restart at 0 the numbers by which process groups are named."""
     dist.distributed_c10d._world.group_count = 0
 
 
 def backend_of(group: dist.ProcessGroup, device: torch.device) -> dist.Backend:
-    """Return what carries the group's messages between such devices. Raises RuntimeError if the group has none."""
+    """Return the backend that carries the group's messages between such devices. Raises RuntimeError without one."""
     return group._get_backend(device)
 
 
@@ -77,12 +77,12 @@ def set_group_timeout(timeout: timedelta, group: dist.ProcessGroup) -> None:
 
 
 def can_reconfigure(device: torch.device) -> bool:
-    """Return whether this version can change the ranks of groups: those of gloo from 2.14 on, of NCCL from 2.15."""
+    """Return whether this version can change the ranks of groups: gloo's from 2.14 on, NCCL's from 2.15 on."""
     return tuple(map(int, torch.__version__.split(".")[:2])) >= ((2, 14) if device.type == "cpu" else (2, 15))
 
 
 def reconfigurable_group(backend: str, store: dist.Store, name: str, timeout: timedelta) -> dist.ProcessGroup:
-    """Return a new group without ranks, which `reconfigure` gives it."""
+    """Return a new group without ranks; `reconfigure` gives it some."""
     rank, size = dist.get_rank(), dist.get_world_size()
     place, own = (size, rank, list(range(size)), backend), {"timeout": timeout, "enable_reconfigure": True}
     group, _ = dist.distributed_c10d._new_process_group_helper(*place, store, name, **own)
@@ -98,9 +98,9 @@ def reconfigure_handle(group: dist.ProcessGroup) -> bytes:
 def reconfigure(
     group: dist.ProcessGroup, number: int, ranks: Sequence[int], handles: Sequence[str], timeout: timedelta
 ) -> None:
-    """Give a group these ranks, in this order, by their handles; number: unlike that of any other attempt. Collective.
+    """Give a group these ranks, in this order, by their handles; number: different in every attempt. Collective.
 
-    Raises RuntimeError where a rank does not come in time; some may have been reconfigured then, and others not.
+    Raises RuntimeError if a rank does not join in time; by then some ranks may have been reconfigured, and others not.
     """
     dist._reconfigure(number, handles, group, timeout).wait()
     dist.distributed_c10d._world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
@@ -120,12 +120,12 @@ def is_dtensor(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a DTensor that this rank holds, not a view of it; any other tensor as it is."""
+    """Return the part of a DTensor that this rank holds, not a view of it; return any other tensor unchanged."""
     return tensor._local_tensor if is_dtensor(tensor) else tensor
 
 
 def fsdp_parameters(parts: Sequence[nn.Module]) -> Iterator[FSDPParam]:
-    """Yield what FSDP keeps of each parameter of modules to which `fully_shard` was applied."""
+    """Yield FSDP's record of each parameter of modules to which `fully_shard` was applied."""
     states = {id(state): state for state in (part._get_fsdp_state() for part in parts)}  # several modules may share one
     for state in states.values():
         if hasattr(state, "_fsdp_param_groups"):  # from 2.12: one for each mesh

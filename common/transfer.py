@@ -1,4 +1,4 @@
-"""Copies to a device for which the host does not wait, and batches that are made ahead of it."""
+"""Copies to a device that the host does not wait for, and batches that are made ahead of the device."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ Made = TypeVar("Made")
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the CPU on `device`. A GPU copies from pinned memory when it gets there; the host goes on."""
+    """Return a CPU tensor on `device`. A GPU copies from pinned memory when it gets there; the host does not wait."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 

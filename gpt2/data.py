@@ -20,9 +20,9 @@ class Windows:
     Sample s of a stream of random numbers decides where window s begins. With shard="global" there is one stream, keyed
     by the seed, and consecutive samples are dealt to the ranks in local batches: the windows of an update are the same
     for any number of ranks and micro-batches. With "independent" each rank has its own stream, keyed by (seed, rank);
-    with "contiguous" it draws from its own part of the tokens, too, one of `ranks` equal ones side by side. A batch is
+    with "contiguous" it also draws from its own part of the tokens, one of `ranks` equal, adjacent parts. A batch is
     always a function of (seed, rank, ranks, batch number), so a resumed run needs nothing but that number. Once workers
-    left or joined, the streams of "independent" and "contiguous" are keyed by the number of ranks, too: batch numbers
+    leave or join, the streams of "independent" and "contiguous" are keyed by the number of ranks, too: batch numbers
     depend on it, and batches could be repeated otherwise.
 
     first_ranks: the number of ranks with which the run began, whose streams are keyed as above
@@ -56,7 +56,7 @@ class Windows:
         self.batches_per_epoch = self.steps_per_epoch * ranks  # epochs follow on each other without a gap
 
     def epoch(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Tensor]:
-        """Return the batches of this epoch from number `start` on, of those after the first `offset` of all ranks.
+        """Return this rank's batches of the epoch from number `start` on, after the first `offset` of all ranks.
 
         Raises DataError for tokens outside the vocabulary.
         """
@@ -84,8 +84,8 @@ def _random_starts(key: int, counter: int, count: int, below: int) -> NDArray[np
 def evaluation_starts(length: int, context: int, windows: int | None) -> list[int]:
     """Return where evaluation windows begin in a split of `length` tokens: fixed and evenly spread.
 
-    windows: how many, at most those of None; None covers the split side by side and predicts each token once (the last
-             window may be shorter)
+    windows: how many, at most as many as with None, which covers the split side by side and predicts each token once
+             (the last window may be shorter)
     """
     predicted = length - 1
     side_by_side = -(-predicted // context)
@@ -97,7 +97,7 @@ def evaluation_starts(length: int, context: int, windows: int | None) -> list[in
 def drawn_starts(length: int, context: int, windows: int, seed: int, split: int, step: int) -> list[int]:
     """Return where the windows drawn for the evaluation after `step` begin in a split of `length` tokens.
 
-    split: its number; the two splits have streams of their own, apart from those of training
+    split: its number; each split has its own stream, separate from the training streams
     """
     key = seed + ((2**63 + split) << 64)  # training uses the keys of ranks
     return _random_starts(key, step << 64, windows, length - context).tolist()

@@ -1,7 +1,7 @@
-"""English prose out of Debian's packages: essays, the kernel's documentation, the help of an office suite.
+"""English prose from Debian's packages: essays, the kernel's documentation, the help of an office suite.
 
-A document is a page; it holds the paragraphs of at least 8 words that no page before it has. They are written once to
-text files, from which preparation then reads.
+A document is a page: its paragraphs of at least 8 words that no earlier page has. Documents are written once to text
+files, which preparation then reads.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ OTHER_LANGUAGES = "translations/"
 
 @dataclass(frozen=True)
 class Source:
-    """Packages, of which the first that there is counts, their licence, and where their pages lie."""
+    """A package by its names in different releases (the first available is used), its licence and its pages' folder."""
 
     names: tuple[str, ...]
     licence: str
@@ -36,7 +36,7 @@ SOURCES = (
 def write_prose(archives: Path) -> tuple[Path, list[Package]]:
     """Return the folder of the documents and the packages, made and downloaded unless they are in `archives`.
 
-    Raises UsageError if a package cannot be had.
+    Raises UsageError if a package cannot be downloaded.
     """
     packages = [debian_package(source.names, source.licence, archives) for source in SOURCES]
     versions = hashlib.sha256("".join(package.sha256 for package in packages).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """Documents: their files on this machine, on the Hugging Face hub or in Python's standard library, and their texts.
 
-A row of .parquet or a line of .jsonl is a document; .txt and .py files hold one, or several that lines <|endoftext|>
-separate. No more than one document is in memory at a time, or ROWS of a parquet file.
+A row of .parquet or a line of .jsonl is a document; .txt and .py files hold one document, or several separated by
+<|endoftext|> lines. At most one document is in memory at a time, or ROWS of a parquet file.
 """
 
 import codecs
@@ -31,7 +31,7 @@ SEPARATOR = re.compile(r"<\|endoftext\|>[ \t]*\r?\n?")
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file of documents; `name` is the one in the list of inputs, independent of where the files lie."""
+    """A file of documents; `name` identifies it in the list of inputs, wherever the files are."""
 
     name: str
     path: Path
@@ -81,7 +81,7 @@ def _download(repository: str, revision: str) -> Path:
     try:
         commit = HfApi().dataset_info(repository, revision=revision).sha  # offline, the cache may be incomplete
         return Path(snapshot_download(repository, repo_type="dataset", revision=commit, allow_patterns="*.parquet"))
-    except Exception as error:  # the hub's errors, and those of whichever HTTP client its library uses
+    except Exception as error:  # the hub's errors, and any from the HTTP client that its library uses
         raise DataError(
             f"{repository} at revision={revision} cannot be reached on the hub ({one_line(error):.200}); where there "
             "is no network give the folder that holds the parquet files: source=FOLDER"
@@ -100,7 +100,7 @@ def _local_files(source: str) -> tuple[Path, list[Path]]:
     else:
         matches = [folder] if folder.is_file() else map(Path, glob.glob(source, recursive=True))
         longest_first = sorted(matches, key=lambda file: len(file.parts), reverse=True)
-        # A glob follows links to folders; each file counts once, by the last of its paths here, the shortest.
+        # A glob follows links to folders; each file counts once, under its last path here, which is the shortest.
         found = set({(os.path.realpath(file.parent), file.name): file for file in longest_first}.values())
         hidden = set()
         folder = Path(os.path.commonpath([file.parent for file in found])) if found else folder
@@ -125,7 +125,7 @@ def read(file: InputFile, text_key: str) -> Iterator[str]:
 
 def count(file: InputFile, text_key: str) -> int:
     """Return the number of documents in a file. Raises DataError as `read` does."""
-    if file.path.suffix.lower() == ".parquet":  # it says so itself
+    if file.path.suffix.lower() == ".parquet":  # its metadata has the number
         with _opened(file.path) as stream:
             return _open_parquet(file.path, stream, text_key).metadata.num_rows
     return sum(1 for _ in read(file, text_key))
@@ -144,7 +144,7 @@ def _read_text(path: Path, stream: BinaryIO, _: str) -> Iterator[str]:
     lines: list[str] = []
     for number, line in enumerate(stream, start=1):
         try:
-            # A byte order mark is no text.
+            # A byte order mark is not text.
             text = (line if number > 1 else line.removeprefix(codecs.BOM_UTF8)).decode()
         except UnicodeDecodeError as error:
             found = f"found byte {error.object[error.start]:#04x} ({error.reason})"

@@ -1,4 +1,4 @@
-"""Encoding documents with several threads into train.bin and val.bin, going on where an earlier call stopped."""
+"""Encode documents with several threads into train.bin and val.bin, resuming where an earlier call stopped."""
 
 import contextlib
 import hashlib
@@ -71,7 +71,7 @@ def encode_all(
 ) -> None:
     """Write train.bin and val.bin in the folder.
 
-    fingerprint: identifies the result; what the folder holds of another one is written anew
+    fingerprint: identifies the result; if the folder holds part of another one, everything is written anew
     bar:         counts documents
     """
     done = resumable(folder, fingerprint)
@@ -101,7 +101,7 @@ def save(folder: Path, done: dict[str, Any], documents: int, files: dict[str, Bi
 
 
 def resumable(folder: Path, fingerprint: str) -> dict[str, Any]:
-    """Return the progress that was saved in a folder, or none if it is of other data or the files are shorter."""
+    """Return the progress saved in a folder, or no progress if it is for other data or the files are shorter."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         done = json.loads((folder / PROGRESS).read_text())
         sizes = {split: (folder / f"{split}.bin").stat().st_size for split in SPLITS}

@@ -2,13 +2,13 @@
 
 python -m gpt2.prepare output=data/openwebtext source=openwebtext                     download, then encode
 python -m gpt2.prepare output=data/mine source=FOLDER text_key=text                   .parquet, .jsonl, .txt
-python -m gpt2.prepare source=debian_prose                                            out of Debian's packages
+python -m gpt2.prepare source=debian_prose                                            from Debian's packages
 python -m gpt2.prepare output=data/stdlib source=python_stdlib tokenizer=bpe_1024 validation_fraction=0.05
 
 Documents are split as `datasets.Dataset.train_test_split(fraction, seed=seed, shuffle=True)` splits them, so that
-OpenWebText gives the same two sets as public preparations; their order in the files is that of the source. Those of
-debian_prose are split by the names of their files, so that another version of the packages gives almost the same split.
-It can be interrupted at any time: the same command continues where it was.
+OpenWebText gives the same two sets as public preparations; in the files they keep the source's order. debian_prose's
+documents are split by file name, so that another version of the packages gives almost the same split. Preparation can
+be interrupted at any time: the same command continues where it stopped.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ BPE_CHARACTERS = 32_000_000  # at most, of the training documents from which a B
 # The result of public preparations of OpenWebText: their settings and their numbers of tokens.
 PUBLIC = {"source": "openwebtext", "encoding": "gpt2", "split": {"fraction": 0.0005, "seed": 2357}}
 PUBLIC_TOKENS = {"train": 9_035_582_198, "val": 4_434_897}
-# Arguments that leave the files as they are; source and revision count by the checksums of the documents.
+# Arguments that do not change the files; source and revision count through the checksums of the documents.
 NOT_SHAPING = {"output", "source", "revision", "archives", "processes"}
 PROSE = "debian_prose"
 PROSE_DEFAULTS = {"output": "data/debian_prose", "tokenizer": "bpe_1024", "validation_fraction": 0.05}
@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
 def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
     """Make train.bin, val.bin and header.json in the output folder unless they exist, and return the header.
 
-    Memory does not grow with the number of documents, except for 4 bytes of each while the split is drawn. Raises
+    Memory does not grow with the number of documents, except for 4 bytes each while the split is drawn. Raises
     DataError if the documents cannot be read or the folder holds other data.
     """
     trained_size(arguments.tokenizer)
@@ -132,7 +132,7 @@ def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
 def write(
     arguments: PrepareArguments, files: list[InputFile], inputs: dict[str, Any], listed: bytes, quiet: bool
 ) -> Header:
-    """Encode the documents into the output folder, going on where an earlier call was interrupted; return the header.
+    """Encode the documents into the output folder, resuming where an earlier call was interrupted; return the header.
 
     inputs, listed: what the header says of the files, and their checksums in sha256sum's format
     """
@@ -188,7 +188,7 @@ def of_each(
 
 def choose_validation(arguments: PrepareArguments, files: list[InputFile], documents: int) -> set[int]:
     """Return the numbers of the validation documents. Raises DataError if a split would be empty."""
-    if arguments.source == PROSE:  # a document in each file
+    if arguments.source == PROSE:  # one document per file
         hashes = (hashlib.sha256(f"{arguments.seed} {file.name}".encode()).hexdigest() for file in files)
         chosen = {i for i, name in enumerate(hashes) if int(name[:8], 16) < arguments.validation_fraction * 2**32}
     else:
@@ -202,7 +202,7 @@ def choose_validation(arguments: PrepareArguments, files: list[InputFile], docum
 
 
 def validation_documents(documents: int, fraction: float, seed: int) -> set[int]:
-    """Return the numbers of the validation documents: those that train_test_split of `datasets` draws."""
+    """Return the numbers of the validation documents, as drawn by `datasets`' train_test_split."""
     order = np.arange(documents, dtype=np.uint32)
     np.random.default_rng(seed).shuffle(order)
     return set(order[: math.ceil(fraction * documents)].tolist())
@@ -222,7 +222,7 @@ def training_texts(files: list[InputFile], size: int, text_key: str, validation:
 def check_same(header: Header, inputs: dict[str, Any], arguments: PrepareArguments) -> Header:
     """Return the header of a finished folder.
 
-    Raises DataError if it was made from other documents or settings, or if its files are not those that were made.
+    Raises DataError if it was made from other documents or settings, or if its files are not as they were made.
     """
     folder = Path(arguments.output)
     there = {

@@ -25,10 +25,10 @@ from gpt2.model import GPT2
 from gpt2.token_files import DataError, read_header
 from gpt2.tokenizer import Tokenizer, load_tokenizer
 
-# What reading another task's configuration, or a file that is none, may raise.
+# Errors from reading another task's configuration, or a file that is not a configuration.
 UNREADABLE = (OSError, YAMLError, OmegaConfBaseException, KeyError, TypeError, ValueError, RecursionError)
 
-COLDEST = 1e-30  # below it logits divided by the temperature could be infinite; the limit is the likeliest token
+COLDEST = 1e-30  # below it logits / temperature could be infinite; the likeliest token is the limit
 
 
 class SampleArguments(Arguments):
@@ -66,7 +66,7 @@ def load(run: Path, checkpoint: str) -> tuple[GPT2, Tokenizer]:
     """Load a run's mean model and the tokenizer of its data. Raises ConfigError or DataError if one is unusable."""
     try:
         config = OmegaConf.to_container(OmegaConf.load(run / "config.yaml"))
-        # Only these two keys, so that runs from before some other key existed stay readable.
+        # Only these two keys, so that runs that predate some other key stay readable.
         shape, folder = Shape.model_validate(config["model"]), Path(config["data"]["folder"])
     except UNREADABLE as error:
         raise ConfigError(f"run={run}: expected the config.yaml of a gpt2 run ({one_line(error)})") from error

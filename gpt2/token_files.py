@@ -25,14 +25,14 @@ class DataError(ValueError):
 
 
 class PerSplit(TypedDict):
-    """A number of each split."""
+    """One number for each split."""
 
     train: int
     val: int
 
 
 class Split(TypedDict):
-    """How documents were divided: the share of those for validation, and the seed of the shuffle."""
+    """How documents were divided: the share for validation, and the seed of the shuffle."""
 
     fraction: float
     seed: int

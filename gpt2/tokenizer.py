@@ -20,17 +20,17 @@ from common.atomic import write_atomically
 from gpt2.token_files import LARGEST_VOCABULARY, DataError
 
 END_OF_TEXT = "<|endoftext|>"
-VOCABULARY = "vocabulary.tiktoken"  # of a trained BPE, beside train.bin; lines "base64(token) rank"
+VOCABULARY = "vocabulary.tiktoken"  # of a trained BPE, next to train.bin; lines "base64(token) rank"
 # How GPT-2 splits text into words before merging bytes, in tiktoken's faster form of the released pattern.
 WORDS = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"""
 SPACES = re.compile(r"[^\S\x1c-\x1f]+")  # what \s+ means in WORDS
 BYTES = r"[\s\S]{1,1000}"  # instead of WORDS, where bytes are not merged
 LONG_RUN = 1000  # spaces
-# The characters as which byte-level BPEs write bytes: printable ones of Latin-1 as such, the others from 256 on.
+# The characters that byte-level BPEs write for bytes: printable Latin-1 as itself, other bytes from 256 on.
 PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 BYTE_OF = dict(zip(map(chr, PRINTABLE), PRINTABLE, strict=True))
 BYTE_OF |= {chr(256 + i): byte for i, byte in enumerate(sorted(set(range(256)) - set(PRINTABLE)))}
-LONGEST_WORD = 1000  # characters; the time to train a BPE grows with the square of longer ones, which are cut for it
+LONGEST_WORD = 1000  # characters; longer words are cut, since BPE training time grows with the square of their length
 
 
 class Tokenizer:
@@ -63,7 +63,7 @@ def cut_at_spaces(text: str) -> list[str]:
     """Cut a text around long runs of spaces into pieces that give the same tokens as the whole.
 
     In WORDS the first of several spaces begins a word, which ends before the last one (that may belong to the next
-    word) or with the text. A run without its last space, taken as a text, is thus the same word.
+    word) or with the text. So a run without its last space is the same word when it is a text of its own.
     """
     cuts = [0]
     for run in SPACES.finditer(text):
@@ -92,7 +92,7 @@ def load_tokenizer(name: str, folder: Path, vocabulary: str = "") -> Tokenizer:
 
     vocabulary: checksum of that file, "" if it is not known
 
-    Raises DataError if the name is unknown, or the vocabulary is missing, another one or cannot be downloaded.
+    Raises DataError if the name is unknown, or the vocabulary is missing, a different one or cannot be downloaded.
     """
     size = trained_size(name)
     if name == "bytes":
@@ -107,7 +107,7 @@ def load_tokenizer(name: str, folder: Path, vocabulary: str = "") -> Tokenizer:
             ) from error
     file = folder / VOCABULARY
     try:
-        content = file.read_bytes()  # tiktoken's own reader would take what it once read under this path
+        content = file.read_bytes()  # tiktoken's own reader would return what it once cached for this path
         pairs = (line.split() for line in content.splitlines())
         ranks = {base64.b64decode(token): int(rank) for token, rank in pairs}
     except (OSError, ValueError) as error:

@@ -3,7 +3,7 @@
 python -m scripts.emulate hosts=4 ranks_per_host=2 mbit_per_s=200 delay_ms=1 run="-m cnn.train experiment=quickstart"
 
 Every host gets one torchrun with `ranks_per_host` processes, as nodes of a cluster do; `run` is what follows after
-`torchrun`. Everything is removed at the end, also after a failure or a signal; --down removes what killed commands left
+`torchrun`. Everything is removed at the end, even after a failure or a signal; --down removes what killed commands left
 behind: the namespaces' names contain the id of the process that made them. It needs root, iproute2 (ip, tc) and, where
 the kernel has no sch_netem, iptables and a C compiler for the delay. A host sends and receives `mbit_per_s` at the same
 time.
@@ -147,7 +147,7 @@ def run_on(hosts: Sequence[Host], ranks_per_host: int, program: Sequence[str], l
     launcher += [f"--nproc-per-node={ranks_per_host}", f"--master-addr={hosts[0].address}", "--master-port=29500"]
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0"}
     environment.setdefault("OMP_NUM_THREADS", "1")
-    # Addresses have no names here, and the last launcher finds the first one gone: nothing to complain about.
+    # Hide harmless warnings: addresses have no names here, and the last launcher finds the first one gone.
     for name, value in {"TORCH_CPP_LOG_LEVEL": "ERROR", "LOGLEVEL": "CRITICAL"}.items():
         environment.setdefault(name, value)
     processes = [
@@ -164,7 +164,7 @@ def run_on(hosts: Sequence[Host], ranks_per_host: int, program: Sequence[str], l
                 print(f"error: not finished after limit_s={limit_s:g} s", file=sys.stderr)
                 return 124
             time.sleep(0.1)
-        deadline = time.monotonic() + 30  # the others find out by themselves, mostly
+        deadline = time.monotonic() + 30  # the others usually notice on their own
         while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
             time.sleep(0.1)
         return max((abs(process.poll() or 0) for process in processes), default=0)
@@ -194,8 +194,8 @@ def connect(host: Host, switch: str) -> None:
 def limit(namespace: str, device: str, mbit_per_s: float) -> None:
     """Limit a device's rate by a token bucket with a queue of 4 MB; no limit for 0.
 
-    What fits into the bucket leaves a device that was idle at once, so the bucket is small: two packets as segmentation
-    offload merges them, which are as large as 1 ms of the rate, within bounds.
+    An idle device sends as much as fits into the bucket at once, so the bucket is small: two packets as merged by
+    segmentation offload, each as large as 1 ms at this rate, within bounds.
     """
     if mbit_per_s:
         packet = packet_bytes(mbit_per_s)
@@ -232,8 +232,8 @@ def delayed(hosts: Sequence[Host], delay_ms: float, mbit_per_s: float) -> Iterat
         try:
             if process.stdout is None or process.stdout.readline() != "ready\n":
                 raise UsageError("delay_ms: this kernel has neither sch_netem nor NFQUEUE")
-            # Where packets arrive: TCP stops sending while packets that wait where they leave seem not to have left.
-            # Before all that computes: a packet must not wait for a core.
+            # Delay packets where they arrive: while they wait where they leave, TCP takes them for unsent and stops.
+            # Run before everything that computes: a packet must not wait for a core.
             with contextlib.suppress(OSError):
                 os.sched_setscheduler(process.pid, os.SCHED_FIFO, os.sched_param(10))
             queue = ["iptables", "-t", "mangle", "-A", "PREROUTING", "-i", "eth0", "-j", "NFQUEUE", "--queue-num", "0"]

@@ -1,10 +1,10 @@
-"""Draw the papers' figures, those of benchmarks' records, and the learning curves of any table.
+"""Draw the papers' figures, figures of benchmark records, and the learning curves of any table.
 
 python -m scripts.figures figure=7 [runs=[runs,results/runs]] [output=runs/report] [formats=[png,svg]] [rows=a,b]
 
-figure=7 is figure7 of results/definitions/figures; figure=table3_fair draws that table's runs: of more than seven rows
-the baseline and the best of each method, or those that rows= names. The kept figures are written with
-output=results/figures.
+figure=7 is figure7 of results/definitions/figures; figure=table3_fair draws that table's runs: with more than seven
+rows, only the baseline and the best row of each method, or the rows that rows= names. The kept figures are written
+with output=results/figures.
 """
 
 import sys

@@ -2,8 +2,8 @@
 
 python -m scripts.keep table=quickstart [runs=runs] [output=results/runs]
 
-Runs that are kept already stay beside new ones; those of the same row and seed are replaced. common.experiments.runs
-says what is in the files.
+Runs that were kept earlier stay, except that a new run replaces the one of the same row, variant and seed.
+common.experiments.runs says what is in the files.
 """
 
 import sys

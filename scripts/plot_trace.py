@@ -1,4 +1,4 @@
-"""Draw a trace of `profile=true`: what a worker computes, and which messages travel meanwhile.
+"""Draw a trace of `profile=true`: what a worker computes, and which messages are in flight meanwhile.
 
 python -m scripts.plot_trace trace=RUN_DIR/trace/rank_0.json [output=RUN_DIR/trace/rank_0.png] [steps=2]
 """
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def read_spans(file: Path) -> dict[str, list[tuple[float, float]]]:
-    """Return (begin, length) in microseconds of every range by its name; "step" are whole steps.
+    """Return (begin, length) in microseconds of every range by its name; "step" has whole steps.
 
     Raises UsageError if the file is not a trace of a training run.
     """

@@ -1,11 +1,11 @@
-"""Write the explorer: one interactive HTML page with everything that kept runs and records say; it opens from disk.
+"""Write the explorer: one interactive HTML page with everything in the kept runs and records; it opens from disk.
 
 python -m scripts.report            results/explorer.html, from the kept records alone
-python -m scripts.report --check    fails if a number on that page does not follow from them, and names the first ones
+python -m scripts.report --check    fail if numbers on that page do not follow from them, and name the first few
 python -m scripts.report runs=runs/ watch=true
 
-With runs=... the page of one's own runs is runs/report/explorer.html, which also shows how far unfinished runs are.
-With watch=true it is made anew every `every` seconds, and loads itself anew.
+With runs=... the page of your own runs is runs/report/explorer.html, which also shows the progress of unfinished runs.
+With watch=true it is rewritten every `every` seconds, and reloads itself.
 """
 
 import os
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         return _check(output, roots, command_of(MODULE, arguments))
     ended, data = None, {}
     while True:
-        if (now := live.ended(roots)) != ended:  # else only what has not ended is new
+        if (now := live.ended(roots)) != ended:  # else only unfinished runs have changed
             ended, data = now, build(roots)
         running = live.unfinished(roots) if arguments.watch or not kept else None
         page = _page(data, output, running)
@@ -78,7 +78,7 @@ def _check(output: Path, roots: Sequence[Path], command: str) -> int:
     wrong = differences(shown, made)
     found = [f"{output}: {line}" for line in islice(wrong, NAMED)]
     more = sum(1 for _ in wrong)
-    # Tables and scripts are made of the page's own data, which are right by now.
+    # Tables and scripts are made from the page's own data, which have been checked by now.
     if not found and output.read_text(encoding="utf-8") != _page(shown, output, running):
         found = [f"{output}: its tables, scripts or style are not those that its data make with this code"]
     for line in found:

@@ -1,4 +1,4 @@
-"""Trains the runs that a table still needs, and scores the test set where the table shows that.
+"""Train the runs that a table still needs, and score the test set if the table shows its scores.
 
 python -m scripts.reproduce table=quickstart [rows=ROW,...] [seeds=1,2] [runs=runs] [jobs=1] [--dry-run]
 python -m scripts.reproduce table=table3 launcher=slurm [rows=ROW,...] [seeds=1,2] [cluster=t4_4x8]
@@ -6,8 +6,8 @@ python -m scripts.reproduce table=table3 launcher=slurm [rows=ROW,...] [seeds=1,
 
 Where a table has variants, rows=ROW/VARIANT chooses one. Seeds may be any integers from 0 to 10^13; the table counts
 only its own.
-With launcher=slurm the runs are submitted (those that wait or run already are left alone), and after them a job that
-builds table and figure; the command returns at once.
+With launcher=slurm the runs are submitted (except for runs that are already queued or running), and after them a job
+that builds table and figure; the command returns at once.
 
 Exit codes: 0 all runs are finished; 1 some failed; 2 wrong arguments, or a run folder holds something else;
 75 interrupted (start again to continue).
@@ -52,8 +52,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments.dry_run:
         print_plan(table, cells, states)
         return 0
-    # Seed by seed and variant by variant: rows that are compared are made side by side, on a machine whose speed may
-    # change, and after an interruption they have the same seeds.
+    # Seed by seed and variant by variant, so that rows to be compared are made close in time, on a machine whose speed
+    # may change, and have the same seeds after an interruption.
     variants = [*table.variants] or [None]
     place = [(table.seeds.index(cell.seed), variants.index(cell.variant)) for cell in cells]
     order = sorted(range(len(cells)), key=place.__getitem__)
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _with_seeds(table: Table, seeds: Sequence[str]) -> Table:
-    """Return the table with these seeds, if any are given; raise UsageError for one that is no integer."""
+    """Return the table with these seeds, if any are given; raise UsageError unless they are integers in range."""
     if not seeds:
         return table
     try:
@@ -81,7 +81,7 @@ def _with_seeds(table: Table, seeds: Sequence[str]) -> Table:
 
 
 def _of_rows(cells: Sequence[Cell], rows: Sequence[str]) -> list[Cell]:
-    """Return the cells of these rows, all if none are given; UsageError naming the first that is unknown."""
+    """Return the cells of these rows, all if none are given; raise UsageError naming the first unknown row."""
     names = {cell: {cell.row.name, str(Path(cell.row.name, cell.variant or ""))} for cell in cells}
     known = set().union(*names.values())
     for row in rows:

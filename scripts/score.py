@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def score(table: Table, runs: Sequence[Path], models: Literal["last", "all"] = "last") -> list[Path]:
-    """Score those of these runs that lack scores, one after the other; return those where it failed."""
+    """Score the runs that lack scores, one after another; return the runs for which that failed."""
     failed = []
     for run in runs:
         call = score_arguments(table, run, models)

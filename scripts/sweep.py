@@ -1,4 +1,4 @@
-"""Tunes the methods of a table, with equally many trials for each, and keeps what it chose.
+"""Tune the methods of a table, with equally many trials for each, and keep the chosen values.
 
 python -m scripts.sweep table=table3_fair [runs=runs] [jobs=2] [--dry-run]
 python -m scripts.sweep table=table3_fair power=true
@@ -8,15 +8,15 @@ python -m scripts.sweep table=NAME launcher=slurm [cluster=t4_4x8] [sbatch="--ti
 The table's `sweep` states the grid of rates, further axes, the seeds, and the quantity that is optimized. The grid
 grows, for all methods alike, while one of them is best at an edge, at most as often as the sweep allows. Trials are
 ordinary runs in RUNS/sweeps/TABLE, which the same command continues after an interruption. With launcher=slurm they
-are submitted, and after them a job that gives this command again: it submits the next trials, or chooses.
+are submitted, and after them a job that runs this command again: it submits the next trials, or chooses.
 
-At the end results/sweeps/TABLE.csv has all trials, TABLE.yaml what was chosen, which the table's rows take from then
+At the end results/sweeps/TABLE.csv has all trials, TABLE.yaml the chosen values, which the table's rows take from then
 on, TABLE.md both for readers, and TABLE.png a figure.
 
-With power=true nothing is trained: it says how many seeds the table's comparisons need, from the scatter of the runs
-in RUNS and results/runs.
+With power=true nothing is trained: the command says how many seeds the table's comparisons need, judging by the scatter
+of the runs in RUNS and results/runs.
 
-Exit codes: 0 the values are chosen, or trials submitted; 1 some failed (one whose loss diverged has not: it is the
+Exit codes: 0 the values are chosen, or trials submitted; 1 some failed (a diverged loss is no failure: it counts as the
 worst); 2 wrong arguments, or a run folder holds something else; 75 interrupted (start again to continue).
 """
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _continue(arguments: SweepArguments, table: Table) -> int:
-    """Make the trials of one grid after the other until none has to follow, then write what they show."""
+    """Make the trials of one grid after another until the grid need not grow, then write the results."""
     grid, before = first_grid(table.sweep), range(0)
     for extension in count():
         code = _make(arguments, table, grid, before)
@@ -95,7 +95,7 @@ def _continue(arguments: SweepArguments, table: Table) -> int:
 
 
 def _make(arguments: SweepArguments, table: Table, grid: range, before: range) -> int | None:
-    """Make the trials at rates that the grid before had not; return None once all have ended, else an exit code."""
+    """Make the trials at rates that the earlier grid lacked; return None once all have ended, else an exit code."""
     trials = Trials.of_table(table, [k for k in grid if k not in before])
     cells = list(trials.cells(Path(arguments.runs)))
     states = [state_of(trials, cell) for cell in cells]
@@ -119,7 +119,7 @@ def _make(arguments: SweepArguments, table: Table, grid: range, before: range) -
 
 
 def _power(table: Table, runs: Path) -> int:
-    """Print how many seeds the table's comparisons need, and which runs are missing to say so."""
+    """Print how many seeds the table's comparisons need, and which missing runs that would take."""
     collection = collect(table, *dict.fromkeys([runs, *map(Path, DEFAULT_RUNS)]))
     frame = power_frame(collection)
     if frame.empty:

@@ -1,4 +1,4 @@
-"""Make a table from finished runs or from a benchmark's record, with the published numbers beside ours.
+"""Make a table from finished runs or from a benchmark's record, with the published numbers next to ours.
 
 python -m scripts.tables table=3 [runs=[runs,results/runs]] [output=runs/report]
 python -m scripts.tables table=table3_fair --keep
@@ -7,8 +7,8 @@ python -m scripts.tables runs=[runs/cnn/a,runs/cnn/b]
 
 table=3 is table3; also figure6, table3_fair, ...: every file of results/definitions/tables and /benchmarks. Files go
 to runs/report; --keep updates the tracked ones in results/tables instead, from the kept runs alone.
-With readme=... the scoreboard between its markers is made anew, from the kept tables and records. With runs=... alone
-the finished runs in these folders, whatever they are, are printed side by side.
+With readme=... the scoreboard between its markers is regenerated from the kept tables and records. With only runs=...
+the finished runs in these folders, of any kind, are printed side by side.
 """
 
 import shutil
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _fitted(shown: pd.DataFrame, left: Sequence[str]) -> str:
-    """Return texts as a table for the console, rows and columns exchanged if it is too wide for the terminal."""
+    """Return texts as a table for the console, with rows and columns swapped if it is too wide for the terminal."""
     text = format_texts(shown, left)
     if len(text.partition("\n")[0]) <= shutil.get_terminal_size(fallback=(240, 24)).columns:
         return text

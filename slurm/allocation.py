@@ -1,7 +1,7 @@
 """What Slurm gave this job, and the commands that use it.
 
-python -m slurm.allocation MODULE [key=value ...]        runs a module on every rank; table1.sbatch and figure6.sbatch
-                                                         start benchmarks so
+python -m slurm.allocation MODULE [key=value ...]        run a module on every rank; table1.sbatch and figure6.sbatch
+                                                         start benchmarks this way
 """
 
 import os
@@ -16,7 +16,7 @@ from common.record import BAD_CONFIGURATION
 
 COUNTS = r"(\d+)(?:\(x\d+\))?"  # such as 64(x3),32
 ANSWER_S = 30
-# srun would read options of sbatch from these, which contradict one task for each node with all that it has.
+# srun would read sbatch's options from these, which contradict one task per node with all of the node's resources.
 NOT_FOR_SRUN = (
     "SLURM_CPUS_PER_GPU",
     "SLURM_EXPORT_ENV",
@@ -42,7 +42,7 @@ class Allocation:
 
     node_list:      as Slurm writes it, such as node[1-4]
     gpus_per_node:  0 without GPUs
-    ranks_per_node: one for each GPU of a node; without GPUs as many as the tasks that sbatch was asked for, or 1
+    ranks_per_node: one for each GPU of a node; without GPUs, the tasks per node that sbatch was asked for, or 1
     cpus_per_node:  the smallest number of any node
     """
 
@@ -56,7 +56,7 @@ class Allocation:
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> "Allocation":
-        """Read the variables that Slurm sets; JobError if this is not a job, or if its nodes are not alike."""
+        """Read the variables that Slurm sets; raise JobError if this is not a job, or if its nodes are not alike."""
         if "SLURM_JOB_ID" not in environment:
             raise JobError("not inside a Slurm job: sbatch slurm/train.sbatch TASK [overrides ...]", BAD_CONFIGURATION)
         _require(environment, "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_JOB_CPUS_PER_NODE")
@@ -115,7 +115,7 @@ class Allocation:
         ]
 
     def agents(self, module: str, arguments: Sequence[str]) -> list[str]:
-        """Return the command that runs a module once on each node, where the other nodes go on when one is lost."""
+        """Return the command that runs a module once on each node; the other nodes go on when one is lost."""
         return [*self._srun("--no-kill", "--kill-on-bad-exit=0", "--wait=0"), "--elastic", module, *arguments]
 
     def _srun(self, *options: str) -> list[str]:
@@ -129,7 +129,7 @@ class Allocation:
         ]
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of that command. slurm/node.sh may run in a container, where it cannot ask Slurm."""
+        """Return the variables for these commands: slurm/node.sh may run in a container, where it cannot ask Slurm."""
         addresses = self.addresses()
         return {
             "OMP_NUM_THREADS": str(self.threads),
@@ -178,7 +178,7 @@ def _counts(environment: Mapping[str, str], name: str) -> set[int]:
 
 
 def slurmd_timeout_s() -> int:
-    """Return after how many seconds without an answer Slurm takes a node for dead."""
+    """Return after how many seconds without an answer Slurm considers a node dead."""
     done = answer("scontrol", "show", "config")
     match = re.search(r"^SlurmdTimeout\s*=\s*(\d+)", done.stdout, re.MULTILINE) if done else None
     return int(match[1]) if match else 300

@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def cell(file: str = "") -> list[str]:
-    """Return the task and the overrides of this element of an array; JobError if the file does not hold them."""
+    """Return the task and the overrides of this array element; raise JobError if the file does not hold them."""
     number = os.environ.get("SLURM_ARRAY_TASK_ID", "")
     try:
         words = json.loads(Path(file).read_text().splitlines()[int(number)])
@@ -64,7 +64,7 @@ def cell(file: str = "") -> list[str]:
 
 
 def compose(task: str, overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the run's configuration before it is checked; JobError if it cannot be composed."""
+    """Return the run's configuration before it is checked; raise JobError if it cannot be composed."""
     command = [sys.executable, "-m", f"{task}.train", *overrides, "--cfg", "job", "--resolve"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -79,7 +79,7 @@ def is_elastic(config: Mapping[str, Any]) -> bool:
 
 
 def check_count(config: Mapping[str, Any], allocation: Allocation) -> None:
-    """Raise JobError once, where each rank would, if the nodes do not have the ranks of the configured workers."""
+    """Raise JobError, once instead of on each rank, if the nodes do not have the ranks of the configured workers."""
     workers, ranks = config["workers"], allocation.nodes * allocation.ranks_per_node
     if is_elastic(config) or workers["kind"] != "processes":
         return
@@ -92,7 +92,7 @@ def check_count(config: Mapping[str, Any], allocation: Allocation) -> None:
 
 
 def stamp(run_dir: Path) -> tuple[int, ...]:
-    """Return what changes whenever summary.json is written; empty without one."""
+    """Return a value that changes whenever summary.json is written; empty without one."""
     try:
         stat = (run_dir / "summary.json").stat()
     except OSError:
@@ -193,7 +193,7 @@ class Attempt:
         return code
 
     def _wait_for_lost_nodes(self) -> None:
-        """Stay while a node does not answer: only a job that still runs is requeued when Slurm takes the node for dead.
+        """Wait while a node does not answer: once Slurm considers it dead, only a job that still runs is requeued.
 
         Peers and srun give up long before that. Returns at once if all nodes answer, as after an error in training.
         """
@@ -207,7 +207,7 @@ class Attempt:
         for line in output:
             self._node_failed |= b"node failure" in line.lower()  # srun says so
             for file in (sys.stdout.buffer, self._log):
-                with contextlib.suppress(OSError):  # a full disk: srun must not wait for a reader for ever
+                with contextlib.suppress(OSError):  # a full disk: srun must not wait for a reader forever
                     file.write(line)
                     file.flush()
 
@@ -229,7 +229,7 @@ class Attempt:
 
     def _requeue(self) -> int:
         self._tell(f"saved at step {newest_step(self._run_dir)}; back to the queue")
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm ends this start by it, and would wait for KillWait
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Slurm ends this start with it, and else waits for KillWait
         done = subprocess.run(["scontrol", "requeue", self._allocation.job], capture_output=True, text=True)
         if done.returncode:
             self._tell(f"cannot be requeued ({done.stderr.strip()}); the same sbatch command continues")

@@ -1,4 +1,4 @@
-"""What sbatch is asked for: options of a file in slurm/clusters, and those that the user adds."""
+"""Options for sbatch: from a file in slurm/clusters, and added by the user."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ DEFAULT_CLUSTER = "one_node_cpu"
 
 # Options of sbatch that are read here; all others are only handed on.
 SIZES = ("nodes", "gpus-per-node", "ntasks-per-node")
-ACCOUNTS = ("account", "partition", "qos", "reservation")  # what the job that builds the table needs too
+ACCOUNTS = ("account", "partition", "qos", "reservation")  # also needed by the job that builds the table
 TOTALS = ("-G", "--gpus", "--gpus-per-task")  # these do not tell how many ranks a node has
 SHORT = {"nodes": "-N", "account": "-A", "partition": "-p", "qos": "-q"}
 
@@ -39,7 +39,7 @@ class Gres(argparse.Action):
 
 @dataclass(frozen=True)
 class SbatchOptions:
-    """Options of sbatch. Those that the user adds take precedence over those of the file.
+    """Options of sbatch. The user's options take precedence over the file's.
 
     known:  values of SIZES and ACCOUNTS that are given, and of --gres without GPUs
     others: all other options, as they were written
@@ -93,7 +93,7 @@ class SbatchOptions:
         return int(count)
 
     def for_ranks(self, ranks: int) -> tuple[str, ...]:
-        """Return the options with the number of nodes that `ranks` fill; UsageError if they do not fill them."""
+        """Return the options with the number of nodes that `ranks` fill; raise UsageError if one is partly filled."""
         nodes, left = divmod(ranks, self.ranks_per_node)
         if left:
             raise UsageError(
@@ -102,7 +102,7 @@ class SbatchOptions:
         return (*self._options(*SIZES[1:], "gres", *ACCOUNTS), *self.others, f"--nodes={nodes}")
 
     def for_report(self, more: str | None) -> tuple[str, ...]:
-        """Return who pays and where it runs, then what the user adds, which takes precedence."""
+        """Return account, partition, QOS and reservation, then the user's options, which take precedence."""
         return (*self._options(*ACCOUNTS), *words_of("report_sbatch", more))
 
     def _options(self, *names: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Asks Slurm: what waits or runs, how a run's last job ended."""
+"""Ask Slurm what is queued or running, and how a run's last job ended."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ def submitted(table: Table, runs: Path, timeout_s: float = TIMEOUT_S) -> dict[Pa
 
 
 def ended(run_dir: Path) -> str | None:
-    """Return how Slurm says that the run's last job ended; None if it does not know."""
+    """Return how the run's last job ended according to Slurm; None if it does not know."""
     job = last_job(run_dir)
     if job is None:
         return None
@@ -83,12 +83,12 @@ def not_begun(table: Table, runs: Path) -> dict[Path, str]:
 
 
 def folder(table: Table, runs: Path) -> Path:
-    """Return where the table's arrays keep their files and logs: an absolute path, as jobs of other folders have."""
+    """Return the folder of the array files and logs of a table, absolute, to compare it with the paths of jobs."""
     return (runs / table.runs / "slurm").resolve()
 
 
 def ask(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
-    """Return a Slurm command's output; UsageError with its own words if it fails."""
+    """Return a Slurm command's output; raise UsageError with its message if it fails."""
     if shutil.which(program) is None:
         raise UsageError(f"launcher=slurm: {program} is not installed here; submit from a login node of your cluster")
     command = [program, *arguments]
@@ -102,9 +102,9 @@ def ask(program: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's variables; inside a job without those that describe it.
+    """Return this process's environment variables, without any that describe the job it runs in.
 
-    sbatch would hand them on, and the new job and its srun would take them for their own.
+    sbatch would pass them on, and the new job and its srun would take them for their own.
     """
     if "SLURM_JOB_ID" not in os.environ:
         return dict(os.environ)

@@ -2,10 +2,10 @@
 
     torchrun ... -m slurm.rank MODULE [arguments ...]        MODULE: cnn.train, scripts.benchmarks.hosts, ...
 
-Of a run that goes on when workers die, it is a node's agent, which starts the workers.
+In a run that goes on when workers die, it is a node's agent, which starts the workers.
 
-torchrun and srun take any other code for a failure: they would kill the ranks that are still writing, and fill the log
-with tracebacks of it.
+torchrun and srun treat any other code as a failure: they would kill the ranks that are still writing, and fill the log
+with tracebacks.
 """
 
 import os
@@ -19,8 +19,8 @@ from common.record import BAD_CONFIGURATION, INTERRUPTED
 
 
 def main() -> None:
-    """Run the module; ends the process with the module's exit code, or 0 if it was interrupted."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # slurm/node.sh lets torchrun ignore it, which is inherited
+    """Run the module; end the process with the module's exit code, or 0 if it was interrupted."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # slurm/node.sh makes torchrun ignore it, which is inherited
     gpus = int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
     if gpus and not torch.cuda.is_available() and "training.device=cpu" not in sys.argv:
         if os.environ.get("LOCAL_RANK", "0") == "0":

@@ -15,7 +15,7 @@ from common.atomic import write_atomically
 from common.record import BAD_CONFIGURATION, FAILED
 from slurm.allocation import JobError, answer
 
-PATIENCE_S = 600.0  # Slurm kills a job that does not end long before
+PATIENCE_S = 600.0  # long before that, Slurm kills a job that does not end
 RETRY_S = 5.0
 WITHOUT_PROGRESS = 2
 STOPPED = "stopped"
@@ -44,7 +44,7 @@ class Start:
 def begin(run_dir: Path, job: str, nodes: str, tell: Callable[[str], None]) -> Path:
     """Record this start and return its file.
 
-    Raises JobError if another job trains the run, or if the last starts of this one made no progress.
+    Raises JobError if another job is training the run, or if this job's last starts made no progress.
     """
     give_up = time.monotonic() + PATIENCE_S
     while True:
@@ -78,7 +78,7 @@ def end(file: Path, how: str) -> None:
 
 
 def read(run_dir: Path) -> list[Start]:
-    """Return all starts, the last one last."""
+    """Return all starts, in order."""
     return [_read(file) for file in sorted((run_dir / "slurm" / "starts").glob("*.json"))]
 
 
@@ -102,7 +102,7 @@ def state_of(job: str) -> str:
 
 
 def _check_progress(earlier: list[Start], job: str, step: int) -> None:
-    """Raise JobError if this job's last starts came no further than this step, not counting preemption."""
+    """Raise JobError if this job's last starts got no further than this step, not counting preemption."""
     began = [start.step for start in earlier if start.job == job and start.end != STOPPED][-WITHOUT_PROGRESS:]
     if began == [step] * WITHOUT_PROGRESS:
         raise JobError(

@@ -1,4 +1,4 @@
-"""Submits runs of a table: a job array for each number of nodes, then a job that follows them.
+"""Submit runs of a table: a job array for each set of sbatch options, then a job that follows them.
 
 A cell is a run of a table. An array's command names the file that lists its cells, so that Slurm itself knows what was
 submitted and nothing else has to be remembered. `scripts.reproduce launcher=slurm` is the command line.
@@ -18,9 +18,9 @@ from slurm.queue import ask, folder
 
 
 def sized(table: Table, cells: Sequence[Cell], name: str | None, more: str | None) -> dict[tuple[str, ...], list[Cell]]:
-    """Return the cells by the options of sbatch that they need: those of their cluster, and nodes for their ranks.
+    """Group the cells by the sbatch options that they need: their cluster's, and the nodes for their ranks.
 
-    name: of the cluster for all rows, otherwise each row's or the table's; more: further options of sbatch
+    name: the cluster for all rows; None: each row's or the table's; more: further options of sbatch
     Raises UsageError if a cell cannot be composed or does not fit the cluster.
     """
     rows = {cell.run_dir.parent: cell for cell in cells}  # all seeds of a row need the same
@@ -52,7 +52,7 @@ def ranks_of(cell: Cell) -> int:
 
 
 def split(groups: dict[tuple[str, ...], list[Cell]]) -> list[tuple[tuple[str, ...], list[Cell]]]:
-    """Return the groups, those that are larger than an array of this Slurm may be (MaxArraySize) in parts."""
+    """Return the groups, split into parts where they exceed the largest array that this Slurm allows (MaxArraySize)."""
     try:
         match = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"), re.MULTILINE)
     except UsageError:
@@ -67,7 +67,7 @@ def split(groups: dict[tuple[str, ...], list[Cell]]) -> list[tuple[tuple[str, ..
 def submit(table: Table, groups: dict[tuple[str, ...], list[Cell]], runs: Path) -> list[str]:
     """Submit these cells, an array for each group; return the arrays' ids.
 
-    Raises UsageError if Slurm refuses one of them; those that were submitted before it are cancelled.
+    Raises UsageError if Slurm refuses one of them; arrays that were submitted before it are cancelled.
     """
     parts = split(groups)
     for options, cells in parts:  # all of them before the first is submitted
@@ -103,7 +103,7 @@ def after(table: Table, jobs: Sequence[str], runs: Path, options: Sequence[str],
     command: a file of slurm/, after which the job is named, and its arguments
     """
     return [
-        f"--dependency=afterany:{':'.join(jobs)}",  # also if some fail: it says which
+        f"--dependency=afterany:{':'.join(jobs)}",  # even if some fail: the job says which
         "--kill-on-invalid-dep=yes",
         f"--job-name={table.name}-{Path(command[0]).stem}",
         f"--output={folder(table, runs)}/%j.log",
@@ -113,5 +113,5 @@ def after(table: Table, jobs: Sequence[str], runs: Path, options: Sequence[str],
 
 
 def sbatch(*arguments: str) -> str:
-    """Submit a job and return its id; UsageError if Slurm refuses it."""
+    """Submit a job and return its id; raise UsageError if Slurm refuses it."""
     return ask("sbatch", "--parsable", *arguments).strip().split(";")[0]

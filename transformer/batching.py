@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
 TokenLimit = Literal["each_side", "both_sides"]
-LEAST_FILLED = 0.35  # share of a side that is no padding, with limit="both_sides"
+LEAST_FILLED = 0.35  # least share of a side that is not padding, with limit="both_sides"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def batch_by_tokens(
                        lengths; no batch has more than 2 x `budget` tokens on both sides together, and each side is
                        filled to 35 % at least, the rest being padding
 
-    Padding does not count as tokens; a longer sentence is a batch by itself. With a generator, sentences of equal
+    Padding does not count as tokens; a longer sentence is a batch on its own. With a generator, sentences of equal
     lengths are shuffled, so that batches differ between epochs while their number and sizes stay the same.
     """
     sentences = np.arange(len(sources)) if generator is None else generator.permutation(len(sources))
@@ -66,7 +66,7 @@ def batch_by_tokens(
 
 
 def well_filled(sides: Iterable[Integers]) -> int:
-    """Return the number of leading sentences before any side would be padded to more than 1 / LEAST_FILLED times."""
+    """Return how many leading sentences fit before padding makes a side more than 1 / LEAST_FILLED times as long."""
     counts = []
     for lengths in sides:
         padded = np.maximum.accumulate(lengths) * np.arange(1, len(lengths) + 1)

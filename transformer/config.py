@@ -18,11 +18,11 @@ class Folder(Strict):
     """Binarized parallel text in fairseq's format, made by transformer.prepare or by fairseq-preprocess.
 
     max_length: training pairs are cut to this many tokens on each side, EOS included; null leaves them whole
-    validation: held_out: every so many-th training pair, cut like these; newstest2013; null: not known
+    validation: held_out: every n-th training pair, cut like the training pairs; newstest2013; null: not known
     cleaning:   what was dropped: empty_lines: pairs with an empty side; length_ratio: also long and uneven pairs;
                 null: not known
 
-    validation and cleaning are chosen when the folder is prepared; other values than those of the folder are refused.
+    validation and cleaning are chosen when the folder is prepared; values other than the folder's are refused.
     """
 
     name: Literal["wmt14_en_de", "wmt14_en_fr", "libreoffice_help_en_de", "libreoffice_help_en_fr", "folder"]
@@ -72,7 +72,7 @@ Data = Annotated[Folder | NumberNames, Field(discriminator="name")]
 class Size(Strict):
     """Size and variant of the model; see transformer.model.
 
-    attention_dropout: null: that of the variant
+    attention_dropout: null: the variant's default
     """
 
     name: str

@@ -115,7 +115,7 @@ class Corpus:
 
 
 def check_preparation(data: Folder | NumberNames) -> None:
-    """Raise ConfigError if data.validation or data.cleaning is set and the folder was prepared otherwise."""
+    """Raise ConfigError if data.validation or data.cleaning is set and the folder was prepared differently."""
     record = folder.record(Path(data.path))
     found = {} if record is None else record["recipe"]
     for key in ("validation", "cleaning"):

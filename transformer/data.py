@@ -100,9 +100,9 @@ class ParallelText:
 class TokenBatches:
     """One rank's training batches of about `budget` source and `budget` target tokens each, see `batch_by_tokens`.
 
-    In every epoch all batches are shuffled, by (seed, epoch) and so alike on all ranks, and dealt to the ranks; the
-    last few, fewer than there are ranks, are left out of that epoch. `mean_target_tokens` is the mean over all batches
-    of an epoch, a constant of the data.
+    In every epoch all batches are shuffled, by (seed, epoch) and so identically on all ranks, and dealt to the ranks;
+    the last few, fewer than there are ranks, are left out of that epoch. `mean_target_tokens` is the mean over all
+    batches of an epoch, a constant of the data.
 
     Raises ConfigError if a sentence is longer than the budget, or if there are fewer batches than ranks.
     """
@@ -134,7 +134,7 @@ class TokenBatches:
             )
 
     def epoch(self, epoch: int, start: int = 0, offset: int = 0) -> Iterator[Batch]:
-        """Return the batches of this epoch from number `start` on, of those after the first `offset` of all ranks."""
+        """Return this rank's batches of the epoch from number `start` on, after the first `offset` of all ranks."""
         generator = np.random.default_rng((self._seed, epoch))
         batches = self._batches(generator)
         numbers = dealt(len(batches), self._rank, self._ranks, start, offset)

@@ -94,7 +94,7 @@ def evaluate(arguments: EvaluateArguments) -> None:
     for candidate in candidates:
         translator = run.translator(candidate.files, search_of(config), arguments.batch_size)
         best = translator.split(text)
-        # All hypotheses of the authors' beam search begin as the same one and stay the same, whatever the beam
+        # All hypotheses of the authors' beam search start out equal and stay equal, whatever the beam
         # (batch_beam_search in their transformer/src/utils.py): it is greedy.
         greedy = replace(translator, search=replace(translator.search, beam=1)).split(text)
         hypotheses = [corpus.line(tokens) for tokens in best]

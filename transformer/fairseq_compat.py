@@ -71,7 +71,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def gpus_hidden() -> Iterator[None]:
-    """Let fairseq, which counts GPUs on import, find none: without NVML that starts CUDA, which breaks later forks."""
+    """Hide GPUs from fairseq, which counts them on import: without NVML that starts CUDA, which breaks later forks."""
     count = torch.cuda.device_count
     torch.cuda.device_count = lambda: 0
     try:
@@ -82,7 +82,7 @@ def gpus_hidden() -> Iterator[None]:
 
 @contextlib.contextmanager
 def own_configs() -> Iterator[None]:
-    """Restore Hydra's store: our configuration would take fairseq's entries for its schemas (optimizer/adam)."""
+    """Restore Hydra's store: otherwise our configuration would use fairseq's entries as schemas (optimizer/adam)."""
     store = ConfigStore.instance()
     before = copy.deepcopy(store.repo)
     try:
@@ -92,7 +92,7 @@ def own_configs() -> Iterator[None]:
 
 
 def _import() -> tuple[ModuleType, ModuleType]:
-    for name in ("compose", "initialize"):  # fairseq imports them from there; Hydra 1.4 has none there
+    for name in ("compose", "initialize"):  # fairseq imports them from there; Hydra 1.4 has neither there
         vars(hydra.experimental).setdefault(name, getattr(hydra, name))
     try:
         with quiet(), own_configs(), gpus_hidden(), hashable_dataclasses("fairseq"):
@@ -111,13 +111,13 @@ TOKEN_TYPES = fairseq.data.indexed_dataset._code_to_dtype
 
 
 class _Pool:
-    """What fairseq needs of `multiprocessing.Pool`, which would wait for ever for a process that is killed."""
+    """The part of `multiprocessing.Pool` that fairseq needs; the original would wait forever for a killed process."""
 
     def __init__(self, processes: int) -> None:
         self._processes, self._calls, self._results = processes, [], []
 
     def apply_async(self, function: Callable[..., Any], args: tuple, kwds: Mapping[str, Any] | None = None) -> Any:
-        """Note a call; `get()` of what is returned gives its result after `join`."""
+        """Record a call; the returned object's `get()` gives its result after `join`."""
         number = len(self._calls)
         self._calls.append((partial(function, **(kwds or {})), *args))
         return SimpleNamespace(get=lambda: self._results[number])
@@ -126,7 +126,7 @@ class _Pool:
         """Do nothing."""
 
     def join(self) -> None:
-        """Do all calls. Raises KilledError if a process is killed."""
+        """Make all calls. Raises KilledError if a process is killed."""
         self._results = list(in_processes(_call, self._calls, self._processes, len(self._calls), "jobs"))
 
 
@@ -142,7 +142,7 @@ def read_dictionary(folder: Path, language: str) -> Any:
     file = folder / f"dict.{language}.txt"
     try:
         return Dictionary.load(str(file))
-    except Exception as error:  # of a plain Exception, too, where it is not UTF-8
+    except Exception as error:  # also a plain Exception, if it is not UTF-8
         raise ConfigError(f"data.path={folder}: {file.name} cannot be read ({error})") from error
 
 
@@ -165,7 +165,7 @@ def read_tokens(folder: Path, split: str, pair: str, language: str) -> Any:
 
 
 def check_format(index: Path, tokens: Path) -> None:
-    """Raise ValueError unless two files are whole and of the mmap format; fairseq's reader fails in its destructor."""
+    """Raise ValueError unless two files are whole and in mmap format; fairseq's reader would fail in its destructor."""
     with index.open("rb") as stream:
         if stream.read(len(INDEX_MAGIC)) != INDEX_MAGIC:
             raise ValueError(f"{index.name} does not begin as one")
@@ -197,7 +197,7 @@ def binarize(texts: Path, folder: Path, source: str, target: str, jobs: int, dic
         arguments += [f"--{split}pref", str(texts / split)]
     with quiet():
         _preprocess.main(fairseq.options.get_preprocessing_parser().parse_args(arguments))
-    for handler in list(_preprocess.logger.handlers):  # a log file in the folder, without content
+    for handler in list(_preprocess.logger.handlers):  # an empty log file in the folder
         _preprocess.logger.removeHandler(handler)
         handler.close()
     (folder / "preprocess.log").unlink(missing_ok=True)

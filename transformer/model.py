@@ -1,7 +1,7 @@
 """The Transformer of Vaswani et al. (2017): post-LN encoder and decoder, all embeddings shared.
 
-It comes in two variants. `fairseq` is fairseq's model; `paper` is that of the code of arXiv 2410.11998, which wraps
-torch.nn.Transformer (transformer/src/model.py there):
+It comes in two variants. `fairseq` is fairseq's model; `paper` is the model in the code of arXiv 2410.11998, which
+wraps torch.nn.Transformer (transformer/src/model.py there):
 
                           fairseq                          paper
     dropout               embeddings, sublayers' outputs   also attention weights, and inside the feed-forward
@@ -71,7 +71,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with a ReLU between, and dropout behind it in the paper's variant."""
+    """Two linear layers with a ReLU between them, followed by dropout in the paper's variant."""
 
     def __init__(self, width: int, hidden: int, dropout: float, variant: Variant) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Transformer(nn.Module):
     vocabulary:        V, of source and target together
     width:             D, divisible by heads and by 2
     dropout:           of embeddings and of each sublayer's output; in the paper's variant also inside the feed-forward
-    attention_dropout: of attention weights; None: none, in the paper's variant `dropout`
+    attention_dropout: of attention weights; None: 0, or `dropout` in the paper's variant
     variant:           see above
     """
 
@@ -242,10 +242,10 @@ def interleaved_sinusoids(first: int, count: int, width: int, device: torch.devi
 
 
 def cross_entropy(logits: Tensor, target: Tensor, smoothing: float, over: SmoothedOver = "wrong_tokens") -> Tensor:
-    """Return the label-smoothed cross-entropy in nats, summed over target [B, T] but padding; logits [B, T, V].
+    """Return the label-smoothed cross-entropy in nats, summed over target [B, T] except padding; logits [B, T, V].
 
-    smoothing: the probability that the true token gives up
-    over:      who shares it alike: the V - 1 other tokens (fairseq), or all V (PyTorch, and the paper's code)
+    smoothing: the probability that is taken from the true token
+    over:      the tokens that share it equally: the V - 1 others (fairseq), or all V (PyTorch, and the paper's code)
     """
     vocabulary = logits.shape[-1]
     return F.cross_entropy(

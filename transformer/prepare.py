@@ -5,7 +5,7 @@ python -m transformer.prepare corpus=files texts=FOLDER source=en target=de merg
 python -m transformer.prepare corpus=number_names_en_de
 python -m transformer.prepare corpus=libreoffice_help_en_de            (or: source=libreoffice_help pair=en-de)
 
-It can be interrupted at any time and called again, and reuses what is finished.
+It can be interrupted at any time; called again, it reuses what is finished.
 """
 
 import math
@@ -41,7 +41,7 @@ CorpusName = Literal[
 HELP, HELP_MERGES = "libreoffice_help", 2_000
 
 
-# Arguments that leave the data as they are, and those that only one kind of corpus has; all others are compared.
+# Arguments that do not change the data, and arguments of only one kind of corpus; all others are compared.
 NOT_SHAPING = {"output", "archives", "jobs", "pair"}
 OF_WMT14 = {"validation", "cleaning"}
 OF_FILES = {"texts", "source", "target"}
@@ -109,7 +109,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def make_embedded(data: NumberNames, jobs: int = 1) -> None:
-    """Make the embedded corpus unless it exists; of concurrent processes one works and the others wait.
+    """Make the embedded corpus unless it exists; of several concurrent processes, one works and the others wait.
 
     Raises ConfigError if the folder holds another corpus.
     """
@@ -119,7 +119,7 @@ def make_embedded(data: NumberNames, jobs: int = 1) -> None:
         if not needed:
             return
         print(f"making {output} (once, about a minute) ...", file=sys.stderr, flush=True)
-        # No pair is dropped: English needs twice as many subwords as German here, so that good pairs are uneven.
+        # No pair is dropped: English needs twice as many subwords as German here, so good pairs are uneven.
         recipe = Recipe(data.source, data.target, data.merges, cleaned=(), chunk=5_000)
         folder.build(output, recipe, description, number_name_pairs(data), jobs)
 

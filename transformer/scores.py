@@ -78,7 +78,7 @@ def wordnet_problem() -> str | None:
 def meteor(hypotheses: Sequence[str], references: Sequence[str]) -> float:
     """Return the mean over lines of nltk's METEOR, from 0 to 1; unlike METEOR 1.5, with English stems and synonyms.
 
-    It is Hugging Face's `evaluate.load("meteor")` but for one step: that divides lines into sentences, then into words.
+    It equals Hugging Face's `evaluate.load("meteor")`, except that the latter divides lines into sentences first.
     Raises ConfigError if WordNet is missing.
     """
     from nltk.tokenize import NLTKWordTokenizer

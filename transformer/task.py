@@ -102,7 +102,7 @@ class Translation(Task):
         return found
 
     def samples(self, data: TokenBatches) -> float:
-        """Return the mean number of target tokens in a local batch, padding excluded; batches differ in it."""
+        """Return the mean number of target tokens in a local batch, padding excluded; it varies between batches."""
         return data.mean_target_tokens
 
     def _cross_entropy(self, logits: Tensor, target: Tensor, smoothing: float) -> Tensor:

@@ -45,7 +45,7 @@ class MosesText:
 class Subwords:
     """Conversion of words to subwords by codes that subword-nmt has learned.
 
-    Raises ConfigError naming the file, and the line if it is not one of such a file.
+    Raises ConfigError naming the file, and the line if it is malformed.
     """
 
     def __init__(self, codes: Path) -> None:
@@ -55,7 +55,7 @@ class Subwords:
             lines = "\n".join(read_lines(codes)).rstrip("\n").split("\n")
         except OSError as error:
             raise ConfigError(f"{codes}: cannot be read ({error.strerror}); it holds the subword codes") from error
-        for number, line in enumerate(lines, start=1):  # subword-nmt would end the process, and not name the file
+        for number, line in enumerate(lines, start=1):  # subword-nmt would end the process without naming the file
             versioned = number == 1 and line.startswith("#version:")
             if not (VERSION.match(line) if versioned else len(line.strip("\r ").split(" ")) == 2):
                 expected = "`#version: N.N`" if versioned else "two subwords and a space"

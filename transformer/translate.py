@@ -1,4 +1,4 @@
-"""Translate raw lines from standard input to standard output; translating with the models of a run.
+"""Translate raw lines from standard input to standard output; load the models of a run for translation.
 
 python -m transformer.translate checkpoint=runs/transformer/proxy/seed_0/checkpoints/best.pt < text
 """

@@ -1,4 +1,4 @@
-"""FFCV's .beton files, without FFCV: its optional import, the index beside each file, copies on local disk."""
+"""FFCV's .beton files, without FFCV: its optional import, the index next to each file, copies on local disk."""
 
 import hashlib
 import importlib
@@ -94,8 +94,8 @@ def check_present(beton: Path) -> str:
 def read_index(beton: Path) -> BetonIndex:
     """Read the index of a .beton file.
 
-    Raises ConfigError if one of the two files is missing, or the .beton file does not have the recorded size or begins
-    otherwise than one of as many images.
+    Raises ConfigError if one of the two files is missing, if the index is invalid, or if the .beton file's size or
+    header does not match it.
     """
     command = check_present(beton)
     try:
@@ -126,7 +126,7 @@ def stage(files: Sequence[Path], target: Path) -> list[Path]:
     copies = [folder / file.name for file in files]
     try:
         with exclusive(folder / ".lock"):
-            for partial in folder.glob(".*.part"):  # of processes that were killed
+            for partial in folder.glob(".*.part"):  # left by killed processes
                 partial.unlink()
             todo = [(file, copy) for file, copy in zip(files, copies, strict=True) if not _is_copy(file, copy)]
             _check_space(todo, target)

@@ -1,4 +1,4 @@
-"""Reads .beton files with FFCV.
+"""Read .beton files with FFCV.
 
 Two things differ from FFCV's own loader. The order of an epoch comes from outside and holds tickets
 (cnn.images.sampling) instead of plain indices; the decoders take the image's number and its crop from the ticket. And

@@ -106,7 +106,7 @@ def central_crop(height: int, width: int, fraction: float) -> tuple[int, int, in
 class Crop:
     """How images are cut to squares with a side of `pixels`.
 
-    rectangle: maps (ticket, height, width) to the part of the image that is resized to that; numba can compile it
+    rectangle: maps (ticket, height, width) to the part of the image that becomes the square; numba can compile it
     """
 
     pixels: int
@@ -166,7 +166,7 @@ class EpochOrder:
     def tickets(self, epoch: int, start: int = 0, offset: int = 0) -> Tickets:
         """Return the tickets of this epoch's batches from number `start` on, [batches * batch_size].
 
-        offset: batches of the epoch, of all ranks, that were dealt before
+        offset: batches of the epoch, over all ranks, that were dealt before
         """
         order = np.random.default_rng([self._seed, epoch]).permutation(self._images)
         batches = order[: self.batches * self._batch_size].reshape(self.batches, -1)

@@ -1,4 +1,4 @@
-"""Reads folders of images with torchvision and Pillow, where FFCV cannot be built."""
+"""Read folders of images with torchvision and Pillow, where FFCV cannot be built."""
 
 from collections import deque
 from collections.abc import Iterator

@@ -35,7 +35,7 @@ class ImageTree:
 
 
 def read_tree(folder: Path) -> ImageTree:
-    """List the images in folder/<class>/, and say in a warning how many are left out: hidden or not of a known kind.
+    """List the images in folder/<class>/; warn how many entries are left out: hidden or not of a known kind.
 
     Raises ValueError if there are none, a class has none, or a link leads back to a folder above it.
     """
@@ -89,7 +89,7 @@ def check_same_classes(train: Sequence[str], validation: Sequence[str]) -> None:
 def read_rgb(file: str | Path) -> tuple[Image.Image, str]:
     """Read an image as RGB, and return it with its mode in the file (RGB, L, P, CMYK, ...).
 
-    Raises one of BROKEN if it cannot be decoded, or if nothing of its content would be left.
+    Raises one of BROKEN if it cannot be decoded, or if none of its content would survive.
     """
     if not stat.S_ISREG(os.stat(file).st_mode):
         raise ValueError("not a file but a pipe or the like, which might never answer")
@@ -106,7 +106,7 @@ def read_rgb(file: str | Path) -> tuple[Image.Image, str]:
     else:
         levels = image = (
             image.convert("RGBA") if mode == "P" else image
-        )  # as Pillow asks for where a palette may be transparent
+        )  # Pillow asks for this, as a palette may be transparent
     rgb = levels.convert("RGB")
     if is_flat(rgb) and not is_flat(image):
         raise ValueError(f"mode {mode}: as RGB it would have one colour only; expected 8 bits that hold the content")

@@ -1,4 +1,4 @@
-"""Writes .beton files with FFCV's writer."""
+"""Write .beton files with FFCV's writer."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ PLACEHOLDER = Image.new("RGB", (1, 1))  # FFCV needs an image in the place of a 
 class Encoding:
     """How images are stored.
 
-    resolution:           longest side in pixels; larger images are reduced, None keeps them as they are
+    resolution:           longest side in pixels; larger images are reduced, None keeps their size
     quality:              of JPEGs, 1 to 100
     write_mode:           jpg, raw (pixels) or proportion (jpg with probability compress_probability, else raw)
     compress_probability: for write_mode=proportion
@@ -52,7 +52,7 @@ class Encoding:
         )
 
     def page_size(self) -> int:
-        """Return the size of FFCV's pages in bytes, a power of two; no image spans two pages, the rest is wasted."""
+        """Return the size of FFCV's pages in bytes, a power of two. No image spans two pages: the rest is wasted."""
         wanted = LARGEST_IMAGE if self.resolution is None else 8 * 3 * self.resolution**2
         return min(LARGEST_PAGE, max(SMALLEST_PAGE, 2 ** (wanted - 1).bit_length()))
 
@@ -107,7 +107,7 @@ class Writer(DatasetWriter):
     """FFCV's writer, except that it fails when one of its processes fails."""
 
     def write(self, images: RgbImages, description: str) -> None:
-        """Write all images. Raises RuntimeError if that fails, for example for lack of space, KilledError of memory."""
+        """Write all images. Raises RuntimeError on failure, such as a full disk, and KilledError for lack of memory."""
         name_what_cannot_be_encoded(self.fields["image"], images)
         self.num_samples = len(images)
         self.prepare()  # the header, and shared memory for the images' metadata
@@ -137,13 +137,13 @@ class Writer(DatasetWriter):
             self.finalize(_gather(processes, allocations))
         finally:
             for process in processes:
-                process.kill()  # they do not hear SIGTERM
+                process.kill()  # they block SIGTERM
             self.metadata_sm.close()
             self.metadata_sm.unlink()
 
 
 def name_what_cannot_be_encoded(field: RGBImageField, images: RgbImages) -> None:
-    """Let an image that FFCV cannot store count as broken: too narrow to be reduced, or too large for a page."""
+    """Count an image that FFCV cannot store as broken: too narrow to be reduced, or too large for a page."""
     encode = field.encode
 
     def encode_or_note(destination: Any, image: Image.Image, malloc: Any) -> None:

@@ -1,4 +1,4 @@
-"""Gathers a table's finished runs, and what is missing."""
+"""Gather a table's finished runs, and find what is missing."""
 
 import logging
 import shlex
@@ -50,7 +50,7 @@ class Collection:
         return frame.loc[frame["row"] == row, "run"].tolist()
 
     def values(self, column: Column) -> dict[str, dict[tuple[str | None, int], float | None]]:
-        """Return {row: {(variant, seed): the column's quantity}}, an empty one for rows without runs."""
+        """Return {row: {(variant, seed): the column's quantity}}, with {} for rows without runs."""
         found: dict[str, dict[tuple[str | None, int], float | None]] = {row.name: {} for row in self.table.rows}
         frame = _of_variant(self.frame, column.variant)
         lines = frame[["row", "variant", "seed", column.quantity.name]]
@@ -83,7 +83,7 @@ def collect(table: Table, *roots: Path, allow_empty: bool = False, make_in: Path
 
     make_in: the folder in which missing runs would be made (default: the first)
 
-    Runs that are unfinished, broken, without a number that the table needs, or made with other overrides than the
+    Runs that are unfinished, broken, without a number that the table needs, or made with overrides other than the
     table's are named in a warning and counted as missing. Raises UsageError if no usable run is left, or if the table
     is not tuned, unless allow_empty.
     """
@@ -103,12 +103,12 @@ def collect(table: Table, *roots: Path, allow_empty: bool = False, make_in: Path
             f"make them with: {reproduce_command(table, root)}"
         )
     names = ["row", "variant", "seed", "run", *(quantity.name for quantity in table.quantities)]
-    frame = pd.DataFrame(lines, columns=names, dtype=object)  # numbers would have NaN (diverged) in place of None
+    frame = pd.DataFrame(lines, columns=names, dtype=object)  # a numeric dtype would turn None into NaN (diverged)
     return Collection(_recorded(table, frame), roots, root, frame, missing)
 
 
 def _recorded(table: Table, frame: pd.DataFrame) -> Table:
-    """Return the table without columns of quantities that runs may do without and that none of these has."""
+    """Return the table without the columns of optional quantities that none of these runs has."""
 
     def is_shown(column: Column) -> bool:
         if not column.of_runs or column.quantity.absent is None:
@@ -119,7 +119,7 @@ def _recorded(table: Table, frame: pd.DataFrame) -> Table:
 
 
 def _first_usable(table: Table, cells: Sequence[Cell]) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return the first run that can be read, with its quantities, and why those before it cannot, after a warning."""
+    """Return the first run that can be read, with its quantities, and why earlier ones cannot, which is also logged."""
     reasons: list[str] = []
     for cell in cells:
         try:

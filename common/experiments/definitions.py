@@ -55,7 +55,7 @@ def read_definition(folder: Path, name: str, key: str, also: Iterable[str] = ())
 def load_definition(
     folder: Path, name: str, model: type[DefinitionT], key: str, also: Iterable[str] = ()
 ) -> DefinitionT:
-    """Return folder/<name>.yaml as this model; UsageError naming file, key, value and expectation if it is wrong."""
+    """Return folder/<name>.yaml as this model; raise UsageError naming file, key, value and expectation if wrong."""
     content = read_definition(folder, name, key, also)
     with explained(folder, name, model):
         return model.model_validate(content)
@@ -75,12 +75,12 @@ def _shown(folder: Path, name: str) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
-# Tables state their runs by Hydra overrides.
+# Tables specify their runs as Hydra overrides.
 
 
 @cache  # the parser is slow, and the runs of a table share most of their overrides
 def parse_override(text: str) -> tuple[str, Any]:
-    """Return (key, value) of a Hydra override, so that 1e-3 equals 0.001; ValueError if it is none or a sweep."""
+    """Return (key, value) of a Hydra override, so that 1e-3 equals 0.001; raise ValueError if not one, or a sweep."""
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
@@ -98,7 +98,7 @@ def meaning(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def check_override(text: str) -> str:
-    """Return an override that may stand in a definition; ValueError for any other."""
+    """Return the override if it may appear in a definition; raise ValueError otherwise."""
     key, _ = parse_override(text)
     if key in OF_EACH_RUN:
         raise ValueError(f"{key} is set for each run when it is made; expected any other key")

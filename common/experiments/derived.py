@@ -23,7 +23,7 @@ ASSUMED = (
 
 
 def predicted_step_ms(run: FinishedRun) -> float:
-    """Return the mean ms of a step, with the run's buckets or order, and its momentum if workers mix that too.
+    """Return the predicted mean ms of a step, with the run's buckets or order, and momentum if workers mix it too.
 
     Raises RunError if the run's configuration lacks something.
     """
@@ -60,12 +60,12 @@ def _predict(config: str) -> float:
 
 
 def is_simulated(run: FinishedRun) -> bool:
-    """Return whether one process trained all workers: then times are predicted."""
+    """Return whether one process trained all workers, in which case times are predicted."""
     return run.config["workers"]["kind"] == "simulated"
 
 
 def seconds_until(run: FinishedRun, steps: pd.Series) -> np.ndarray:
-    """Return the time until these steps, without evaluation; of simulated workers as the runtime model predicts it."""
+    """Return the seconds until these steps, without evaluation; the runtime model predicts simulated workers'."""
     if is_simulated(run):
         return steps.to_numpy() * predicted_step_ms(run) / 1000
     taken = run.curve("train", "time_step_ms").dropna()

@@ -1,4 +1,4 @@
-"""Runs as pandas frames, for one's own analysis: those of a table, or any below some folders.
+"""Runs as pandas frames, for your own analysis: the runs of a table, or all runs below some folders.
 
 runs, metrics = load("table3_fair")
 runs.groupby(["method", "topology"])["top1"].agg(["mean", "std", "count"])
@@ -25,13 +25,13 @@ NO_METRIC = ("step", "split", "epoch", "bytes_sent", "time_step_ms")
 
 
 def load(table: str, *roots: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the finished runs of a table, one a line, and their metrics, a line for each that a run recorded.
+    """Return a table's finished runs, one per line, and their metrics, one line per row of metrics.jsonl.
 
     roots: the folders that hold the runs (default: runs and results/runs)
 
     Runs have the columns row, variant, seed, method, topology, the table's labels, workers, folder, and all quantities
     of common.experiments.quantities (NaN where a run has no such number); metrics have row, variant, seed, step, split
-    and what else metrics.jsonl has. Raises UsageError for an unknown table, and if no run is finished.
+    and all else in metrics.jsonl. Raises UsageError for an unknown table, and if no run is finished.
     """
     collection = collect(load_table(table), *map(Path, roots or DEFAULT_RUNS))
     rows = {row.name: row for row in collection.table.rows}
@@ -47,7 +47,7 @@ def load(table: str, *roots: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def compare(folders: Sequence[Path]) -> pd.DataFrame:
-    """Return a row of texts for each finished run in these folders, each a run or a folder of runs.
+    """Return a row of texts for each finished run in these folders, which are runs or hold runs.
 
     The columns are the run's folder, every override that is not the same in all runs, the steps, the metrics of the
     last validation, and totals. Raises UsageError if no run is finished.

@@ -1,4 +1,4 @@
-"""The quantities that tables show of finished runs, and their columns.
+"""The quantities of finished runs that tables show, and their columns.
 
 A column is a label, or `[<variant>_]<quantity>[_<statistic>]`.
 """
@@ -21,10 +21,10 @@ class Quantity:
     name:         as tables' columns use it
     definition:   what `of` computes
     style:        its format for reading
-    of:           compute it; RunError for a run without such a number, None where a run may do without it
+    of:           computes it; raises RunError for a run without such a number, returns None where it is optional
     of_test_set:  whether it needs translations of the test set, which transformer.evaluate makes after training
-    higher_is_better: else lower; of a run without a finite number, NaN, it is the worst
-    absent:       what readers see of runs without it; a column that no run has a number for is left out then
+    higher_is_better: else lower is; NaN, for a run without a finite number, is the worst
+    absent:       text for runs without it; if it is set, a column for which no run has a number is left out
     """
 
     name: str
@@ -36,7 +36,7 @@ class Quantity:
     absent: str | None = None
 
     def number_of(self, run: FinishedRun) -> float | None:
-        """Return what `of` does, and None also for a run without such a number."""
+        """Return what `of` returns, and None also for a run without such a number."""
         try:
             return self.of(run)
         except (RunError, KeyError):
@@ -78,7 +78,7 @@ def _translation(score: str) -> Callable[[FinishedRun], float | None]:
 
 
 def _noise_ratio(name: str) -> Callable[[FinishedRun], float | None]:
-    """Return the quantity that reads a batch over the gradient noise scale, which not every run measures."""
+    """Return the quantity that reads a batch's ratio to the gradient noise scale, which not every run measures."""
 
     def of(run: FinishedRun) -> float | None:
         if name not in run.metrics:
@@ -158,7 +158,7 @@ DEFINITIONS = {
     "global_over_noise": "the batch of all workers over the gradient noise scale; median over the second half of the "
     "run, smoothed (common.noise_scale)",
 }
-# The format for reading, and what computes it.
+# The format for readers, and the function that computes the quantity.
 OF: dict[str, tuple[str, Callable[[FinishedRun], float | None]]] = {
     "accuracy": (".2f", _last("accuracy")),
     "top1": (".2f", _last("accuracy")),
@@ -204,7 +204,7 @@ LABELS = {
     "workers": "number of workers",
     "seeds": "number of finished seeds: the n of every mean and deviation in the row",
 }
-STATISTICS = {  # and their definitions, as pages have them
+STATISTICS = {  # with their definitions, as pages show them
     "mean": "{what}; mean over seeds",
     "2sigma": "{what}; 2 x sample standard deviation over seeds (n - 1; empty for one seed)",
     "median": "{what}; median over seeds",
@@ -232,7 +232,7 @@ NUMBERS = {name: (quantity, "mean") for name, quantity in QUANTITIES.items()} | 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: a statistic of a quantity over seeds, of one variant or of all; of labels both are None."""
+    """A column: a statistic of a quantity over seeds, of one variant or of all; for labels both are None."""
 
     name: str
     variant: str | None = None
@@ -246,7 +246,7 @@ class Column:
 
     @property
     def published_name(self) -> str:
-        """The quantity's name with that of the variant, as the papers' files have it."""
+        """The quantity's name, with the variant's as a prefix, as in the papers' files."""
         return self.quantity.name if self.variant is None else f"{self.variant}_{self.quantity.name}"
 
 

@@ -1,10 +1,10 @@
 """Finished runs, read from their folders or from a table's two files, into which scripts.keep packs them.
 
 A run's folder has config.yaml, environment.json, metrics.jsonl, summary.json and, if transformer.evaluate has scored
-the test set, evaluation/. Kept in runs.jsonl and metrics.parquet, a run is a line in the first: `run`, which is
-<row>[/<variant>]/seed_<k>, then summary, config, environment and, where there is one, evaluation: the texts of these
-files. The second has the rows of metrics.jsonl of all runs. Lines and rows are sorted by `run`. In metrics.parquet a
-metric is NaN where metrics.jsonl had null, a number that is not finite, and null where it had no such metric.
+the test set, evaluation/. In runs.jsonl a kept run is one line: `run`, which is <row>[/<variant>]/seed_<k>, then
+summary, config, environment and, if there is one, evaluation with the texts of its files. metrics.parquet has the rows
+of all runs' metrics.jsonl. Lines and rows are sorted by `run`. A metric there is NaN where metrics.jsonl had null (a
+number that is not finite), and null where it had no such metric.
 
 pd.read_parquet("results/runs/table3_fair/metrics.parquet").query("run == 'accumadam_aer/seed_4'")
 """
@@ -44,7 +44,7 @@ class Target:
     best: Literal["highest", "lowest"]
 
     def reached_by(self, value: float) -> bool:
-        """Return whether a value of the metric is as good."""
+        """Return whether a value of the metric is at least as good."""
         return value >= self.value if self.best == "highest" else value <= self.value
 
 
@@ -58,7 +58,7 @@ class FinishedRun:
     summary:      the run's totals
     rows:         of metrics.jsonl, null where a row lacks a metric
     evaluation:   texts of the files that transformer.evaluate wrote, by name
-    target:       of the table that it was read for, if that has one
+    target:       of the table that the run was read for, if it has one
     """
 
     folder: Path
@@ -72,7 +72,7 @@ class FinishedRun:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """The rows with columns step, split, loss, ...: NaN where one has null or no such metric; lists of workers."""
+        """The rows with columns step, split, loss, ...; NaN for null and missing metrics; lists of workers as lists."""
         columns = {name: self.rows[name] for name in self.rows.column_names}
         recorded = {name: column for name, column in columns.items() if column.null_count < len(column)}
         return pd.DataFrame(
@@ -107,7 +107,7 @@ class FinishedRun:
             raise RunError(f"{self.folder}: evaluation/test.csv: {one_line(error)}") from None
 
     def test_curve(self, score: str) -> pd.DataFrame:
-        """Return step and `score` of the models kept in training; raises RunError if none has been scored."""
+        """Return step and `score` of the models kept during training; raises RunError if none has been scored."""
         scores = self.test_scores()
         kept = None if scores is None else scores[scores.index.str.startswith("step_")]
         if kept is None or kept.empty or score not in kept:
@@ -141,7 +141,7 @@ def read_run(folder: Path) -> FinishedRun:
         raise RunError(f"{folder}: not finished: status {status!r} at step {summary.get('steps')}")
     return FinishedRun(
         folder=folder,
-        # All is resolved in it; OmegaConf takes ten times as long.
+        # Everything in it is resolved, and OmegaConf takes ten times as long.
         config=_read(folder / "config.yaml", partial(yaml.load, Loader=yaml.CSafeLoader), "a mapping"),
         environment=read_json(folder / "environment.json"),
         summary=summary,
@@ -156,7 +156,7 @@ def has_run(folder: Path) -> bool:
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the folders of all ended runs in a folder, sorted; also of kept ones, for which it may stand."""
+    """Return the sorted folders of all ended runs at or below a folder; for kept runs it need not exist."""
     packs = {path.parent for path in folder.rglob(RUNS)} | {path for path in folder.parents if (path / RUNS).exists()}
     kept = [pack / name for pack in packs for name in read_pack(pack)]
     found = {path.parent for path in folder.rglob("summary.json")}
@@ -192,7 +192,7 @@ def _read(path: Path, parse: Callable[[str], Any], expected: str) -> dict[str, A
 
 
 def read_overrides(folder: Path, environment: Mapping[str, object]) -> list[str]:
-    """Return the overrides that a run's environment.json records; raises RunError if they are no texts."""
+    """Return the overrides that a run's environment.json records; raises RunError if they are not texts."""
     recorded = environment.get("overrides")
     if not isinstance(recorded, list) or not all(isinstance(text, str) for text in recorded):
         raise RunError(f"{folder}: environment.json: overrides={recorded!r}: expected a list of texts")
@@ -208,7 +208,7 @@ def _read_evaluation(folder: Path) -> dict[str, str]:
 
 
 def _read_metrics(path: Path) -> pa.Table:
-    """Return the rows; a column is of integers if all its values are."""
+    """Return the rows; a column has integers if all its values are integers."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -250,7 +250,7 @@ def find_kept(folder: Path) -> FinishedRun | None:
 
 
 def read_pack(table: Path) -> Mapping[str, FinishedRun]:
-    """Return a table's kept runs by name, none without such files; UsageError naming a broken file."""
+    """Return a table's kept runs by name, {} without such files; raise UsageError naming a broken file."""
     if not (table / RUNS).exists():
         return {}
     changed = [(table / name).stat().st_mtime_ns for name in (RUNS, METRICS) if (table / name).exists()]
@@ -278,9 +278,9 @@ def _read_pack(table: Path, changed: tuple[int, ...]) -> Mapping[str, FinishedRu
 
 
 def write_pack(table: Path, runs: Mapping[str, FinishedRun]) -> None:
-    """Write these runs, and those that are kept already under other names, to a table's two files.
+    """Write these runs, and runs kept earlier under other names, to a table's two files.
 
-    Raises UsageError, before anything is written, if a file that is there is broken.
+    Raises UsageError, before anything is written, if an existing file is broken.
     """
     runs = dict(sorted({**read_pack(table), **runs}.items()))
     lines = [

@@ -31,7 +31,7 @@ FEWEST_SEEDS = 3  # for a parabola
 
 
 def _written(value: Any) -> str:
-    """Return a value as overrides have it: null, true, 0.1, [0.9,0.99]."""
+    """Return a value as it is written in overrides: null, true, 0.1, [0.9,0.99]."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
@@ -59,7 +59,7 @@ class Sweep(Definition):
     axes: Axes = Field(
         {},
         validation_alias=AliasChoices("axes", "choices"),
-        serialization_alias="choices",  # as kept files have it
+        serialization_alias="choices",  # the name in kept files
         description="further keys and their values, the usual one first; rows may have others",
     )
 
@@ -89,7 +89,7 @@ class Sweep(Definition):
         return QUANTITIES[self.quantity]
 
     def combinations(self, axes: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
-        """Return overrides for all combinations of the values on these axes; one without any if there are none."""
+        """Return overrides for all combinations of the values on these axes; without axes, one empty combination."""
         return list(product(*([f"{key}={value}" for value in values] for key, values in axes.items())))
 
 
@@ -100,7 +100,7 @@ def folder_of(overrides: Sequence[str]) -> str:
 
 
 class Candidate(Definition):
-    """Overrides, and the mean of the quantity over the tuning seeds: of their trials, or by the parabola."""
+    """Overrides, and the quantity's mean over the tuning seeds: measured in their trials, or read off the parabola."""
 
     overrides: tuple[Override, ...]
     mean: float
@@ -111,11 +111,11 @@ class Tuned(Definition):
 
     settings:  the overrides that all its trials shared
     axes:      further axes of its row, in place of the sweep's
-    trials:    how many runs it was chosen from, those that diverged included
-    interval:  the 95 % interval of the best rate, if a parabola has it
+    trials:    how many runs it was chosen from, including diverged ones
+    interval:  the 95 % interval of the best rate, if it is a parabola's optimum
     scatter:   standard deviation of a trial about the parabola
     edge:      the end of the grid at which the best learning rate lies, if it does
-    ends:      other keys whose best value is the first or the last number of several
+    ends:      "lowest KEY" or "highest KEY" for other keys whose best value is the end of three or more numbers
     """
 
     settings: tuple[Override, ...]
@@ -139,7 +139,7 @@ class TunedFile(Definition):
 
 
 def read_tuned(name: str, folder: Path = SWEEPS) -> TunedFile | None:
-    """Return what was chosen for a table, None if its sweep has not been made; UsageError for a broken file."""
+    """Return what was chosen for a table, None if its sweep has not been made; raise UsageError for a broken file."""
     return load_definition(folder, name, TunedFile, "sweep") if name in names_in(folder) else None
 
 

@@ -1,4 +1,4 @@
-"""Files of tables: results/definitions/tables/<name>.yaml."""
+"""Table files: results/definitions/tables/<name>.yaml."""
 
 import os
 from collections.abc import Collection, Sequence
@@ -69,7 +69,7 @@ class Row(Definition):
 
 
 def _parse_column(written: Any, info: ValidationInfo) -> Column:
-    """Return the column of a name, with the keys that are validated before `columns`."""
+    """Return the column of this name, given the keys that are validated before `columns`."""
     if isinstance(written, Column):
         return written  # of a file that has been validated
     if not isinstance(written, str):
@@ -121,7 +121,7 @@ class TableFile(Definition):
     @model_validator(mode="before")
     @classmethod
     def _with_base(cls, content: Any) -> Any:
-        """Add what only the base states; a row takes what it does not state from the base's row of that name."""
+        """Add keys that only the base states; a row takes missing keys from the base's row of the same name."""
         if not isinstance(content, dict) or content.get("base") is None:
             return content
         base = read_definition(TABLES, content["base"], key="base")
@@ -216,11 +216,11 @@ class TableFile(Definition):
         return [row for row in self.rows if row.centre is not None]
 
     def axes(self, row: Row) -> dict[str, Sequence[str]]:
-        """Return the keys besides the rate that are tuned for a row, and their values."""
+        """Return the keys that are tuned for a row in addition to the rate, and their values."""
         return {**self.sweep.axes, **row.axes}
 
     def tuned_keys(self, row: Row) -> tuple[str, ...]:
-        """Return the keys that the sweep chooses for a row, or for the one whose values it takes."""
+        """Return the keys that the sweep chooses for a row, or for the row whose values it takes."""
         source = next((other for other in self.rows if other.name == row.tuned_with), row)
         return RATE, *self.axes(source)
 
@@ -237,7 +237,7 @@ def _expect_known(key: str, names: Sequence[str | None], known: Collection[str])
 
 
 def _expect_unique(what: str, values: Sequence[Any]) -> None:
-    def words(value: Any) -> str:  # of a tuple, those that are not None
+    def words(value: Any) -> str:  # the parts of a tuple that are not None
         return " ".join(str(part) for part in value if part is not None) if isinstance(value, tuple) else str(value)
 
     repeated = sorted({words(value) for value in values if values.count(value) > 1})

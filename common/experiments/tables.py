@@ -22,7 +22,7 @@ class Table(TableFile):
 
     settled: the states of a run that need no more training
     runs:    the sub-folder of the runs folder
-    tuned:   what the table's sweep chose; None if it has none, or if that has not been made
+    tuned:   what the table's sweep chose; None if it has no sweep, or if the sweep has not been made
     """
 
     settled: ClassVar[tuple[str, ...]] = ("finished",)
@@ -59,7 +59,7 @@ class Table(TableFile):
         return "/".join(filter(None, [row.tuned_with or row.name, None if self.tuned_by else variant]))
 
     def tuned_overrides(self, row: Row, variant: str | None) -> tuple[str, ...]:
-        """Return the overrides that the table's sweep chose for a row; none if it is not tuned or has its own."""
+        """Return the overrides that the table's sweep chose for a row; () if it is not tuned or has its own values."""
         if not row.takes_tuned or self.untuned:
             return ()
         return self.tuned.methods[self.method(row, variant)].best.overrides
@@ -101,13 +101,13 @@ class Table(TableFile):
         return self._with_workers_of(row, self.equivalent.get(row.name.removesuffix(f"_{row.workers}")))
 
     def _with_workers_of(self, row: Row, name: str | None) -> str | None:
-        """Return the name of the row of this name, of the same number of workers if there are several."""
+        """Return the name of the row called `name`, with the same number of workers as `row` if there are several."""
         alike = f"{name}_{row.workers}"
         return alike if alike in {other.name for other in self.rows} else name
 
     @property
     def setting(self) -> str | None:
-        """The key against which the figure shows the rows, if they differ in one: `over`, or the number of workers."""
+        """The key that the figure shows the rows against, if any: `over`, or the number of workers if it differs."""
         return self.over or ("workers.count" if len({row.workers for row in self.rows}) > 1 else None)
 
     @property
@@ -168,7 +168,7 @@ class Cell:
 def load_table(
     name: str, key: str = "table", folder: Path = TABLES, also: Sequence[str] = (), sweeps: Path = SWEEPS
 ) -> Table:
-    """Read and validate a table's file, with what its sweep chose if there is that; the name 3 means table3.
+    """Read and validate a table's file, with what its sweep chose, if anything; the name 3 means table3.
 
     key:   what the user typed before the name, for messages
     also:  other names that would have been accepted
@@ -183,5 +183,5 @@ def load_table(
 
 
 def full_name(name: str, key: str) -> str:
-    """Return a table's or figure's whole name: a number alone is that of the first paper, 3 -> table3."""
+    """Return a table's or figure's whole name: a number alone is from the first paper, 3 -> table3."""
     return f"{key}{name}" if name.isdecimal() else name

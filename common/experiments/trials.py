@@ -1,4 +1,4 @@
-"""The trials of a table's sweep: a grid of learning rates, the runs it takes, and the values that they speak for.
+"""The trials of a table's sweep: a grid of learning rates, the runs it takes, and the values that they favour.
 
 A grid is a range of integers k: the learning rates centre x 2^k, each with all combinations of the further axes.
 """
@@ -30,7 +30,7 @@ LEVEL = 0.95
 
 
 def first_grid(sweep: Sweep) -> range:
-    """Return the grid that every sweep begins with; of an even number of rates one more lies below the centre."""
+    """Return the grid that every sweep begins with; of an even number of rates, one more is below the centre."""
     low = -(sweep.rates // 2)
     return range(low, low + sweep.rates)
 
@@ -42,7 +42,7 @@ def grown(grid: range, edges: Collection[str]) -> range:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a row's grid: the power of two of its learning rate, and overrides that are chosen besides."""
+    """A point of a row's grid: the power of two of its learning rate, and the overrides chosen along with it."""
 
     row: Row
     exponent: int
@@ -72,10 +72,10 @@ def points_of(table: Table, row: Row, grid: Iterable[int]) -> list[Point]:
 
 
 class Trials(Table):
-    """Trials of a sweep as a table, so that they are made as any table's runs are.
+    """Trials of a sweep as a table, so that they are made like any table's runs.
 
-    Each row is a row to tune at a point of the grid; the seeds are the tuning seeds. A run whose loss diverged is a
-    result.
+    Each row is a row to tune at a point of the grid; the seeds are the tuning seeds. A run whose loss diverged counts
+    as a result.
     """
 
     settled: ClassVar[tuple[str, ...]] = ("finished", "diverged")
@@ -93,17 +93,17 @@ class Trials(Table):
             "tuned": None,
             "rows": tuple(point.trial for row in table.tuned_rows for point in points_of(table, row, exponents)),
         }
-        return cls.model_construct(**dict(table) | changes)  # rows' names have a slash, which files may not have
+        return cls.model_construct(**dict(table) | changes)  # row names contain a slash, which files may not have
 
 
-# What they speak for.
+# What the trials favour.
 
 
 def read_trials(table: Table, grid: range, runs: Path) -> pd.DataFrame:
-    """Read all trials of a grid, every one of which has ended; raises RunError for one that is broken.
+    """Read all trials of a grid, which must have ended; raise RunError for a broken one.
 
     Return a line for each, in the order of the grid, with the columns row, variant, point, seed, value (NaN if the run
-    diverged), steps (how far it came), seconds and environment.
+    diverged), steps (how far it got), seconds and environment.
     """
     trials = Trials.of_table(table, grid)
     return pd.DataFrame(
@@ -137,9 +137,9 @@ class Optimum:
 
     rate:      where the parabola is best, rounded to three digits
     low, high: its 95 % interval by Fieller's theorem, never beyond the rates that were tried; from the seeds' scatter
-               or from what the parabola misses of the means, whichever is larger
-    value:     what the parabola says of this rate, mean over seeds
-    scatter:   residual standard deviation of a trial, without what a seed does to all its trials
+               or from the means' misfit to the parabola, whichever is larger
+    value:     the parabola's value at its optimum, mean over seeds
+    scatter:   residual standard deviation of a trial, without the shift that a seed gives to all its trials
     parabola:  its coefficients in log lr, the highest power first
     span:      the lowest and the highest rate that it was fitted to
     """
@@ -179,7 +179,7 @@ def fit_optimum(
     variance = float((residuals**2).sum() / freedom)
     of_means = variance / y.shape[1]
     if points > 3 and (misfit := float(((fitted - means) ** 2).sum() / (points - 3))) > of_means:
-        of_means, freedom = misfit, points - 3  # the means are no parabola: more seeds would not tell its bottom better
+        of_means, freedom = misfit, points - 3  # the means are not a parabola: more seeds would not help
     covariance = np.linalg.inv(design.T @ design) * of_means
     low, high = _fieller(b, c, covariance[:2, :2], float(t.ppf((1 + LEVEL) / 2, freedom)))
     return Optimum(
@@ -194,7 +194,7 @@ def fit_optimum(
 
 
 def _fieller(b: float, c: float, covariance: np.ndarray, quantile: float) -> tuple[float, float]:
-    """Return all v for which the slope b + 2 c v may be 0; everything if the curvature may be.
+    """Return the ends of the interval of v where the slope b + 2 c v may be 0; infinite if the curvature may be 0.
 
     covariance: of (c, b), [2, 2]
     """
@@ -217,7 +217,7 @@ class Choice:
 
     @property
     def candidate(self) -> Candidate:
-        """What is kept of it."""
+        """The part that is kept in the sweep's file."""
         if self.optimum is None:
             return Candidate(overrides=self.point.overrides, mean=self.mean)
         return Candidate(overrides=(f"{RATE}={self.optimum.rate}", *self.point.choices), mean=self.mean)
@@ -250,9 +250,9 @@ class Method:
 
     @cached_property
     def ranking(self) -> list[Choice]:
-        """Its choices, the best first; of equal ones the nearest to the centre.
+        """Its choices, best first; among equals, the one nearest to the centre first.
 
-        They are the points whose trials all converged or, where a parabola is fitted, one of each combination of
+        They are the points whose trials all converged or, where a parabola is fitted, one for each combination of
         values on the further axes.
         """
         sign = -1 if self.table.sweep.best == "highest" else 1
@@ -265,7 +265,7 @@ class Method:
         return sorted(map(self._fitted, best_of.values()), key=lambda choice: sign * choice.mean)
 
     def _fitted(self, best: Choice) -> Choice:
-        """Return the optimum of a parabola through the rates around the best one that converged, if it has one."""
+        """Return the optimum of a parabola through the converged rates around the best one, or `best` without one."""
         line, fit = self.line(best.point.choices), self.table.sweep.fit
         first = max(0, min(line.index(best.point) - fit // 2, len(line) - fit))
         near = line[first : first + fit]
@@ -276,7 +276,7 @@ class Method:
         return Choice(best.point, optimum.value, optimum) if optimum else best
 
     def line(self, choices: Sequence[str]) -> list[Point]:
-        """Return the points that converged with these values besides the rate, rates ascending."""
+        """Return the points that converged with these values on the other axes, rates ascending."""
         return sorted((point for point in self.means if point.choices == choices), key=lambda point: point.exponent)
 
     @property
@@ -287,7 +287,7 @@ class Method:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """The axes of three or more numbers of which the lowest or highest is best; below 0 there is none."""
+        """The axes of three or more numbers whose lowest or highest is best; 0 does not count as such an end."""
         found, chosen = [], meaning(self.ranking[0].point.choices)
         for key, values in self.table.axes(self.row).items():
             numbers = [parse_override(f"{key}={value}")[1] for value in values]
@@ -298,7 +298,7 @@ class Method:
 
     @cached_property
     def tuned(self) -> Tuned:
-        """What is kept of it; raises UsageError if all trials diverged."""
+        """The part that is kept in the sweep's file; raises UsageError if all trials diverged."""
         if not self.ranking:
             raise UsageError(f"{self.name}: every trial diverged; expected a lower centre than {self.row.centre:g}")
         best, *others = [choice.candidate for choice in self.ranking[:2]]

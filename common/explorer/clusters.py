@@ -1,4 +1,4 @@
-"""Topologies as data, for drawing and for predicting the time of a step, and what the page's own model is checked by.
+"""Topologies as data, for drawing and for predicting step times, and data that the page's own model is checked against.
 
 The page computes predictions itself, by the formulas of common.planner; it gets the transport of every round and the
 random numbers behind compute times.
@@ -22,8 +22,8 @@ from common.topology import NAMES, Round, Topology, Transport, build, bytes_leav
 WORKERS, PER_HOST = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64), (1, 2, 4, 8)
 STEPS = 60  # of a prediction on the page
 BETAS = (0.0, 0.9)  # without momentum, and with the usual one
-FORGOTTEN = 1e-12  # of what a displacement leaves, squared
-EXAMPLES = [  # settings in terms of the page's sliders, for its table and its tests
+FORGOTTEN = 1e-12  # squared norm below which a displacement no longer counts
+EXAMPLES = [  # settings of the page's sliders, for its table and its tests
     {"hosts": 4, "per_host": 2, "mbit": 10_000, "delay": 0.02, "million": 350, "compute": 300, "jitter": 0.05},
     {"hosts": 8, "per_host": 1, "mbit": 1_000, "delay": 0.5, "million": 25, "compute": 100, "jitter": 0.1},
     {"hosts": 4, "per_host": 8, "mbit": 25_000, "delay": 0.05, "million": 124, "compute": 60, "jitter": 0.0},
@@ -35,8 +35,8 @@ EXAMPLES = [  # settings in terms of the page's sliders, for its table and its t
 def topologies() -> dict[str, Any]:
     """Return every family on some numbers of workers and hosts: rounds as they travel, spectral gap, consensus.
 
-    {family: {"n/L": {rounds, staggered, gap, consensus, spread}}, shared: rounds}, of which `rounds` and `staggered`
-    are lists of places in `shared`; L workers of a host, `spread` as `amplification` has it for BETAS.
+    {families: {family: {"n/L": {period, rounds, staggered, gap, consensus, spread}}}, shared: rounds, candidates}, with
+    L workers per host; `rounds` and `staggered` are lists of places in `shared`, `spread` is `amplification` for BETAS.
     """
     pool, found = Pool(), dict[str, dict[str, Any]]()
     for name in (name for name in NAMES if name != "file"):
@@ -48,7 +48,7 @@ def topologies() -> dict[str, Any]:
                         continue
                     try:
                         topology = build(name, n, size, **options)
-                    except ValueError:  # it does not exist for as many workers
+                    except ValueError:  # it does not exist for this many workers
                         continue
                     found.setdefault(label, {})[f"{n}/{size}"] = _topology(topology, pool)
     return {"families": found, "shared": pool.kept, "candidates": list(CANDIDATES)}
@@ -73,8 +73,8 @@ def _topology(topology: Topology, pool: Pool) -> dict[str, Any]:
 def travelling(round_: Round, size: int) -> dict[str, Any]:
     """Return how a round travels with `size` workers on a host: its transport, and groups or edges of agents.
 
-    Agents are hosts in hierarchical rounds, else workers. Edges [sender, receiver, ...] are in one list, or are
-    `offsets` o where every agent i sends to i + o. `leaving`: payloads that each host sends to others, of all-reduces.
+    Agents are hosts in hierarchical rounds, else workers. Edges are one list [sender, receiver, ...], or `offsets` o if
+    every agent i sends to i + o. `leaving`: payloads that each host sends to others in all-reduces.
     """
     kind = transport_of(round_, size)
     if kind is Transport.IDLE:
@@ -96,14 +96,14 @@ def travelling(round_: Round, size: int) -> dict[str, Any]:
 
 @cache
 def amplification(name: str, n: int, size: int, order: str = "awc", beta: float = 0.0) -> float:
-    """Return by which factor a topology spreads workers, over what a single displacement spreads them.
+    """Return the factor by which a topology spreads workers, relative to a single displacement.
 
     beta: correlation of a worker's displacement with its next one, as momentum makes it
 
-    Where displacements of different workers are independent and of equal size, the squared consensus distance is that
-    of one displacement times sum_kl beta^|k-l| <P_k - J, P_l - J> / (n - 1), in the mean over a period. P_k are the
-    last k rounds, from P_0 = I on (order awc) or from P_1 on (atc). Of random matchings the root mean square for beta
-    = 0. No paper's formula.
+    If displacements of different workers are independent and of equal size, the squared consensus distance is that of
+    one displacement times sum_kl beta^|k-l| <P_k - J, P_l - J> / (n - 1), averaged over a period. P_k are the last k
+    rounds, from P_0 = I on (order awc) or from P_1 on (atc). For random matchings it is the root mean square for
+    beta = 0. The formula is not from a paper.
     """
     topology = build(name, n, size)
     if topology.period is None:
@@ -123,10 +123,10 @@ def amplification(name: str, n: int, size: int, order: str = "awc", beta: float 
 
 
 def distances(collections: Sequence[Collection]) -> list[dict[str, Any]]:
-    """Return measured consensus distances of rows, and predicted ones.
+    """Return measured and predicted consensus distances of rows.
 
-    Of each table, optimizer, order and number of workers, one row gives the scale: the one whose topology spreads
-    workers least. A displacement is taken to be in proportion to the learning rate.
+    For each table, variant, optimizer, order and number of workers, the row with the smallest learning rate x
+    amplification gives the scale: displacements are taken to be proportional to the learning rate.
     """
     found: list[dict[str, Any]] = []
     for collection in collections:
@@ -152,7 +152,7 @@ def distances(collections: Sequence[Collection]) -> list[dict[str, Any]]:
 
 
 def _setting(run: FinishedRun) -> tuple[tuple[Any, ...], float, dict[str, Any]] | None:
-    """Return what has to be alike, rate x amplification, and the topology; None where this model says nothing."""
+    """Return what must be alike, rate x amplification, and the topology; None where the model does not apply."""
     config, parallel = run.config, run.config.get("parallel", {})
     if parallel.get("method") != "decentralized" or (parallel.get("local_steps") or 1) > 1:
         return None
@@ -162,7 +162,7 @@ def _setting(run: FinishedRun) -> tuple[tuple[Any, ...], float, dict[str, Any]] 
     if name == "file" or any(value not in (None, False, 0) for key, value in options.items() if key != "k"):
         return None
     first = (optimizer.get("betas") or [optimizer.get("momentum", 0.0)])[0]
-    beta = first ** (1 / (optimizer.get("accumulation_steps") or 1))  # per step, where moments are renewed once in s
+    beta = first ** (1 / (optimizer.get("accumulation_steps") or 1))  # per step; moments are updated once every s steps
     factor = float(optimizer.get("lr", 0)) * amplification(name, n, size, order, beta)
     key = (optimizer.get("name"), order, n, optimizer.get("accumulation_steps"), bool(optimizer.get("momentum_mixing")))
     return (key, factor, {"family": name, "workers": n, "per_host": size}) if factor > 1e-9 else None
@@ -179,7 +179,7 @@ def planner() -> dict[str, Any]:
 
 
 def cluster_of(settings: dict[str, float]) -> Cluster:
-    """Return the cluster of the page's sliders: Mbit/s between hosts, delay in ms, million parameters in fp32."""
+    """Return the cluster that the page's sliders set: Mbit/s between hosts, delay in ms, million fp32 parameters."""
     return Cluster(
         hosts=int(settings["hosts"]),
         workers_per_host=int(settings["per_host"]),
@@ -192,7 +192,7 @@ def cluster_of(settings: dict[str, float]) -> Cluster:
 
 
 def _predictions(settings: dict[str, float]) -> Iterator[dict[str, Any]]:
-    """Yield what a step takes by each method that `plan` tries, in ms, to ten digits."""
+    """Yield the time of a step, in ms to ten digits, for each method that `plan` tries."""
     for row in plan(cluster_of(settings), steps=STEPS).frame.itertuples():
         way = f"{row.topology}, staggered" if row.phases == "staggered" else row.topology
         compute = row.step_ms - row.exposed_ms

@@ -22,12 +22,12 @@ from common.report.power import LEVEL, POWER, power_of_difference
 from common.report.published import PAPERS, load_published
 from common.report.statistics import FEWEST_SEEDS
 
-MOST = 200  # seeds for which the page knows how small a difference they find
+MOST = 200  # seeds up to which the page knows how small a difference they detect
 LOOSE = "other_runs"  # the name under which runs of no table are shown
 
 
 def build(roots: Sequence[Path]) -> dict[str, Any]:
-    """Return the page's data, of finished runs below these folders; UsageError if a definition is wrong."""
+    """Return the page's data on finished runs below these folders; raise UsageError if a definition is wrong."""
     loaded = map(load_table, tqdm(names_in(TABLES), "reading tables", disable=None))
     collections = [found for table in loaded if (found := collect(table, *roots, allow_empty=True)).all_runs]
     records = Records()
@@ -81,7 +81,7 @@ def _loose(roots: Sequence[Path], collections: Sequence[Collection], records: Re
 
 
 def _sources(points: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return where published points come from, by the names of their files."""
+    """Return where published points come from, by file name."""
     names = dict.fromkeys(point["table"] for point in points if point.get("published"))
     files = {name: load_published(name) for name in names}
     return {name: f"{file.title}. {PAPERS[file.paper]}: {file.source}" for name, file in files.items()}

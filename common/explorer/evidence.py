@@ -1,4 +1,4 @@
-"""What is concluded from records: the scoreboard with its evidence, and the gap of gossip to all-reduce.
+"""Conclusions from the records: the scoreboard with its evidence, and the gap between gossip and all-reduce.
 
 A table appears among the gaps once it has runs of both, and a label or quantity of `CAUSES`.
 """
@@ -59,7 +59,7 @@ def _test(test: Evidence, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compared(name: str, value: str, found: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return which rows of a table a number compares, None where it is no difference of two of its rows."""
+    """Return which rows of a table a number compares, None if it is not a difference between two of them."""
     if name not in names_in(TABLES):
         return None
     table = _table(name)
@@ -74,13 +74,13 @@ def _compared(name: str, value: str, found: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _is(row: Row, found: Mapping[str, Any]) -> bool:
-    """Whether a line of a table's CSV file is this row's: the labels that it has are the row's."""
+    """Return whether a line of a table's CSV file is this row's: all labels in it are the row's."""
     labels = {"method": row.method, "topology": row.topology, "workers": row.workers, **row.labels}
     return all(str(found[key]) == str(value) for key, value in labels.items() if value is not None and key in found)
 
 
 def benchmark_records(claims: list[dict[str, Any]]) -> dict[str, list[list[str]]]:
-    """Return the records of benchmarks that claims rest on, line by line, the columns' names first."""
+    """Return the benchmark records that claims rest on, line by line, column names first."""
     names = {test["record"] for claim in claims for test in claim["tests"] if "compare" not in test}
     records = {}
     for name in sorted(names):
@@ -92,7 +92,7 @@ def benchmark_records(claims: list[dict[str, Any]]) -> dict[str, list[list[str]]
     return records
 
 
-# Each is a label of a table's rows with this name or, where the table has none, the quantity of its runs.
+# Each is a label of this name in a table's rows or, if there is none, the quantity of this name of its runs.
 CAUSES = {
     "local_over_noise": "a worker's batch over the gradient noise scale",
     "horizon": "horizon: tokens per parameter",
@@ -104,7 +104,7 @@ UNITS = {"validation_loss": "nats", "accuracy": "points", "bleu": "BLEU"}
 
 
 def gaps(collections: Sequence[Collection]) -> list[dict[str, Any]]:
-    """Return a point for each row of gossip and its all-reduce, ours and published ones."""
+    """Return a point for each gossip row and its all-reduce row, from our runs and from published numbers."""
     return [*(point for collection in collections for point in _of_table(collection)), *_published()]
 
 
@@ -140,7 +140,7 @@ def _of_table(collection: Collection) -> Iterator[dict[str, Any]]:
 
 
 def _mean(values: Mapping[int, float | None], others: Mapping[int, float | None]) -> float | None:
-    """Return the mean difference of too few seeds for an interval; None if some number is missing or infinite."""
+    """Return the mean difference of too few seeds for an interval; None if a number is missing or not finite."""
     if not values or None in (*values.values(), *others.values()):
         return None
     mean = float(np.mean([values[seed] - others[seed] for seed in values]))
@@ -148,7 +148,7 @@ def _mean(values: Mapping[int, float | None], others: Mapping[int, float | None]
 
 
 def _partner(collection: Collection, row: Row, runs: Mapping[str, Sequence[FinishedRun]]) -> Row | None:
-    """Return the all-reduce that differs least from a row of gossip: as many workers, the most equal labels."""
+    """Return the all-reduce row closest to a gossip row: as many workers, the same horizon, most labels equal."""
     if not runs[row.name] or is_allreduce(runs[row.name][0]):
         return None
     workers, baseline = runs[row.name][0].total("workers"), collection.table.baseline_of(row)
@@ -174,7 +174,7 @@ def _cause(cause: str, row: Row, runs: Sequence[FinishedRun]) -> float | None:
 
 
 def _published() -> Iterator[dict[str, Any]]:
-    """Yield the points of files of results/paper whose rows say their horizon."""
+    """Yield the points of files in results/paper whose rows state their horizon."""
     for name in names_in(PAPER):
         published = load_published(name)
         rows = [row for row in published.rows if "horizon" in row.labels]

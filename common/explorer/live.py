@@ -17,14 +17,14 @@ RECENT = 20  # training rows whose times say how long the rest takes
 
 
 def unfinished(roots: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return a line for each run below these folders that has not finished, those that train first."""
+    """Return a line for each run below these folders that has not finished, running ones first."""
     folders = sorted({path.parent for root in roots for path in root.rglob(CONFIG)})
     lines = [line for folder in folders if (line := _line(folder)) is not None]
     return sorted(lines, key=lambda line: (line["state"] != "running", line["run"]))
 
 
 def ended(roots: Sequence[Path]) -> frozenset[Path]:
-    """Return the files of runs below these folders that have ended: once there are more, the page's data are old."""
+    """Return the summaries of ended runs below these folders: once there are more, the page's data are out of date."""
     return frozenset(path for root in roots for path in root.rglob(SUMMARY))
 
 
@@ -34,7 +34,7 @@ def _line(folder: Path) -> dict[str, Any] | None:
         config = yaml.load((folder / CONFIG).read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
         training = config["training"]
     except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError):
-        return None  # it begins just now, or is no run
+        return None  # it is just starting, or is not a run
     if status == "finished":
         return None
     rows = _rows(folder / METRICS)
@@ -57,7 +57,7 @@ def _line(folder: Path) -> dict[str, Any] | None:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file that is being written: its last line may be half a line."""
+    """Return the rows of a file that is being written, whose last line may be incomplete."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -68,7 +68,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _share(last: dict[str, Any], training: dict[str, Any]) -> float | None:
-    """Return how much of a run is done, by its steps or its epochs."""
+    """Return the share of a run that is done, by its steps or its epochs."""
     for key, total in (("step", training.get("steps")), ("epoch", training.get("epochs"))):
         if total and key in last:
             return min(1.0, last[key] / total)

@@ -24,7 +24,7 @@ Line = Sequence[object]
 def render(data: dict[str, Any], live: Sequence[dict[str, Any]] | None = None, results: str = ".") -> str:
     """Return the page.
 
-    live:    runs that have not ended, if the page is to show them; it then loads itself again and again
+    live:    runs that have not ended, if the page is to show them; it then keeps reloading itself
     results: folder of the kept tables and pages, as seen from the page
     """
     scripts = "\n".join((PLACE / name).read_text(encoding="utf-8") for name in SCRIPTS)
@@ -41,7 +41,7 @@ def render(data: dict[str, Any], live: Sequence[dict[str, Any]] | None = None, r
 
 
 def read_page(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
-    """Return the data of a page, and its runs that had not ended; UsageError if the file is no such page."""
+    """Return the data of a page, and its runs that had not ended; raise UsageError if the file is not such a page."""
     text, found = path.read_text(encoding="utf-8"), []
     for name in ("data", "about"):
         part = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', text)
@@ -52,7 +52,7 @@ def read_page(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
 
 
 def differences(page: object, records: object, at: str = "") -> Iterator[str]:
-    """Yield where a page's data differ from those made of the records, the numbers by more than rounding."""
+    """Yield where a page's data differ from the data made from the records, numbers by more than rounding."""
     if isinstance(page, dict) and isinstance(records, dict):
         for key in dict.fromkeys([*records, *page]):
             here = f"{at}.{key}" if at else str(key)
@@ -129,7 +129,7 @@ def _scoreboard(claims: Sequence[dict[str, Any]]) -> str:
 
 
 def _each(table: dict[str, Any]) -> Iterator[tuple[str, str, list[dict[str, Any]]]]:
-    """Yield name, variant and runs of rows that have some."""
+    """Yield name, variant and runs of the rows that have runs."""
     for place, row in enumerate(table["rows"]):
         for number, variant in enumerate(table["variants"]):
             if runs := [run for run in table["runs"] if (run["row"], run["variant"]) == (place, number)]:
@@ -157,7 +157,7 @@ def _compare(data: dict[str, Any], name: str) -> str:
 
 
 def _curves(data: dict[str, Any], name: str) -> str:
-    """Return the mean over seeds of the table's metric (else of the training loss) in four places of a curve."""
+    """Return the mean over seeds of the table's metric (else of the training loss) at four points of a curve."""
     table = data["tables"][name]
     recorded = {curve for run in table["runs"] for curve in run["curves"]}
     curve = next((c for c in (table["metric"], "accuracy", "bleu", "validation_loss") if c in recorded), "train_loss")

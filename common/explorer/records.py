@@ -46,7 +46,7 @@ def shorts(values: Iterable[object]) -> list[object]:
 
 
 def number(text: str) -> float | None:
-    """Return the number that a text is, None if it is none."""
+    """Return a text as a number, None if it is not one."""
     try:
         return float(text)
     except ValueError:
@@ -56,7 +56,7 @@ def number(text: str) -> float | None:
 def thin(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> tuple[np.ndarray, np.ndarray]:
     """Return a curve of at most `most` points: means of equally many neighbours, each at the last of their steps.
 
-    A row of the training split is itself a mean over the steps since the last one, and stays that.
+    A row of the training split is itself a mean over the steps since the previous row, and stays one.
     """
     size = -(-len(steps) // most)
     if size == 1:
@@ -66,7 +66,7 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> tupl
 
 
 def line_of(steps: Sequence[float], values: np.ndarray) -> object:
-    """Return the slope if values are proportional to steps, as bytes and predicted times mostly are, else all."""
+    """Return the slope if values are proportional to steps, as bytes and predicted times mostly are, else values."""
     steps = np.asarray(steps, float)
     slope = values[-1] / steps[-1] if len(steps) else 0.0
     return short(slope) if np.allclose(values, slope * steps, rtol=1e-5, atol=0) else shorts(values)
@@ -80,7 +80,7 @@ class Pool:
         self._places: dict[str, int] = {}
 
     def add(self, item: Any) -> int:
-        """Return the place of an equal object, which is added if there is none."""
+        """Return the place of an equal object; add the item if there is none."""
         key = json.dumps(item, sort_keys=True)
         if key not in self._places:
             self._places[key] = len(self.kept)
@@ -88,16 +88,16 @@ class Pool:
         return self._places[key]
 
 
-# Of every run, besides the quantities that its table shows.
+# Shown for every run, in addition to its table's quantities.
 ALSO = ("learning_rate", "consensus_distance", "half_life_second", "local_over_noise", "bytes_per_step")
-CURVES = {  # and how the page calls them
+CURVES = {  # with their names on the page
     "train_loss": "training loss",
     "validation_loss": "validation loss",
     "accuracy": "validation accuracy (%)",
     "bleu": "validation BLEU",
     "consensus_distance": "consensus distance",
 }
-# What tells methods apart, and no hyperparameter that two methods may share.
+# Keys that tell methods apart, rather than hyperparameters that two methods may share.
 OF_METHODS = re.compile(r"optimizer\.(name|accumulation_steps|fused|momentum_mixing)")
 HYPERPARAMETERS = ("optimizer", "schedule", "training", "data", "model")
 
@@ -135,7 +135,7 @@ class Records:
         return only_differing(data)
 
     def run(self, run: FinishedRun, names: Sequence[str]) -> dict[str, Any]:
-        """Return a run's quantities, curves and commit; `measured` says whether its times are, else predicted."""
+        """Return a run's quantities, curves and commit; `measured` says whether its times are measured or predicted."""
         places: dict[bytes, int] = {}  # of abscissas, by their steps, which most curves of a run share
         return {
             "values": shorts(QUANTITIES[name].number_of(run) for name in names),
@@ -145,7 +145,7 @@ class Records:
         }
 
     def _curve(self, run: FinishedRun, name: str, places: dict[bytes, int]) -> list[Any] | None:
-        """Return [place of the abscissas, values], None where the run recorded no such metric."""
+        """Return [place of the abscissas, values], None if the run recorded no such metric."""
         split, metric = recorded_as(name)
         try:
             frame = run.curve(split, metric).dropna(subset="step")
@@ -170,7 +170,7 @@ def _grid(run: FinishedRun, steps: np.ndarray) -> dict[str, Any]:
         found["megabytes"] = line_of(steps, np.interp(steps, [0, *sent["step"]], [0, *megabytes]))
         found["seconds"] = line_of(steps, seconds_until(run, pd.Series(steps)))
     except RunError:
-        pass  # the page leaves out abscissas that a run has not
+        pass  # the page leaves out abscissas that a run lacks
     return found
 
 
@@ -206,7 +206,7 @@ def _row(collection: Collection, row: Row, name: str, variants: Sequence[str | N
 
 
 def _settings(table: Table, runs: Sequence[FinishedRun]) -> dict[str, Any]:
-    """Return the hyperparameters of runs that differ in their seeds alone, the keys as one types them."""
+    """Return the hyperparameters of runs that differ only in their seeds, with the keys as a user types them."""
     if not runs:
         return {}
     found: dict[str, Any] = {}
@@ -233,7 +233,7 @@ def only_differing(data: dict[str, Any]) -> dict[str, Any]:
 def sweep_of(table: Table) -> dict[str, Any] | None:
     """Return what a table's sweep chose and its trials: [place of the method, place of the point, seed, quantity].
 
-    A point is {key: value} of all that is tuned.
+    A point is {key: value} of all tuned keys.
     """
     if table.tuned is None or table.tuned_by:
         return None
@@ -262,7 +262,7 @@ def sweep_of(table: Table) -> dict[str, Any] | None:
 
 
 def _of_cell(text: str) -> object:
-    """Return a cell of a CSV file as number if it is one; None where it is empty."""
+    """Return a cell of a CSV file, as a number if it is one; None if it is empty."""
     value = number(text)
     return (text or None) if value is None else short(value)
 

@@ -13,7 +13,7 @@ from common.report.tables import csv_text, markdown, page, write_texts
 
 BENCHMARKS = ROOT / "results" / "definitions" / "benchmarks"
 LEFT = ("source", "cluster", "method", "topology")  # the columns that are aligned to the left
-KEYS = ["source", "cluster", "workers"]  # of what is measured in the same way
+KEYS = ["source", "cluster", "workers"]  # rows that agree in these were measured in the same way
 
 
 class BenchmarkTable(Definition):
@@ -21,7 +21,7 @@ class BenchmarkTable(Definition):
 
     cluster:  a template of the cluster's name, filled with a row's columns
     styles:   the numbers' formats for reading
-    ratio:    the number that is shown over the baseline's, on the same cluster with the same number of workers
+    ratio:    the number also shown relative to the baseline's, on the same cluster with the same number of workers
     baseline: {column: the label that its row has}
     hidden:   columns that only the CSV file has
     """
@@ -52,7 +52,7 @@ def load_benchmark(name: str) -> BenchmarkTable:
 
 
 def build_benchmark(table: BenchmarkTable, records: Path) -> pd.DataFrame:
-    """Return the published rows and, below them, those of the record if it exists.
+    """Return the published rows and, below them, the record's rows if it exists.
 
     The columns are source, cluster, labels, values and ratio; None where there is no number.
     """
@@ -61,7 +61,7 @@ def build_benchmark(table: BenchmarkTable, records: Path) -> pd.DataFrame:
     ((label, value),) = table.baseline.items()
     base = frame[frame[label] == value].drop_duplicates(KEYS).set_index(KEYS)[table.ratio].astype(float)
     frame[table.ratio_name] = frame[table.ratio].astype(float) / frame[KEYS].join(base.rename("base"), on=KEYS)["base"]
-    # Beside published rows that lack them, whole numbers have become floats.
+    # Whole numbers have become floats if published rows lack them.
     whole = [name for name in table.labels if is_float_dtype(frame[name]) and (frame[name].dropna() % 1 == 0).all()]
     frame = frame.astype(dict.fromkeys(whole, "Int64"))
     return frame.astype(object).where(frame.notna(), None)
@@ -89,7 +89,7 @@ def missing_records(table: BenchmarkTable, records: Path) -> list[str]:
 
 
 def shown_benchmark(table: BenchmarkTable, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns that are shown as texts; those without any entry are left out."""
+    """Return the shown columns as texts, without empty ones; an empty column `ratio` stays, as "unknown"."""
     styles, texts = table.styles | {table.ratio_name: ".3f"}, {}
     for name in frame.dropna(axis="columns", how="all").columns.union([table.ratio], sort=False):
         empty = "unknown" if name == table.ratio else ""

@@ -1,4 +1,4 @@
-"""The scoreboard: each claim of the papers, what our tables say to it, and a verdict by a rule stated beforehand."""
+"""The scoreboard: each claim of the papers, what our tables say about it, and a verdict by a rule stated beforehand."""
 
 import math
 import re
@@ -19,7 +19,7 @@ RECORDS = ROOT / "results" / "benchmarks"
 DEFINITIONS = ROOT / "results" / "definitions"
 Interval = tuple[float, float]
 Verdict = Literal["holds", "partly", "fails", "open"]
-# What a claim's numbers have to be: how readers see it, and the interval in which the claim holds.
+# The rule that a claim's numbers must meet, as readers see it, and the interval in which the claim holds.
 RULES: Mapping[str, tuple[str, Callable[[Any], Interval]]] = {
     "equal": ("within ± {0:g}", lambda margin: (-margin, margin)),
     "above": ("above {0:g}", lambda bound: (bound, math.inf)),
@@ -30,7 +30,7 @@ RULES: Mapping[str, tuple[str, Callable[[Any], Interval]]] = {
 
 
 class Baseline(Definition):
-    """What a row is compared with: the row that `where` (a query) finds among those with equal values in `by`."""
+    """What a row is compared with: the row that `where` (a query) finds among rows with equal values in `by`."""
 
     where: str
     by: list[str]
@@ -44,7 +44,7 @@ class Evidence(Definition):
     baseline: adds columns `<number>_ratio`, a row's number over the baseline's
     assign:   more columns, as expressions of pandas
     row:      a query that finds the number's row
-    value:    its column; the interval is that of the columns <value>_low and <value>_high, or the number alone
+    value:    its column; the interval comes from the columns <value>_low and <value>_high, or is the number alone
     """
 
     record: str = Field(description="a CSV file, without its ending, as seen from results/benchmarks")
@@ -57,7 +57,7 @@ class Evidence(Definition):
     value: str
 
     def found(self) -> Mapping[str, Any]:
-        """Return the row, with `low` and `high`; UsageError unless there is one such row."""
+        """Return the row, with `low` and `high`; raise UsageError unless there is exactly one."""
         rows = self._frame().query(self.row, engine="python").to_dict("records")
         if len(rows) != 1:
             raise UsageError(f"claims.yaml: {self.record}: row={self.row!r}: expected one row, got {len(rows)}")
@@ -78,7 +78,7 @@ class Evidence(Definition):
             for name in numbers:
                 frame[f"{name}_ratio"] = frame[name] / frame[f"{name}_ratio"]
         more = {name: frame.eval(expression, engine="python") for name, expression in self.assign.items()}
-        return frame.copy().assign(**more)  # a copy is in one piece, else pandas warns of a fragmented one
+        return frame.copy().assign(**more)  # a copy is in one piece; pandas warns of fragmented frames
 
 
 def _read(record: str) -> pd.DataFrame:
@@ -92,10 +92,10 @@ class Claim(Definition):
     """A claim of the papers. Accuracy or loss refutes it only where local/B is within a factor of two of the paper's.
 
     paper:            published values; {table3[allreduce][top1]} is that number of results/paper/table3.yaml
-    local_over_noise: the paper's batch of a worker over the gradient noise scale; null where that does not matter
+    local_over_noise: the paper's batch per worker over the gradient noise scale; null where it does not matter
     rule:             one of RULES and its margin, bound or limits
     what:             the numbers tested, and their unit
-    regime:           in which regime, with the columns of the first test's row; or why there is no test
+    regime:           the regime, a template filled with the columns of the first test's row; or why there is no test
     """
 
     claim: str
@@ -116,7 +116,7 @@ class Claim(Definition):
         return self
 
     def verdict(self, rows: Sequence[Mapping[str, Any]]) -> Verdict:
-        """Return what the rows of its tests say together: partly if some hold, else fails if one does."""
+        """Return the verdict on the rows of its tests: theirs if all agree, else partly if some hold, else fails."""
         verdicts = {self._verdict_of(row) for row in rows} or {"open"}
         if len(verdicts) == 1:
             return verdicts.pop()
@@ -132,7 +132,7 @@ class Claim(Definition):
         return "fails" if in_papers_regime and (row["high"] < low or high < row["low"]) else "open"
 
     def show_numbers(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Return the numbers of its tests and the rule; nothing without a test."""
+        """Return the numbers of its tests and the rule; "" without a test."""
         if not rows:
             return ""
         numbers = []
@@ -158,7 +158,7 @@ def _noise_of(row: Mapping[str, Any]) -> float:
 
 
 def _show_noise(values: Sequence[float]) -> str:
-    """Return the range of local/B; a value below zero says that it was not resolved."""
+    """Return the range of local/B; a value of zero or below means that it was not resolved."""
     if not values:
         return "not recorded"
     low, high = (f"{value:.2g}" for value in (min(values), max(values)))
@@ -174,7 +174,7 @@ class Claims(Definition):
 
 
 def load_claims() -> tuple[Claim, ...]:
-    """Read the claims; UsageError naming file, key, value and expectation if the file is wrong."""
+    """Read the claims; raise UsageError naming file, key, value and expectation if the file is wrong."""
     return load_definition(DEFINITIONS, "claims", Claims, key="claims").claims
 
 
@@ -211,7 +211,7 @@ def _markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def fill_blocks(text: str) -> str:
-    """Return a README with what is between `<!-- table: claims -->` or `verdicts` and `<!-- end -->` made anew."""
+    """Return a README with its blocks from `<!-- table: claims -->` or `verdicts` to `<!-- end -->` regenerated."""
     for name, show in {"claims": show_claims, "verdicts": show_verdicts}.items():
         block = re.compile(rf"(?<=<!-- table: {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
         if block.search(text):

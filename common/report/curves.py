@@ -24,7 +24,7 @@ from common.report.style import draw_legends, label_of, line_names, looks, seeds
 
 logger = logging.getLogger(__name__)
 
-# (split, name) in a run; scores of the split "test" are not recorded in training, but by transformer.evaluate
+# (split, name) in a run; scores of the split "test" are not recorded during training, but by transformer.evaluate
 RECORDED_AS = {
     "validation_loss": ("validation", "loss"),
     "validation_loss_smoothed": ("validation", "loss_smoothed"),
@@ -53,9 +53,9 @@ class Panel:
 def draw_table(collection: Collection, every: bool = False) -> Figure:
     """Draw training loss and validation metric (rows) against bytes sent, time and steps (columns): 2 x 3 panels.
 
-    A line is the mean over seeds, its band goes from the lowest to the highest seed. Vertical lines are at the steps
-    where workers left or joined in any of them. Rows of one method and topology are told apart by their labels. Of
-    more than seven rows those of `telling_rows` are drawn, or `every` row, and then named in legends.
+    A line is the mean over seeds; its band goes from the lowest to the highest seed. Vertical lines are at the steps
+    where workers left or joined in any run. Rows of one method and topology are told apart by their labels. With more
+    than seven rows, only `telling_rows` are drawn; with `every`, all are drawn, and named in legends.
     """
     rows, of = collection.table.rows, ""
     if len(rows) > MOST_NAMED and not every:
@@ -65,7 +65,7 @@ def draw_table(collection: Collection, every: bool = False) -> Figure:
     names = zip(table.rows, line_names(table.rows), strict=True)
     rows = tuple(row.model_copy(update={"method": name}) for row, name in names)
     collection = replace(collection, table=table.model_copy(update={"rows": rows}))
-    # Steps are the last, because all lines end at one of them, beside their names.
+    # Steps come last, because all lines end at the same step, next to their names.
     xs = {"sent_mb": "sent per worker (MB)", "time_s": time_label(collection.all_runs), "step": "step"}
     loss, metric = (curves(collection, name) for name in ("train_loss", table.metric))
     panels = [
@@ -79,7 +79,7 @@ def draw_table(collection: Collection, every: bool = False) -> Figure:
         ax.axvline(step, color="0.5", linewidth=0.8, linestyle=":")
     losses, sent = loss["value"], metric.groupby(LINE)["sent_mb"].max()
     for axis, values in ((figure.axes[0].yaxis, losses), (figure.axes[0].xaxis, sent)):
-        if 0 < values.min() * 10 < values.max():  # else the ends of losses coincide; bytes as of local steps
+        if 0 < values.min() * 10 < values.max():  # else the losses' ends coincide; bytes: as with local steps
             axis.axes.set(**{f"{axis.axis_name}scale": "log"})
             axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     if named:
@@ -93,7 +93,7 @@ def draw_table(collection: Collection, every: bool = False) -> Figure:
 
 
 def telling_rows(collection: Collection) -> list[str]:
-    """Return the baseline and each method's best row by the mean final metric, seven at most, in the table's order."""
+    """Return the baseline and each method's best row by the mean final metric, at most seven, in the table's order."""
     table, quantity = collection.table, QUANTITIES[collection.table.metric]
     worst = -np.inf if quantity.higher_is_better else np.inf
     values = collection.frame[quantity.name].astype(float).fillna(worst).groupby(collection.frame["row"]).mean()
@@ -115,7 +115,7 @@ def name_ends(ax: Axes, panel: Panel, table: Table) -> None:
     ends = ends.assign(height=heights).sort_values("height")
     names = [fill(f"{end.method}, {end.topology.replace('_', ' ')}", NAME_WIDTH) for end in ends.itertuples()]
     lines = max((name.count("\n") + 1 for name in names), default=1)
-    gap = lines * 1.25 * NAME_SIZE / 72 / (0.38 * ax.figure.get_figheight())  # a panel has that much of the figure
+    gap = lines * 1.25 * NAME_SIZE / 72 / (0.38 * ax.figure.get_figheight())  # 0.38: a panel's share of the figure
     colours = looks(*_kinds(table))["palette"]
     for end, name, height in zip(ends.itertuples(), names, spread(ends["height"], gap), strict=True):
         join = {"arrowstyle": "-", "color": colours[end.method], "linewidth": 0.6, "relpos": (0, 0.5), "shrinkB": 0}
@@ -139,7 +139,7 @@ def spread(heights: Sequence[float], gap: float) -> np.ndarray:
 
 
 def draw_below_published(collection: Collection, name: str, metrics: dict[str, str]) -> Figure:
-    """Draw published curves, and below them those of the collection, if it has runs: {published metric: ours}."""
+    """Draw published curves and, below them, the collection's if it has runs; metrics: {published metric: ours}."""
     table, paper, runs = collection.table, load_published(name), collection.all_runs
     rows = pd.DataFrame([{"method": r.method.lower(), "topology": r.topology, "name": r.method} for r in table.rows])
     theirs = paper.read_curves().merge(rows, on=LINE)
@@ -208,7 +208,7 @@ def curves(collection: Collection, metric: str) -> pd.DataFrame:
 
 
 def _curve(run: FinishedRun, metric: str) -> pd.DataFrame | None:
-    """Return a run's curve, None if it cannot be drawn; bytes and time are those that the training rows count."""
+    """Return a run's curve, None if it cannot be drawn; bytes are from the training rows, time by `seconds_until`."""
     split, name = recorded_as(metric)
     try:
         recorded = run.test_curve(name) if split == "test" else run.curve(split, name)
@@ -233,6 +233,6 @@ def recorded_as(metric: str) -> tuple[str, str]:
 
 
 def time_label(runs: Sequence[FinishedRun]) -> str:
-    """Return the name of the time axis: measured for processes; for simulated workers predicted, of another model."""
+    """Return the name of the time axis: measured for processes; predicted for simulated workers, for another model."""
     kinds = sorted({f"predicted for\n{ASSUMED_SHORT}" if is_simulated(run) else "measured" for run in runs})
     return ", ".join(["time (s)", *([" or ".join(kinds)] if kinds else [])])

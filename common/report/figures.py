@@ -1,4 +1,4 @@
-"""Figures: of tables, and those that results/definitions/figures/<name>.yaml defines."""
+"""Figures of tables, and figures that results/definitions/figures/<name>.yaml defines."""
 
 from collections.abc import Callable, Sequence
 from collections.abc import Collection as Some
@@ -39,7 +39,7 @@ class Drawing(NamedTuple):
     """A figure that can be drawn.
 
     draw:    returns the figure
-    missing: a line for each run or record that it should show and does not
+    missing: a line for each run or record that the figure should show and does not
     """
 
     draw: Callable[[], Figure]
@@ -71,8 +71,8 @@ class Bars(Definition):
 class Curves(Definition):
     """Learning curves of a table's runs.
 
-    rows:      which of its rows, as many as are named (default: as `draw_table` chooses)
-    variant:   of which variant
+    rows:      the rows to draw, all that are named (default: as `draw_table` chooses)
+    variant:   the variant to draw
     published: a file of results/paper whose curves are drawn above ours
     metrics:   {metric of the published curves: the metric of ours that is drawn below it}
     """
@@ -113,7 +113,7 @@ class Times(Definition):
     model: str
 
     def drawing(self, collection_of: CollectionOf, benchmarks: Path) -> Drawing:
-        """Return the drawing of the table's runs; UsageError if no step of the model was measured."""
+        """Return the drawing of the table's runs; raise UsageError if no step of the model was measured."""
         collection, file = collection_of(self.table), benchmarks / "step_times.csv"
         if not file.is_file():
             raise UsageError(f"benchmarks={benchmarks}: expected step_times.csv in there")
@@ -141,7 +141,7 @@ def load_figure(name: str, folder: Path = FIGURES) -> FigureFile:
 
 
 def of_rows(collection: Collection, rows: Sequence[str], title: str) -> Collection:
-    """Return the collection of these rows alone; UsageError naming the first that is unknown."""
+    """Return the collection of these rows alone; raise UsageError naming the first unknown row."""
     known = [row.name for row in collection.table.rows]
     for row in rows:
         if row not in known:
@@ -154,7 +154,7 @@ def write_figures(
 ) -> list[Path]:
     """Write <folder>/<table>[_<variant>] in these formats for variants with runs; return the paths.
 
-    A table over a setting is one picture with all its variants. Learning curves have `every` row if asked to.
+    A table over a setting is one picture with all its variants. Learning curves show `every` row if asked to.
     """
     parts, draw = [collection], draw_over_setting
     if collection.table.setting is None:
@@ -167,7 +167,7 @@ def write_figures(
 def draw_over_setting(collection: Collection) -> Figure:
     """Draw the final metric against the table's setting, a line for each method and topology.
 
-    A line is the mean over seeds, its bars go from the lowest to the highest seed. A tuned table has a second panel
+    A line is the mean over seeds; its bars go from the lowest to the highest seed. A tuned table has a second panel
     with the learning rates that its sweep chose, the same for all seeds. Lines are shifted sideways, so that their bars
     do not hide one another.
     """
@@ -231,8 +231,8 @@ def draw_bars(frame: pd.DataFrame, title: str, ylabel: str) -> Figure:
 def times_to_target(collection: Collection, measured: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each row of the table and each network: seconds of the median, lowest and highest seed.
 
-    A seed that does not arrive is the slowest: the median is inf where half of them do not, and `highest` is of those
-    that do. `arrived` of `seeds` do. `measured` has columns method, topology, mbit_per_s and step_ms.
+    A seed that does not arrive counts as the slowest: the median is inf if half of them do not, and `lowest` and
+    `highest` cover only the `arrived` of `seeds`. `measured` has columns method, topology, mbit_per_s and step_ms.
     """
     steps = collection.frame["steps_to_target"].astype(float)
     grouped, arrived = (s.groupby(collection.frame["row"]) for s in (steps, steps[np.isfinite(steps)]))

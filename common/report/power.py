@@ -1,4 +1,4 @@
-"""How many seeds a table's comparisons need, from the scatter of the runs that there are."""
+"""How many seeds a table's comparisons need, estimated from the scatter of the existing runs."""
 
 import math
 import statistics
@@ -35,7 +35,7 @@ def power_of_equality(seeds: int, sd: float, margin: float, level: float) -> flo
     sd:     their true standard deviation
     level:  of each test
 
-    The chances that either test fails are added, so it is slightly too low where it is far from 1.
+    The chances that either test fails are added, so the result is slightly too low where it is far from 1.
     """
     return max(0.0, 2 * _beyond(seeds, margin / sd, level) - 1)
 
@@ -51,14 +51,14 @@ def _beyond(seeds: int, effect: float, level: float) -> float:
 
 
 def seeds_for(power: Callable[..., float], *options: float) -> int | None:
-    """Return how many seeds give a test enough power(seeds, *options); None if not even MOST_SEEDS do."""
+    """Return how many seeds give a test enough power(seeds, *options); None if MOST_SEEDS are too few."""
     counts = range(FEWEST_SEEDS, MOST_SEEDS + 1)
     found = bisect_left(counts, POWER, key=lambda seeds: power(seeds, *options))
     return counts[found] if found < len(counts) else None
 
 
 def power_frame(collection: Collection) -> pd.DataFrame:
-    """Return a line of texts for each comparison of the table: what it needs to be decided."""
+    """Return a line of texts for each comparison of the table: how many seeds it needs to be decided."""
     table = collection.table
     compared = [
         (column, row, other)
@@ -73,7 +73,7 @@ def power_frame(collection: Collection) -> pd.DataFrame:
 
 
 def _line(collection: Collection, column: Column, row: Row, other: str, level: float) -> dict[str, str]:
-    """Return the line of a row and another one; `level` is that of the first step of Holm's method."""
+    """Return the line of a row and another one; `level` is the level of the first step of Holm's method."""
     table, style = collection.table, column.quantity.style
     margin = table.margins.get(column.quantity.name) if column.statistic == "equivalent" else None
     first, second = (of and of.value for of in (published_of(table, name, column) for name in (row.name, other)))

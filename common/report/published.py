@@ -31,7 +31,7 @@ def _read(written: Any) -> Any:
 
 
 class Published(Definition):
-    """One published number; None with the reason where it is not known to us."""
+    """One published number, or None and the reason why we do not know it."""
 
     value: float | None
     two_sigma: float | None = Field(None, description="as published, 2 sigma over runs")
@@ -52,9 +52,9 @@ class PublishedQuantity(Definition):
 
 
 class PublishedRow(Definition):
-    """A row, bar or curve; the row of ours beside it has the same name.
+    """A row, bar or curve; our row next to it has the same name.
 
-    beside: where several hardwares share a row, or names differ, {quantity of ours: our rows} of its only number
+    beside: if several kinds of hardware share the row, or names differ: {our quantity: our rows} for its only number
     """
 
     name: str
@@ -78,8 +78,8 @@ def _is_file(name: str) -> str:
 class PublishedTable(Definition):
     """A published table or figure: its numbers and their source.
 
-    curves: a CSV file beside it with the columns method, topology, epoch, time_ks and metrics
-    axes:   those metrics, and what each is
+    curves: a CSV file next to it with the columns method, topology, epoch, time_ks and metrics
+    axes:   {metric: the name of its axis}
     """
 
     paper: Literal["promise", "exponential", "related"]
@@ -128,7 +128,7 @@ def load_published(name: str, folder: Path = PAPER) -> PublishedTable:
 
 @cache
 def published_values(names: tuple[str, ...]) -> Mapping[str, Mapping[str, Published]]:
-    """Return {row: {quantity: number}} of several files together."""
+    """Return {row: {quantity: number}}, merged from several files."""
     values: dict[str, dict[str, Published]] = {}
     for name in names:
         for row in load_published(name).rows:
@@ -140,7 +140,7 @@ def published_values(names: tuple[str, ...]) -> Mapping[str, Mapping[str, Publis
 
 
 def published_lines(names: Sequence[str]) -> list[str]:
-    """Return lines on the sources of published numbers, and on unknown ones and the reasons."""
+    """Return lines on the sources of published numbers, and on which are unknown and why."""
     lines = []
     for name in names:
         published = load_published(name)

@@ -1,4 +1,4 @@
-"""What a table's columns hold: statistics over seeds, rows compared seed by seed, published numbers beside them."""
+"""What a table's columns hold: statistics over seeds, rows compared seed by seed, and published numbers."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ LEVEL = 0.05
 FEWEST_SEEDS = 3
 EMPTY = {"mean": "missing", "median": "missing", "published": "unknown"}  # what readers see where there is no number
 Values = Mapping[Hashable, float | None]  # a quantity by seed
-# Statistics of all seeds of a row, whose numbers are in ascending order, NaN at the worse end.
+# Statistics over all seeds of a row. The numbers are in ascending order, with NaN at the worse end.
 OVER_SEEDS: Mapping[str, Callable[[Sequence[float]], float | None]] = {
     "mean": lambda numbers: math.fsum(numbers) / len(numbers),
     "2sigma": lambda numbers: 2 * statistics.stdev(numbers) if len(numbers) > 1 else None,
@@ -30,7 +30,7 @@ OVER_SEEDS: Mapping[str, Callable[[Sequence[float]], float | None]] = {
 
 
 def over_seeds(column: Column, values: Sequence[float | None]) -> float | None:
-    """Return a column's statistic of all seeds; None unless every one has a number: n is the same for a whole row."""
+    """Return a column's statistic over all seeds; None unless each has a number, so that a row has one n."""
     if not values or None in values:
         return None
     if column.statistic == "2sigma" and len(values) > 1 and not all(map(math.isfinite, values)):
@@ -39,7 +39,7 @@ def over_seeds(column: Column, values: Sequence[float | None]) -> float | None:
     return OVER_SEEDS[column.statistic](sorted(values, key=lambda value: worst if math.isnan(value) else value))
 
 
-# Of two rows, seed by seed.
+# Two rows, compared seed by seed.
 
 
 class ComparisonError(ValueError):
@@ -49,7 +49,7 @@ class ComparisonError(ValueError):
 def paired_differences(values: Values, others: Values) -> list[float]:
     """Return values - others, seed by seed.
 
-    Raises ComparisonError for missing or diverged runs, seeds that only one side has, and fewer than three of them.
+    Raises ComparisonError for missing or diverged runs, seeds that only one side has, and fewer than three seeds.
     """
     if not values or not others or None in (*values.values(), *others.values()):
         raise ComparisonError("missing")
@@ -64,7 +64,7 @@ def paired_differences(values: Values, others: Values) -> list[float]:
 
 
 def mean_and_interval(differences: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Return the mean and its 95 % t interval; no interval if they are all the same."""
+    """Return the mean and its 95 % t interval; no interval if all differences are the same."""
     mean = math.fsum(differences) / len(differences)
     if not _spread(differences):
         return mean, None, None
@@ -78,7 +78,7 @@ def p_within(differences: Sequence[float], margin: float) -> float:
 
 
 def p_beyond(differences: Sequence[float], margin: float) -> float:
-    """Return p of the opposite, on either side: small if the mean difference exceeds the margin."""
+    """Return p of the opposite test, on either side: small if the mean difference exceeds the margin."""
     return float(min(1, 2 * min(_p(differences, margin, "greater"), _p(differences, -margin, "less"))))
 
 
@@ -102,12 +102,12 @@ def _spread(differences: Sequence[float]) -> bool:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A row compared with another one; a mean of None, and the reason, where there is nothing to compare.
+    """A row compared with another one; where there is nothing to compare, mean is None and a reason is given.
 
     mean:    of the differences, or the geometric mean of speed-ups
-    low:     the lower end of its 95 % t interval; None if it is the same in every seed
+    low:     the lower end of its 95 % t interval; None if the difference is the same for every seed
     high:    the upper end
-    other:   of equivalence tests the other row's name; None if the table does not compare the row
+    other:   the other row's name in equivalence tests; None if the table does not compare the row
     within:  p of the test that finds the difference within the margin
     beyond:  p of the test that finds it larger
     """
@@ -131,7 +131,7 @@ class Comparison:
 def difference(
     values: Values, others: Values, other: str | None = None, margin: float | None = None, ratios: bool = False
 ) -> Comparison:
-    """Return values - others, or others / values as geometric mean; with a margin tested for being within it."""
+    """Return values - others, or others / values as geometric mean; given a margin, test whether it is within it."""
     if ratios and math.inf in (*values.values(), *others.values()):
         return Comparison(reason="not reached by all")
     if ratios:
@@ -152,7 +152,7 @@ def difference(
 def corrected(cells: Sequence[Comparison]) -> list[Comparison]:
     """Return all equivalence tests of a table, corrected for their number by Holm's method.
 
-    Those whose runs are missing count too: otherwise a verdict would change with what else has been run.
+    Tests whose runs are missing count too: otherwise a verdict would change with what else has been run.
     """
     within, beyond = holm([cell.within for cell in cells]), holm([cell.beyond for cell in cells])
     return [replace(cell, within=p, beyond=q) for cell, p, q in zip(cells, within, beyond, strict=True)]
@@ -162,7 +162,7 @@ def corrected(cells: Sequence[Comparison]) -> list[Comparison]:
 
 
 def columns_of(collection: Collection) -> dict[str, list[float | Comparison | None]]:
-    """Return {column: the values of all rows} of the columns of numbers; equivalence tests are corrected together."""
+    """Return {column: the values of all rows} for the number columns; equivalence tests are corrected together."""
     table = collection.table
     values = {}
     for column in table.numbers:
@@ -180,7 +180,7 @@ def columns_of(collection: Collection) -> dict[str, list[float | Comparison | No
 
 
 def _value(table: Table, row: Row, column: Column, values: Mapping[str, Values]) -> float | Comparison | None:
-    """Return what a column holds of a row; `values` has its quantity for each row and seed."""
+    """Return a column's value for a row; `values` has its quantity for each row and seed."""
     if column.statistic in PUBLISHED:
         return _published(table, row, column)
     if column.statistic in OVER_SEEDS:
@@ -198,7 +198,7 @@ def _value(table: Table, row: Row, column: Column, values: Mapping[str, Values])
 
 
 def published_of(table: Table, row: str | None, column: Column) -> Published | None:
-    """Return what is published of a row's quantity; None if nothing is, not even that it is unknown."""
+    """Return the published number of a row's quantity; None without an entry, even one that says it is unknown."""
     return published_values(table.published).get(row, {}).get(column.published_name)
 
 
@@ -212,7 +212,7 @@ def _published(table: Table, row: Row, column: Column) -> float | None:
 
 
 def definition(table: Table, column: Column) -> str:
-    """Return what a column holds."""
+    """Return the definition of a column."""
     if column.quantity is None:
         return table.labels.get(column.name) or LABELS[column.name]
     quantity = column.quantity
@@ -230,7 +230,7 @@ def definition(table: Table, column: Column) -> str:
 
 
 def show(column: Column, value: object) -> str:
-    """Return a value as readers see it: of comparisons mean [low, high], of equivalence tests the verdict."""
+    """Return a value as readers see it: mean [low, high] for comparisons, the verdict for equivalence tests."""
     quantity, statistic = column.quantity, column.statistic
     if quantity is None:
         return "" if value is None else str(value)
@@ -248,7 +248,7 @@ def show(column: Column, value: object) -> str:
 
 
 def exact(column: Column, value: object) -> dict[str, object]:
-    """Return what CSV files hold of a value: {column: number or text}, None where there is nothing."""
+    """Return a value's cells in CSV files: {column: number or text}, None where there is nothing."""
     if not isinstance(value, Comparison):
         return {column.name: value}
     parts = {"": value.mean, "_low": value.low, "_high": value.high}

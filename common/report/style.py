@@ -1,4 +1,4 @@
-"""What all figures share: colours, line styles, print sizes, axes' names, legends, and how files are written."""
+"""What all figures share: colours, line styles, print sizes, axis labels, legends, and how files are written."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import cycle
@@ -66,7 +66,7 @@ RC = {
     "svg.fonttype": "none",
 }
 LEGEND_WIDTH = 130  # of both legends below the panels, in characters
-FORMATS = ("png",)  # of what else matplotlib can write, svg and pdf
+FORMATS = ("png",)  # matplotlib can also write svg and pdf
 
 
 def save(draw: Callable[[], Figure], folder: Path, name: str, formats: Collection[str] = FORMATS) -> list[Path]:
@@ -86,15 +86,15 @@ def label_of(metric: str) -> str:
 
 
 def seeds_of(counts: Iterable[int]) -> str:
-    """Return the n of several means as text: 3, or 1-3 where they differ."""
+    """Return the n of several means as text: 3, or 1-3 if they differ."""
     counts = sorted(counts) or [0]
     return "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
 
 
 def line_names(rows: Sequence[Row]) -> list[str]:
-    """Return the rows' methods, with their labels where rows of one method and topology differ in nothing else.
+    """Return the rows' methods, with labels where rows of the same method and topology differ in nothing else.
 
-    A method's names have the labels in which any of its rows differ, on whatever topology.
+    A method's names have the labels in which any of its rows differ, on any topology.
     """
     names = []
     for row in rows:
@@ -133,7 +133,7 @@ def draw_legends(figure: Figure, methods: Sequence[str], topologies: Sequence[st
         for name, (mark, dash) in zip(topologies, cycle(STYLES.items()))
     ]
     beside = 2 if len(topologies) > 5 else 1
-    room = LEGEND_WIDTH - beside * (7 + max(map(len, topologies)))  # the line beside a label counts as seven
+    room = LEGEND_WIDTH - beside * (7 + max(map(len, topologies)))  # the line next to a label counts as seven
     columns = max(1, min(len(methods) // 2, room // (7 + max(map(len, methods)))))
     rows = max(-(-len(methods) // columns), -(-len(topologies) // beside))
     figure.set_figheight(figure.get_figheight() + 0.16 * max(0, rows - 4))

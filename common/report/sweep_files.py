@@ -1,4 +1,4 @@
-"""What a sweep leaves in results/sweeps: <table>.csv, .yaml, .md and .png."""
+"""The files that a sweep writes to results/sweeps: <table>.csv, .yaml, .md and .png."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,7 @@ def trial_records(table: Table, trials: pd.DataFrame) -> pd.DataFrame:
 
 
 def sweep_frame(table: Table, tuned: Mapping[str, Tuned]) -> pd.DataFrame:
-    """Return the table of what a sweep chose, {method: what}, as texts."""
+    """Return the table of a sweep's choices as texts; tuned: {method: what was chosen}."""
     quantity, lines = table.sweep.of, []
     variants = [*table.variants] or [None]
     for row, variant in ((row, variant) for row in table.tuned_rows for variant in variants):
@@ -144,9 +144,9 @@ def sweep_page(table: Table, methods: Sequence[Method], records: pd.DataFrame, c
 def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
     """Draw what was tuned against the learning rate, a panel for each variant and number of workers.
 
-    A line is the mean over tuning seeds with the values that were chosen besides the rate, bars go from the lowest to
-    the highest seed, crosses below are rates that diverged with them; a parabola ends where its fit does, and a bar
-    below shows the interval of its optimum.
+    A line is the mean over tuning seeds with the chosen values on the other axes; bars go from the lowest to the
+    highest seed, and crosses at the bottom are rates that diverged with these values. A parabola ends where its fit
+    does, and a bar at the bottom shows the interval of its optimum.
     """
     rows = list(dict.fromkeys(method.row for method in methods))
     names = {row: f"{name}, {row.topology.replace('_', ' ')}" for row, name in zip(rows, line_names(rows), strict=True)}

@@ -1,4 +1,4 @@
-"""A table of runs with the published numbers beside them, definitions, origin and missing runs."""
+"""A table of runs next to the published numbers, with definitions, origin and missing runs."""
 
 import shlex
 from collections.abc import Collection as Some
@@ -19,7 +19,7 @@ from common.report.published import published_lines
 from common.report.statistics import columns_of, definition, exact, show
 
 TABLES = ROOT / "results" / "tables"
-SPREADS = {"mean": "2sigma", "published": "published_2sigma"}  # shown behind these, after a plus-minus sign
+SPREADS = {"mean": "2sigma", "published": "published_2sigma"}  # shown after these and a plus-minus sign
 
 
 def build_table(collection: Collection) -> pd.DataFrame:
@@ -48,10 +48,10 @@ def _labels(collection: Collection, row: Row) -> dict[str, object]:
 
 
 def write_table(collection: Collection, folder: Path, command: str, kept: bool = False) -> list[Path]:
-    """Write <folder>/<table>.csv and .md and return the paths; the first has all columns, the other those shown.
+    """Write <folder>/<table>.csv with all columns and .md with the shown columns; return the paths.
 
-    command: what makes it again
-    kept:    whether these are the kept runs in results/tables: their page has the findings and links
+    command: makes the files again
+    kept:    whether these are the kept files in results/tables, whose page has the findings and links
     """
     table, frame = collection.table, build_table(collection)
     parts = [
@@ -85,7 +85,7 @@ def table_page(collection: Collection, frame: pd.DataFrame, command: str, kept: 
 
 
 def _caption(table: Table, frame: pd.DataFrame, kept: bool) -> str:
-    """Return what all rows share of what is not shown, and where more is."""
+    """Return workers and seeds, if all rows share them and no column shows them, and links to more."""
     seen = {column.name for column in shown_columns(table)}
     alike = [
         f"{frame[name].iloc[0]} {name}"
@@ -106,7 +106,7 @@ def left_of(table: Table) -> list[str]:
 
 
 def shown_columns(table: Table) -> dict[Column, Column | None]:
-    """Return the columns that `shown` of the table names, else the first seven, each with that of its deviations."""
+    """Return the columns that the table's `shown` names, else the first seven, each with its column of deviations."""
     by_key = {(column.variant, column.quantity, column.statistic): column for column in table.numbers}
     spreads = {c: by_key.get((c.variant, c.quantity, SPREADS.get(c.statistic))) for c in table.columns}
     columns = {column.name: column for column in table.columns if column not in spreads.values()}
@@ -137,7 +137,7 @@ def shown(frame: pd.DataFrame, table: Table) -> pd.DataFrame:
 
 
 def mark(table: Table, row: Row, column: Column) -> str:
-    """Return what readers must know of a row's learning rate, behind it."""
+    """Return the remark that follows a row's learning rate: values inherited, or best at an end; "" if neither."""
     if not row.takes_tuned or table.untuned:
         return ""
     tuned = table.tuned.methods[table.method(row, column.variant)]
@@ -173,7 +173,7 @@ def _compared(table: Table, column: Column, frame: pd.DataFrame) -> str:
 def missing_summary(collection: Collection) -> list[str]:
     """Return lines on missing runs and runs without scores of the test set: which, why, and the command.
 
-    A single line stands for all that is missing for the same reason.
+    A single line stands for everything that is missing for the same reason.
     """
     by_reason: dict[str, list[tuple[str, str, str]]] = {}
     for each in _missing(collection):
@@ -195,17 +195,17 @@ def _missing(collection: Collection) -> list[tuple[str, str, str]]:
     return runs + [(run, "no scores of the test set", shlex.join(["python", *call])) for run, call in scores if call]
 
 
-# Texts in the formats of files.
+# Text formats.
 
 
 def format_texts(shown: pd.DataFrame, left: Some[str]) -> str:
-    """Return texts as a table for the console: these columns to the left, others to the right."""
+    """Return texts as a table for the console, with the columns in `left` aligned left, others right."""
     align = ["left" if column in left else "right" for column in shown.columns]
     return shown.to_markdown(index=False, tablefmt="simple", disable_numparse=True, colalign=align)
 
 
 def markdown(shown: pd.DataFrame, left: Some[str]) -> str:
-    """Return texts as a Markdown table without padding: these columns to the left, others to the right."""
+    """Return texts as a Markdown table without padding, with the columns in `left` aligned left, others right."""
     rule = ["---" if column in left else "---:" for column in shown.columns]
     rows = [list(shown.columns), rule, *shown.astype(str).values.tolist()]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)

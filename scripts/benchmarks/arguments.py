@@ -1,4 +1,4 @@
-"""Arguments of scripts.benchmarks.hosts: those of each measure, and the names that they choose among."""
+"""Arguments of scripts.benchmarks.hosts for each measure, and the names to choose from."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ MODELS = ("gpt_5m", "gpt_30m", "digits_resnet")
 BETWEEN = "_between_hosts"  # complete inside hosts
 AVERAGES = ("allreduce", "complete", "one_peer_exponential", f"one_peer_exponential{BETWEEN}")
 AVERAGES += ("aer", "one_peer_ring", "ring")
-# (engine, topology) of measure=step. Topologies are under their engines' names; of ours see `engines.gossip`.
+# (engine, topology) of measure=step. Topologies have their engines' names; for ours see `engines.gossip`.
 OF_SEVERAL_RANKS = [("decent_dp", "alternating-exp-ring"), ("ours", "one_peer_exponential/between_hosts")]  # on a host
 OF_SEVERAL_RANKS += [("ours", "one_peer_ring/staggered"), ("ours", "hypercube/staggered")]
 CASES = [("alone", "torch"), ("alone", "fused"), ("ddp", "complete")]
@@ -48,7 +48,7 @@ METHODS = {
     "decent_aer": Method("Decent (AER)", "ours", "aer"),
     "decent_exp_between_hosts": Method("Decent (Exp between hosts)", "ours", "one_peer_exponential/between_hosts"),
     "decent_aer_staggered": Method("Decent (AER, staggered)", "ours", "aer/staggered"),
-    # The ablation's: without overlap, gradients leave in one bucket, and gossip adapts then combines.
+    # For the ablation: without overlap, gradients leave in one bucket, and gossip adapts, then combines.
     "allreduce_no_overlap": Method("AllReduce, no overlap", "allreduce", "complete", bucket_mb=1000.0),
     "decent_aer_no_overlap": Method("Decent (AER), no overlap", "ours", "aer/atc"),
 }
@@ -66,7 +66,7 @@ def _check_names(known: Collection[str], text: str) -> str:
 
 
 def names_of(known: Collection[str]) -> Any:
-    """Return the type of a text of some of these names, with commas between them."""
+    """Return the type of a text with some of these names, separated by commas."""
     return Annotated[Text, AfterValidator(partial(_check_names, known))]
 
 

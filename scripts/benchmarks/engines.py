@@ -1,4 +1,4 @@
-"""Models, their computing as waits, and the engines of data parallelism around them, which measures.py times."""
+"""Models, waits in place of their computing, and the data-parallel engines around them, which measures.py times."""
 
 import math
 import time
@@ -129,10 +129,10 @@ class _Layer(torch.autograd.Function):
 class Engine(NamedTuple):
     """An engine around a model.
 
-    model:    what the loss is taken of
-    update:   what follows backward
-    close:    what ends it
-    waited_s: seconds that this rank waited for messages so far, where the engine counts them
+    model:    passed to the loss
+    update:   called after backward
+    close:    ends the engine
+    waited_s: seconds that this rank has waited for messages so far, if the engine counts them
     """
 
     model: nn.Module
@@ -144,11 +144,11 @@ class Engine(NamedTuple):
 def engine_of(
     name: str, module: nn.Module, topology: str, bucket_mb: float, L: int, accumulation_steps: int = 1
 ) -> Engine:
-    """Put an engine around a model. Raises ValueError where the topology does not exist for these workers. Collective.
+    """Put an engine around a model. Raises ValueError if the topology does not exist for these workers. Collective.
 
     name:      alone; ddp, decent_dp: the peers; allreduce, ours, ours_local, ours_torch: this project's
-    topology:  of gossip, see `gossip`; of decent_dp under its name; of alone which AdamW, "torch" or "fused"; of
-               allreduce "complete" or "complete/fp16", with gradients averaged in 16 bits
+    topology:  for gossip, see `gossip`; for decent_dp, its own name; for alone, which AdamW: "torch" or "fused"; for
+               allreduce, "complete" or "complete/fp16", with gradients averaged in 16 bits
     bucket_mb: of messages, in MiB
     L:         ranks on a host
     accumulation_steps: of this project's AdamW
@@ -198,7 +198,7 @@ def _decent_dp(module: nn.Module, topology: str, bucket_mb: float) -> Engine:
 
 
 def gossip(module: nn.Module, topology: str, bucket_mb: float, L: int) -> nn.Module:
-    """Wrap a model for gossip. Raises ValueError where the topology does not exist for these workers. Collective.
+    """Wrap a model for gossip. Raises ValueError if the topology does not exist for these workers. Collective.
 
     topology: a name with /between_hosts, /H/TAU for local steps, and keys of OPTIONS
     """

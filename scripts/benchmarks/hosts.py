@@ -1,4 +1,4 @@
-"""Measure averaging and steps on several hosts: emulated ones, or those of the launcher that started this.
+"""Measure averaging and steps on several hosts: emulated ones, or the hosts of the launcher that started this.
 
 python -m scripts.benchmarks.hosts measure=averaging layouts=4x2,8x1 mbit_per_s=200 iterations=20
 python -m scripts.benchmarks.hosts measure=scaling layouts=2x2,4x2,8x2 mbit_per_s=200
@@ -13,9 +13,9 @@ averaging: every iteration averages three fp32 tensors of 25 MB: by torch.distri
 scaling:   forward and backward are waits of compute_ms / workers, with gradients of the right shapes, as an accelerator
            leaves the CPU free; the optimizer's step and the messages are real
 step:      every engine trains the same model from the same seed, in separate processes; with compute_ms=0 it computes.
-           What the table in `output` holds is not measured again without --again, and what is measured is added at
-           once, so that the same command goes on after an interruption. All rows of a table are of one machine, one
-           commit and the same settings. An engine that fails is named, and the others are still measured
+           Rows that the table in `output` has are not measured again without --again, and new rows are added at once,
+           so that the same command continues after an interruption. All rows of a table are from one machine and one
+           commit, with the same settings. An engine that fails is named, and the others are still measured
 """
 
 import importlib.util
@@ -51,7 +51,7 @@ from scripts.emulate import EmulateArguments, check_machine, emulated_hosts, end
 
 @main_function
 def main(argv: Sequence[str]) -> int:
-    """Measure, write the table."""
+    """Measure and write the table."""
     arguments = read(argv)
     measure, launched = arguments.measure, "RANK" in os.environ
     benchmark = Benchmark(arguments.name, TITLES[measure], COLUMNS[measure], FORMATS[measure])
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def everywhere(arguments: HostsArguments) -> tuple[list[Row], int]:
-    """Return the rows of all emulated layouts and rates, and 1 if the workers of one failed, which it names, else 0."""
+    """Return the rows of all emulated layouts and rates, and 1 if any of them failed (it is named), else 0."""
     end_like_an_interruption()
     rows: list[Row] = []
     failed = 0
@@ -111,7 +111,7 @@ def on_emulated_hosts(arguments: HostsArguments) -> list[Row] | None:
         return None if code or not file.exists() else json.loads(file.read_text(encoding="utf-8"))
 
 
-# -- engines beside each other: a table that grows
+# -- engines side by side: a table that grows
 
 
 def engines(arguments: StepArguments, benchmark: Benchmark) -> tuple[list[Row], int]:
@@ -165,14 +165,14 @@ def jobs_of(arguments: StepArguments) -> Iterator[tuple[StepArguments, Row]]:
 
 
 def key_of(row: Mapping[str, object]) -> tuple[object, ...]:
-    """Return what tells a row from the others."""
+    """Return the values that identify a row."""
     return tuple(row[name] for name in KEY)
 
 
 def kept_rows(arguments: StepArguments, same: Mapping[str, object]) -> list[Row]:
     """Return the rows of the table in `output`, if there is one.
 
-    Raises UsageError where they are not of the `same` machine, commit and settings: they could not be compared.
+    Raises UsageError if they are not from the `same` machine, commit and settings: they could not be compared.
     """
     file = Path(arguments.output) / f"{arguments.name}.csv"
     if not file.exists():

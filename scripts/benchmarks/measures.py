@@ -6,7 +6,7 @@ torchrun ... -m scripts.benchmarks.measures measure=... rows=FILE ...          s
 # ruff: noqa: E402
 import time
 
-BEGAN = time.time()  # before the other imports: they are nearly all of a start
+BEGAN = time.time()  # before the other imports, which take most of the startup time
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ from scripts.benchmarks.arguments import (
 from scripts.benchmarks.engines import MODELS, TIMEOUT_S, EmulatedCompute, Engine, engine_of, equal_layers, gossip
 
 WARM_UP = 6  # steps of measure=step before the timed ones
-ONCE = ("peak_mb", "startup_s", "first_step_s", "ready_s")  # of each process
+ONCE = ("peak_mb", "startup_s", "first_step_s", "ready_s")  # measured once per process
 
 
 @main_function
@@ -94,7 +94,7 @@ def rounds(engine: Engine, one: Callable[[int], float], count: int, steps: int) 
     seconds = [one(steps) for _ in range(count)]
     if waited is not None:
         waited = (engine.waited_s() - waited) / (steps * count)
-    dist.barrier()  # only now has everybody sent all that it had to send
+    dist.barrier()  # only now has every rank sent everything
     sent = None if before is None else (bytes_sent_by_host() - before) / (steps * count)
     with contextlib.suppress(RuntimeError):
         engine.close()
@@ -112,7 +112,7 @@ def bytes_sent_by_host() -> int | None:
 
 
 def mean_over_hosts(everywhere: Sequence[Row], L: int) -> float | None:
-    """Return the bytes that a host sends, the mean over the first ranks of the hosts; None where they are not known."""
+    """Return the mean number of bytes that a host sends, from each host's first rank; None if unknown."""
     firsts = [rank["sent"] for rank in everywhere[::L]]
     return None if None in firsts else statistics.mean(firsts)
 
@@ -127,7 +127,7 @@ def say(text: str) -> None:
 
 
 def averaging(arguments: AveragingArguments, device: torch.device, L: int) -> Iterator[Row]:
-    """Yield a row for each topology; print why where one does not exist for these workers."""
+    """Yield a row for each topology; print why if one does not exist for these workers."""
     for name in arguments.topologies.split(","):
         try:
             engine = averager(name, device, L, arguments)
@@ -135,7 +135,7 @@ def averaging(arguments: AveragingArguments, device: torch.device, L: int) -> It
             say(f"{name}: skipped: {error}")
             continue
         one = partial(seconds_of, engine.update, device)
-        one(2)  # they open connections
+        one(2)  # the first ones open connections
         everywhere = gather_objects(rounds(engine, one, 1, arguments.iterations))
         slowest = max(rank["rounds"][0] for rank in everywhere)
         yield {
@@ -150,7 +150,7 @@ def averaging(arguments: AveragingArguments, device: torch.device, L: int) -> It
 
 
 def averager(name: str, device: torch.device, L: int, arguments: AveragingArguments) -> Engine:
-    """Return an engine whose update averages. Raises ValueError where the topology does not exist. Collective."""
+    """Return an engine whose update averages. Raises ValueError if the topology does not exist. Collective."""
     numel = round(arguments.tensor_mb * 1e6 / 4)
     tensors = [torch.zeros(numel, device=device) for _ in range(arguments.tensors)]
     module = nn.ParameterList(map(nn.Parameter, tensors))
@@ -191,7 +191,7 @@ def means_of(everywhere: Sequence[Row]) -> list[float]:
 
 
 def scaling(arguments: ScalingArguments, device: torch.device, L: int) -> Iterator[Row]:
-    """Yield a row for each method; print why where one does not exist for these workers."""
+    """Yield a row for each method; print why if one does not exist for these workers."""
     compute_ms = arguments.compute_ms / dist.get_world_size()
     for method in (METHODS[name] for name in arguments.methods.split(",")):
         layers = equal_layers(arguments.payload_mb, device)
@@ -220,7 +220,7 @@ def scaling(arguments: ScalingArguments, device: torch.device, L: int) -> Iterat
 
 
 def step(arguments: StepArguments, device: torch.device, L: int) -> Iterator[Row]:
-    """Yield a row of the one engine that `arguments` name for each compute_ms."""
+    """Yield a row for each compute_ms, for the one engine that `arguments` name."""
     for index, compute_ms in enumerate(map(float, arguments.compute_ms.split(","))):
         measured = step_of(arguments, compute_ms, device, L)
         everywhere = gather_objects(measured)

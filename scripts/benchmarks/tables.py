@@ -1,4 +1,4 @@
-"""The tables of scripts.benchmarks.hosts: their columns, ratios, and what is said above them."""
+"""The tables of scripts.benchmarks.hosts: their columns, ratios, and the text above them."""
 
 from collections.abc import Iterable, Mapping
 
@@ -105,7 +105,7 @@ SAID = {  # above the tables
     f"{MODULE} measure=step layouts=HOSTSxRANKS mbit_per_s=RATE models=MODEL compute_ms=MS conditions=CONDITION "
     "engines=ENGINE topologies=TOPOLOGY output=FOLDER` measures with the row's values, at its commit.",
 }
-PEERS = {  # decent-dp's topology that each of ours is compared with
+PEERS = {  # the topology of decent-dp that each of ours is compared with
     "complete": "complete",
     "one_peer_ring": "ring",
     "hypercube": "one-peer-exp",
@@ -123,7 +123,7 @@ def table(rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
     step_ms = frame.set_index(KEY).step_ms
 
     def step_ms_of(engine: str, topology: object) -> np.ndarray:
-        """Return for each row the time of another engine in the same case; NaN where that was not measured."""
+        """Return for each row the time of another engine in the same case; NaN where it was not measured."""
         other = frame[CASE].assign(engine=engine, topology=topology)
         return step_ms.reindex(pd.MultiIndex.from_frame(other)).to_numpy()
 

@@ -2,8 +2,8 @@
 
 python -m scripts.benchmarks.theorems               results/benchmarks/theorems_{quadratic,logistic}.{csv,md}
 
-The error after T steps is that of the theorems, the mean over t < T of E ||grad f(mean_i x_i(t))||^2, with the constant
-learning rate that makes it smallest for this T: every method is tuned alike, at every T.
+The error after T steps is the theorems' measure, the mean over t < T of E ||grad f(mean_i x_i(t))||^2, with the
+constant learning rate that makes it smallest for this T: every method is tuned the same way, at every T.
 
 Quadratic (arXiv 2110.13363): worker i has f_i(x) = h_i (x - b_i)^2 / 2 with h_i and b_i drawn for it, and gradients
 have unit Gaussian noise. DmSGD is then linear and its second moments follow exactly, without sampling (`mean_errors`).
@@ -37,7 +37,7 @@ from scripts.benchmarks.record import Benchmark
 MODULE = "scripts.benchmarks.theorems"
 Array = NDArray[np.float64]
 MOMENTUM = 0.9  # of DmSGD
-BATCH, FEATURES, SAMPLES = 4, 16, 192 * 16  # of a worker; of logistic regression; in all
+BATCH, FEATURES, SAMPLES = 4, 16, 192 * 16  # per worker; of logistic regression; in total
 EVERY = 4  # steps between evaluations on all samples
 NEAR = 1.25  # a transient is over when the error stays below this multiple of parallel SGD's
 QUADRATIC = {
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def conclude_quadratic(table: pd.DataFrame) -> list[str]:
-    """Return what became of the predictions."""
+    """Return how the predictions fared."""
     exponential = table[table.topology.isin(["static_exponential", "one_peer_exponential"])]
     lowest = exponential.loc[exponential.relative_speedup.idxmin()]
     ring = table[(table.topology == "ring") & (table.workers >= 16)]
@@ -113,7 +113,7 @@ def conclude_quadratic(table: pd.DataFrame) -> list[str]:
 
 
 def conclude_logistic(table: pd.DataFrame) -> list[str]:
-    """Return what became of the predictions."""
+    """Return how the predictions fared."""
     dadam = table[table.method == "DAdam"].pivot(index="workers", columns="topology", values="steps")
     sparse = dadam[["static_exponential", "one_peer_exponential", "aer"]]
     ratios = sparse.div(dadam["complete"], axis=0).stack()
@@ -159,7 +159,7 @@ def transient(ours: Errors, parallel: Errors) -> tuple[float, float]:
 
 
 def topologies(n: int) -> list[str]:
-    """Return the topologies that n workers can have."""
+    """Return the topologies that exist for n workers."""
     hosts = n // PER_HOST
     return [name for name in GOSSIP if name != "aer" or (n % PER_HOST == 0 and hosts > 1 and not hosts & (hosts - 1))]
 
@@ -195,7 +195,7 @@ def exact_after(name: str, n: int) -> int | None:
 
 @cache
 def quadratic_errors(name: str, n: int, arguments: TheoremArguments) -> Errors:
-    """Return the errors of DmSGD on a topology of n workers, mean over the problems."""
+    """Return the errors of DmSGD on a topology of n workers, averaged over the problems."""
     matrices = matrices_of(name, n)
     draw = np.random.default_rng([n, 1])
     h = np.exp(draw.normal(0, 0.5, (arguments.problems, n)))
@@ -218,9 +218,9 @@ def mean_errors(matrices: Sequence[Array], h: Array, pull: Array, rate: float, d
     step:   [2n + 1, 2n + 1]; z <- step z + noise
     noise:  [2n + 1, 2n + 1], covariance of the noise
     weight: [2n + 1, 2n + 1]; the sum of (mean_i x_i)^2 is z' weight z + extra for z at its start
-    extra:  the part that the period's own noise adds, in the mean
+    extra:  the part that the period's own noise adds on average
 
-    Infinite where an error overflows.
+    Errors that overflow are infinite or NaN.
     """
     problems, n = h.shape
     mean = np.repeat([1 / n, 0], [n, n + 1])

@@ -1,4 +1,4 @@
-"""Predicts how fast links have to be for workers to compute, not to wait: all-reduce, local steps, gossip.
+"""Predict how fast links must be for workers to compute rather than wait: all-reduce, local steps, gossip.
 
 python -m scripts.benchmarks.utilisation [hosts=8] [payload_mb=20000] [compute_ms=800] [latency_us=1000]
                                          [local_steps=10,50,100,300] [output=results/benchmarks]
@@ -101,7 +101,7 @@ def utilisation(cluster: Cluster, topology: str, local: LocalSteps | None) -> fl
 
 
 def needed(used: Sequence[float], share: float) -> float | None:
-    """Return the lowest rate from which on utilisation stays at `share`, between grid points log-linearly; or None."""
+    """Return the rate from which utilisation stays at `share` or above, interpolated log-linearly; None without one."""
     below = np.flatnonzero(np.asarray(used) < share)
     if not len(below):
         return float(GBPS[0])

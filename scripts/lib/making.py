@@ -1,4 +1,4 @@
-"""Makes the missing runs of a table on this machine; other commands decide which."""
+"""Make the missing runs of a table on this machine; other commands decide which."""
 
 import os
 import shlex
@@ -23,7 +23,7 @@ INTERRUPTED = 75
 
 
 def state_of(table: Table, cell: Cell) -> str:
-    """Return what the cell's folder holds: "missing", "finished", "diverged" or how far it came.
+    """Return the state of the cell's run: "missing", "unfinished", or the status in its summary.json.
 
     Raises UsageError if it holds another run or a broken one: nothing is overwritten or counted by mistake.
     """
@@ -56,7 +56,7 @@ def _command(cell: Cell) -> str:
 
 
 def print_plan(table: Table, cells: Sequence[Cell], states: Sequence[str]) -> None:
-    """Print the commands of the runs to make; all else is a comment, so that a shell takes the whole output."""
+    """Print the commands of the runs to make; all else is a comment, so that a shell accepts the whole output."""
     for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):
         print(f"# [{number}/{len(cells)}] {cell.label}: {state}")
         if state not in table.settled:
@@ -100,7 +100,7 @@ def make(table: Table, cells: Sequence[Cell], states: Sequence[str], jobs: int) 
 
 
 def _train_all(table: Table, cells: Sequence[Cell], jobs: int) -> Iterator[tuple[Cell, str | None, float]]:
-    """Make these runs, `jobs` at a time; yield each with why it failed and its seconds, as they end."""
+    """Make these runs, `jobs` at a time; as each ends, yield it with why it failed and its seconds."""
     if jobs == 1:
         yield from (_timed(partial(_train, table), cell) for cell in cells)
         return
@@ -130,7 +130,7 @@ def _timed(train: Callable[[Cell], str | None], cell: Cell) -> tuple[Cell, str |
 
 
 def _train_beside_others(table: Table, threads: int, running: set[subprocess.Popen[bytes]], cell: Cell) -> str | None:
-    """Do as _train in a process that is in `running` as long as it runs."""
+    """Do what _train does, in a process that is in `running` while it runs."""
     quiet = [f"training.threads={threads}", "logging.progress=false"]
     process = subprocess.Popen([sys.executable, *cell.arguments(*quiet, *_resume(cell))])
     running.add(process)
@@ -140,7 +140,7 @@ def _train_beside_others(table: Table, threads: int, running: set[subprocess.Pop
 
 
 def _train(table: Table, cell: Cell) -> str | None:
-    """Make one run and return why it failed, None if it finished; KeyboardInterrupt if it was interrupted."""
+    """Make one run and return why it failed, None if it finished; raise KeyboardInterrupt if it was interrupted."""
     # Imported here: it brings torch, which neither --dry-run nor a finished table needs.
     from common.launch.processes import launch
 
@@ -155,7 +155,7 @@ def _train(table: Table, cell: Cell) -> str | None:
 
 
 def _judge(table: Table, cell: Cell, code: int | str | None) -> str | None:
-    """Return what a run's exit code and folder mean, as _train does."""
+    """Return why a run failed, judging by its exit code and folder, as _train does."""
     if code == INTERRUPTED:
         raise KeyboardInterrupt
     if _diverged(table, cell):

@@ -1,4 +1,4 @@
-"""Submits the missing runs of a table to Slurm, and a job that follows them; other commands decide which."""
+"""Submit the missing runs of a table to Slurm, and a job that follows them; other commands decide which."""
 
 import shlex
 import sys
@@ -12,7 +12,7 @@ from common.cli import Arguments, Text, UsageError
 from common.experiments.tables import Cell, Table
 from scripts.lib.making import settled
 
-DRY_RUN_TIMEOUT_S = 5.0  # of Slurm's answer: commands do not wait for it
+DRY_RUN_TIMEOUT_S = 5.0  # for Slurm's answer, without which a dry run goes on
 
 
 class LauncherArguments(Arguments):
@@ -33,7 +33,7 @@ class LauncherArguments(Arguments):
 
     @classmethod
     def hint(cls, argv: Sequence[str]) -> str:
-        """Return where a table's values are set: not by arguments of this command."""
+        """Return the hint that a table's values are set in its definition, not by arguments of this command."""
         table = next((word.partition("=")[2] for word in argv if word.startswith("table=")), "TABLE")
         return f"; a table's values are in its definition: copy results/definitions/tables/{table}.yaml"
 
@@ -52,13 +52,13 @@ def submit_missing(
     purpose: str,
     known: int = 0,
 ) -> int:
-    """Show the state of every run and submit those that are neither settled nor in Slurm's hands; the exit code.
+    """Show every run's state and submit the runs that are neither settled nor with Slurm; return the exit code.
 
     follow_up: the job that follows the runs: a file of slurm/ and its arguments
     purpose:   what it does, as in "then: JOB, which ..."
-    known:     how many must be settled or in Slurm's hands; if they are fewer, some failed, and nothing is submitted
+    known:     how many must be settled or with Slurm; if fewer are, some failed, and nothing is submitted
 
-    A dry run also goes without Slurm: then it says that the queue could not be asked, and why.
+    A dry run also works without Slurm: it then says that the queue could not be asked, and why.
     """
     from slurm.options import DEFAULT_CLUSTER, SbatchOptions
     from slurm.queue import ended, folder, not_begun
@@ -80,7 +80,7 @@ def submit_missing(
         last = waited.get(cell.run_dir) or ended(cell.run_dir) if asked and cell.run_dir in options_of else None
         state += f"; its last job: {last}" * bool(last)
         print(f"# [{number}/{len(cells)}] {cell.label}: {queue.get(cell.run_dir, state)}")
-        if arguments.dry_run and cell.run_dir in options_of:  # what is submitted are arrays of these
+        if arguments.dry_run and cell.run_dir in options_of:  # submitted as elements of arrays
             print(shlex.join(["sbatch", *options_of[cell.run_dir], "slurm/train.sbatch", cell.task, *cell.overrides]))
     for problem in missing_data([cell for cell in todo if cell.run_dir in options_of]):
         print(f"# warning: not on this machine; the jobs need it where they run: {problem}")
@@ -103,7 +103,7 @@ def submit_missing(
 
 
 def _queue_of(table: Table, runs: Path, dry_run: bool) -> dict[Path, str] | None:
-    """Return what Slurm has of the table's runs; None if a dry run, which goes on, could not ask it."""
+    """Return the table's runs that Slurm has; None if it did not answer a dry run, which goes on anyway."""
     from slurm.queue import TIMEOUT_S, submitted
 
     try:
@@ -129,7 +129,7 @@ def _submit_follow_up(command: Sequence[str], purpose: str) -> int:
 
 
 def missing_data(cells: Sequence[Cell]) -> list[str]:
-    """Return what these runs would not find, were they started here: computing nodes may see other folders."""
+    """Return what these runs would not find if they were started here; compute nodes may see other folders."""
     from common.config.config import ConfigError
     from common.launch.compose import compose_config
     from common.training.task import load_task

@@ -40,7 +40,7 @@ def decoded(stream: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def read_text(file: Path) -> Iterator[str]:
-    """Yield the lines of a user's text, without a byte order mark and carriage returns, which are no part of them."""
+    """Yield the lines of a user's text, without a byte order mark and carriage returns."""
     for number, line in enumerate(read_lines(file)):
         yield (line if number else line.removeprefix("\ufeff")).rstrip("\r")
 

@@ -35,9 +35,9 @@ def record(folder: Path) -> dict[str, Any] | None:
 
 
 def check_unchanged(folder: Path, names: Iterable[str] | None = None) -> None:
-    """Raise ConfigError if one of these files is missing or another one than transformer.prepare recorded.
+    """Raise ConfigError if one of these files is missing or differs from the one that transformer.prepare recorded.
 
-    names: None: all that it made
+    names: None: all files that it made
     """
     found = record(folder)
     if found is None:
@@ -53,7 +53,7 @@ def check_unchanged(folder: Path, names: Iterable[str] | None = None) -> None:
 
 @contextmanager
 def making(output: Path, description: dict[str, Any], key: str) -> Iterator[bool]:
-    """Let one process of this machine at a time be inside the block; yield whether the folder has yet to be made.
+    """Let one process of this machine at a time enter the block; yield whether the folder has yet to be made.
 
     description: what distinguishes this folder from others
     key:         the argument that names the folder, for messages

@@ -1,12 +1,11 @@
-"""The corpora out of packages: names of numbers by num2words, and LibreOffice's help, a professional translation.
+"""The corpora from packages: names of numbers by num2words, and LibreOffice's help, a professional translation.
 
 number names:     A line holds a few numbers ("twelve; three hundred and five"): real language in any amount, with known
                   translations. Word order differs ("vierundzwanzig" is "four and twenty"), so attention is needed, and
                   a model that has learned the task scores close to 100 BLEU.
-LibreOffice help: Blocks of text correspond if they have the same id in the same page. Kept are pairs of 4 to 60 words
-                  on both sides that were translated, each once. All pairs with the same source text belong to the page
-                  that has it first, and the page's name decides the split: another version of the packages changes
-                  little.
+LibreOffice help: Blocks of text correspond if they have the same id on the same page. Translated pairs of 4 to 60 words
+                  on both sides are kept, each once. All pairs with the same source text belong to the first page that
+                  has it, and the page's name decides the split: another version of the packages changes little.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ from transformer.config import NumberNames
 SEPARATORS = {"fr": " ; "}  # French has a space before a semicolon
 CODES = {"en": "en-US", "de": "de", "fr": "fr"}  # LibreOffice's names of languages
 SHORTEST, LONGEST = 4, 60  # words
-HELD_OUT = {"test": 0.1, "valid": 0.15}  # pages whose hash is below, of 0 to 1
+HELD_OUT = {"test": 0.1, "valid": 0.15}  # pages whose hash, from 0 to 1, is below this
 Pair = tuple[str, str]
 
 
@@ -79,7 +78,7 @@ def split_of_page(page: str) -> str:
 
 
 def _blocks(package: Package, language: str) -> dict[str, dict[str, str]]:
-    """Return {page: {id: text}}; of several blocks with one id the first counts."""
+    """Return {page: {id: text}}; of several blocks with the same id, the first counts."""
     pages: dict[str, dict[str, str]] = {}
     for page, content in files_of(package, f"usr/share/libreoffice/help/{CODES[language]}/text", ".html"):
         blocks = pages.setdefault(page, {})
