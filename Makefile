@@ -1,8 +1,8 @@
-# Every target sets up what it needs: .venv is made once and again only when the pinned versions change.
+# Every target sets up what it needs: .venv is made once, and again only when the pinned versions change.
 .PHONY: help env quickstart test test-slow gpu-check lint format clean
 
 PYTHON_ENV := .venv/bin/python
-unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: what is compiled once saves each of them half a second
+unexport PYTHONDONTWRITEBYTECODE  # tests start many processes: compiling once saves each of them half a second
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14

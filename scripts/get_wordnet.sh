@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# WordNet 3.0 for nltk's METEOR out of Debian's packages, where nltk's own server cannot be reached.
+# WordNet 3.0 for nltk's METEOR from Debian's packages, for where nltk's own server cannot be reached.
 # Usage: scripts/get_wordnet.sh [folder] [folder of the .deb files]
-#   folder: one that nltk searches; default $NLTK_DATA, else ~/nltk_data. WordNet comes to be in its corpora/wordnet
-#   folder of the .deb files: wordnet-base_*.deb and wordnet-sense-index_*.deb, if they have been got in another way;
+#   folder: one that nltk searches; default $NLTK_DATA, else ~/nltk_data. WordNet goes into its corpora/wordnet
+#   folder of the .deb files: wordnet-base_*.deb and wordnet-sense-index_*.deb, if you already have them;
 #                             else they are downloaded by apt-get (nothing is installed, root is not needed)
 set -euo pipefail
 

@@ -1,4 +1,4 @@
-# Every job sources this, in the repository's root. What your cluster needs goes to slurm/site.sh, which git ignores:
+# Every job sources this, in the repository's root. What your cluster needs goes into slurm/site.sh, which git ignores:
 # `module load`, network interfaces (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME),
 # SRUN_OPTIONS (for instance of a container), VENV (another virtual environment; empty: none is activated).
 set +eu # the hooks of conda and modules use variables that are not set

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# srun starts one of these on each node: it starts torchrun there, and passes warnings on to the workers themselves. With
-# --elastic it starts in its place the node's agent of workers that go on when others die, and passes warnings on to it.
+# srun starts one of these on each node: it starts torchrun there, and passes warnings on to the workers themselves.
+# With --elastic it instead starts the node's agent of an elastic run (elastic=true), and passes warnings on to that.
 # torchrun itself ignores both signals (SIGTERM since PyTorch 2.9): it would die of USR1 and of a second SIGTERM, and
-# kill workers that need more than 30 s to save after the first. It may run in a container: of Slurm's own programs
-# nothing is needed here, and without `ip` the libraries choose the network interface.
+# kill workers that need more than 30 s to save after the first. It may run in a container: it needs none of
+# Slurm's own programs, and without `ip` the libraries choose the network interface.
 set -uo pipefail
 
 address_of() { # of a node, as slurm/job.py found it; its name where Slurm did not say
@@ -19,7 +19,7 @@ interface_to() { # the network interface that leads to this address
 }
 
 first=$(address_of "$FIRST_NODE") hosts=0 peer=$FIRST_NODE
-if [ "$SLURMD_NODENAME" = "$FIRST_NODE" ]; then # its own name may lead to the loopback
+if [ "$SLURMD_NODENAME" = "$FIRST_NODE" ]; then # its own name may resolve to the loopback
     hosts=1
     for pair in $NODE_ADDRESSES; do [ "${pair%%=*}" = "$FIRST_NODE" ] || peer=${pair%%=*}; done
 fi

@@ -12,7 +12,7 @@ for _ in $(seq 50); do
     [ -z "$(timeout 5 squeue -h 2>/dev/null)" ] && break
     sleep 0.2
 done
-# Of what slurmd-node1 PID names, for instance; if it has ended, its number may be another's.
+# Whether a daemon (such as slurmd-node1 PID) still runs; once it has ended, another process may have its PID.
 runs() { [[ $(tr '\0' ' ' 2>/dev/null <"/proc/$2/cmdline") == "${1%%-*} "* ]]; } 2>/dev/null
 for name in slurmd slurmctld munged; do
     while read -r daemon pid; do runs "$daemon" "$pid" && kill "$pid"; done < <(grep "^$name" "$STATE/pids")

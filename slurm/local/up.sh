@@ -5,9 +5,9 @@
 #   NODES=2 CPUS=128 GPUS=8 STATE=/tmp/slurm slurm/local/up.sh
 #
 # NODES   virtual nodes (4)
-# CPUS    that each of them claims to have (4); it may be more than the machine's
-# GPUS    that each of them claims to have (0): for trying options; jobs do not see any
-# STATE   the folder that holds all of it: configuration, keys, logs, spool (/run/slurm-local); new, empty, or of up.sh
+# CPUS    that each node claims to have (4); may exceed the machine's
+# GPUS    that each node claims to have (0): for trying options; jobs do not see any
+# STATE   the folder for all of it: configuration, keys, logs, spool (/run/slurm-local); new, empty, or made by up.sh
 #
 # Debian's packages munge, slurmctld, slurmd and slurm-client are installed if they are missing. Nothing else outside
 # STATE is touched; where a Slurm runs or is configured already, nothing is done. slurm/local/down.sh ends it.
@@ -39,7 +39,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     echo "installing ${missing[*]}"
     apt-get -qq update
     DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "${missing[@]}" >/dev/null
-    # Packages start their services where systemd runs; ours are separate.
+    # Where systemd runs, packages start their services; ours are separate.
     if [ -d /run/systemd/system ]; then systemctl stop "${missing[@]}" 2>/dev/null || true; fi
 fi
 
@@ -55,7 +55,7 @@ start() { # start NAME COMMAND...: a daemon in a session of its own, remembered 
     echo "$name $!" >>"$STATE/pids"
 }
 
-# munge: a key and a socket of its own. It insists on folders that belong to it.
+# munge has its own key and socket. It insists on owning its folders.
 install -d -o munge -g munge -m 755 "$munge"
 install -d -o munge -g munge -m 700 "$munge/private"
 if [ ! -s "$munge/private/key" ]; then
@@ -67,7 +67,7 @@ start munged setpriv --reuid=munge --regid=munge --clear-groups munged --foregro
 
 export STATE SLURM_CONF=$STATE/slurm.conf
 {
-    # cred_expire is also how long a job that was requeued waits: 120 s by default.
+    # cred_expire is also how long a requeued job waits: 120 s by default.
     cat <<CONF
 ClusterName=local
 SlurmctldHost=$host(127.0.0.1)
