@@ -1,6 +1,6 @@
 """Conclusions from the records: the scoreboard with its evidence, and the gap between gossip and all-reduce.
 
-A table appears among the gaps once it has runs of both, and a label or quantity of `CAUSES`.
+A table appears among the gaps once it has runs of both. `CAUSES` are what a gap can be plotted against.
 """
 
 import csv
