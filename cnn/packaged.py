@@ -81,7 +81,7 @@ def _read_clip_art(package: Package) -> tuple[np.ndarray, np.ndarray, np.ndarray
             try:
                 images.append(_on_white(content))
             except (*BROKEN, Image.DecompressionBombWarning) as error:
-                print(f"left out: {path} ({error})", file=sys.stderr)
+                print(f"skipped: {path} ({error})", file=sys.stderr)
                 continue
             labels.append(SUBJECTS.index(subject))
             # Variants of a drawing, which differ in the number at the end, stay together.

@@ -36,26 +36,26 @@ class PrepareArguments(Arguments):
     """Command line of cnn.prepare."""
 
     source: Text = Field(
-        description="folder that holds the folders of `train` and `validation`, by default train and val, or: digits, "
-        "mnist_5k, openclipart"
+        description="folder with subfolders named by `train` and `validation` (by default train and val), or digits, "
+        "mnist_5k or openclipart"
     )
     output: Text | None = Field(
-        None, description="folder for the .beton files (default: source; for mnist_5k and openclipart data/<source>)"
+        None, description="folder for the .beton files (null: source; for mnist_5k and openclipart: data/<source>)"
     )
-    archives: Text = Field("data/archives", description="where packages are downloaded to, or already are")
-    train: Text = Field("train", description="folder of the training images in source; names the .beton file")
-    validation: Text = Field("val", description="folder of the validation images in source; names the .beton file")
-    resolution: PositiveInt | None = Field(500, description="longest side of a stored image in pixels; null: any")
-    quality: Annotated[int, Field(ge=1, le=100)] = Field(90, description="quality of JPEGs")
+    archives: Text = Field("data/archives", description="folder for downloaded packages; existing ones are reused")
+    train: Text = Field("train", description="subfolder of source with the training images; also names the .beton file")
+    validation: Text = Field("val", description="subfolder of source for validation; also names the .beton file")
+    resolution: PositiveInt | None = Field(500, description="longest side of a stored image in pixels; null: no limit")
+    quality: Annotated[int, Field(ge=1, le=100)] = Field(90, description="JPEG quality")
     write_mode: Literal["jpg", "raw", "proportion"] = Field(
-        "jpg", description="jpg: small | raw: fast | proportion: jpg with compress_probability, else raw"
+        "jpg", description="jpg: small | raw: fast | proportion: jpg with probability compress_probability, else raw"
     )
-    compress_probability: Annotated[float, Field(ge=0, le=1)] = Field(0.5, description="for write_mode=proportion")
+    compress_probability: Annotated[float, Field(ge=0, le=1)] = Field(0.5, description="see write_mode=proportion")
     corrupt: Literal["error", "skip"] = Field(
         "error", description="what to do with files that cannot be decoded or stored: error or skip"
     )
-    workers: Processes | None = Field(None, description="processes (default: one for each core)")
-    images_only: bool = Field(False, description="with source=digits: only image files, for data.loader=torchvision")
+    workers: Processes | None = Field(None, description="number of processes (null: one per core)")
+    images_only: bool = Field(False, description="source=digits: write only image files, for data.loader=torchvision")
     overwrite: bool = Field(False, description="replace existing files")
 
 
@@ -63,7 +63,7 @@ class PrepareArguments(Arguments):
 @interruptible
 def main(argv: Sequence[str]) -> int:
     """Check both folders, then write both files; exit code 2 for images that are missing or broken."""
-    arguments = parse(PrepareArguments, argv, MODULE, "Make .beton files of folders of images by class.")
+    arguments = parse(PrepareArguments, argv, MODULE, "Convert folders of images, one per class, to .beton files.")
     if arguments.source in ("mnist_5k", "openclipart"):
         return prepare_packaged(arguments)
     digits = arguments.source == "digits"
@@ -198,7 +198,7 @@ def without(tree: ImageTree, broken: Mapping[str, str], corrupt: str) -> ImageTr
     )
     if corrupt == "error":
         raise UsageError(f"{report}\nremove them, or set corrupt=skip to go on without them")
-    print(f"{report}\nwriting the others once more, without them", file=sys.stderr)
+    print(f"{report}\nwriting the file again without them", file=sys.stderr)
     kept = [(file, label) for file, label in zip(tree.files, tree.labels, strict=True) if file not in broken]
     empty = [name for label, name in enumerate(tree.classes) if label not in {label for _, label in kept}]
     if empty:

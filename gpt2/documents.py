@@ -106,7 +106,7 @@ def _local_files(source: str) -> tuple[Path, list[Path]]:
         folder = Path(os.path.commonpath([file.parent for file in found])) if found else folder
     files = {file for file in found - hidden if file.suffix.lower() in SUFFIXES and file.is_file()}
     if left_out := sorted(found - files):
-        what = f"{len(left_out)} left out (hidden, of another kind, or a folder), such as {left_out[0]}"
+        what = f"{len(left_out)} skipped (hidden, of another type, or a folder), such as {left_out[0]}"
         logging.warning("source=%s: %s", source, what)
     return folder, sorted(files)
 

@@ -55,21 +55,21 @@ Result = TypeVar("Result")
 class PrepareArguments(Arguments):
     """Command line of gpt2.prepare."""
 
-    output: Text = Field(description="the folder to make; debian_prose: data/debian_prose")
+    output: Text = Field(description="the folder to create; debian_prose: data/debian_prose")
     source: Text = Field(
         "openwebtext", description="openwebtext, python_stdlib, debian_prose, hub:OWNER/NAME, file, folder or glob"
     )
     tokenizer: Text = Field(
-        "gpt2", description="gpt2, bytes or bpe_N (N tokens, trained from the documents); debian_prose: bpe_1024"
+        "gpt2", description="gpt2, bytes or bpe_N (N tokens, trained on the documents); debian_prose: bpe_1024"
     )
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = Field(
-        0.0005, description="share of the documents; debian_prose: 0.05"
+        0.0005, description="share of the documents to hold out; debian_prose: 0.05"
     )
     seed: Annotated[int, Field(ge=0)] = Field(2357, description="seed of the split")
     text_key: Text = Field("text", description="column or JSON key that holds the text")
     revision: Text = Field("main", description="branch, tag or commit on the hub")
-    processes: Processes | None = Field(None, description="threads; null: one for each core")
-    archives: Text = Field("data/archives", description="where packages are downloaded to, or already are")
+    processes: Processes | None = Field(None, description="number of threads; null: one per core")
+    archives: Text = Field("data/archives", description="folder for downloaded packages; existing ones are reused")
 
     @property
     def threads(self) -> int:
@@ -261,7 +261,7 @@ def describe(header: Header, folder: Path) -> str:
     if header.documents["val"] < FEW_DOCUMENTS:
         lines += [
             f"few documents for validation: validation_fraction={header.split['fraction']} of "
-            f"{sum(header.documents.values()):,}; a larger fraction, in a new folder, gives losses that say more"
+            f"{sum(header.documents.values()):,}; a larger fraction, in a new folder, gives more reliable losses"
         ]
     lines += [
         f"encoding {header.encoding}, {header.vocabulary_size:,} tokens; "
@@ -270,7 +270,7 @@ def describe(header: Header, folder: Path) -> str:
     if {key: getattr(header, key) for key in PUBLIC} == PUBLIC:
         same = header.tokens == PUBLIC_TOKENS
         expected = " and ".join(f"{PUBLIC_TOKENS[split]:,} ({split})" for split in SPLITS)
-        lines += [f"public preparations get {expected} tokens: " + ("the same" if same else "NOT the same")]
+        lines += [f"public preparations have {expected} tokens: " + ("the same" if same else "NOT the same")]
     return "\n".join(lines)
 
 

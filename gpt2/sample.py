@@ -36,12 +36,12 @@ class SampleArguments(Arguments):
 
     run: Text = Field(description="the folder of a run")
     checkpoint: Literal["best", "last"] = Field("best", description="best or last mean model of all workers")
-    prompt: str = Field("", description="how the text begins; empty: as a new document")
-    tokens: PositiveInt = Field(200, description="tokens to add, at most")
+    prompt: str = Field("", description="beginning of the text; empty: start a new document")
+    tokens: PositiveInt = Field(200, description="maximum number of tokens to add")
     samples: PositiveInt = Field(1, description="number of texts")
-    temperature: Annotated[float, Field(ge=0)] = Field(0.8, description="0 takes the likeliest token every time")
-    top_k: PositiveInt | None = Field(40, description="choose among the K likeliest tokens; null: among all")
-    seed: Seed = Field(0, description="seed of the random choices")
+    temperature: Annotated[float, Field(ge=0)] = Field(0.8, description="0: always take the likeliest token")
+    top_k: PositiveInt | None = Field(40, description="sample from the K likeliest tokens; null: from all")
+    seed: Seed = Field(0, description="random seed of the sampling")
     device: Literal["cpu", "cuda"] = Field("cpu", description="cpu or cuda")
 
 

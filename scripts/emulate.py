@@ -64,13 +64,13 @@ class Host:
 class EmulateArguments(Arguments):
     """Command line of scripts.emulate."""
 
-    hosts: PositiveInt = Field(4, le=60, description="emulated hosts")
-    ranks_per_host: PositiveInt = Field(1, description="processes on each")
-    mbit_per_s: NonNegativeFloat = Field(1000, description="rate of each host, in both directions; 0: no limit")
+    hosts: PositiveInt = Field(4, le=60, description="number of emulated hosts")
+    ranks_per_host: PositiveInt = Field(1, description="processes per host")
+    mbit_per_s: NonNegativeFloat = Field(1000, description="link rate of each host, in either direction; 0: no limit")
     delay_ms: NonNegativeFloat = Field(0, description="one-way delay of every packet")
-    limit_s: PositiveFloat = Field(600, description="seconds after which the program is ended")
-    run: Text | None = Field(None, description="what torchrun gets: -m MODULE ... or FILE ...")
-    down: bool = Field(False, description="remove what killed commands left behind, run nothing")
+    limit_s: PositiveFloat = Field(600, description="time limit of the program in seconds")
+    run: Text | None = Field(None, description="arguments of torchrun: -m MODULE ... or FILE ...")
+    down: bool = Field(False, description="only remove what killed commands left behind")
 
 
 @main_function
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
         for name in existing():
             if name.startswith(PREFIX):
                 match = NAME.fullmatch(name)
-                reason = f"process {match['maker']} runs" if match else "not made by this script"
+                reason = f"process {match['maker']} is running" if match else "not made by this script"
                 print(f"left alone {name}: {reason}")
         return 0
     if arguments.run is None:
@@ -161,7 +161,7 @@ def run_on(hosts: Sequence[Host], ranks_per_host: int, program: Sequence[str], l
             if any(codes):  # neither None nor 0
                 break
             if time.monotonic() > end:
-                print(f"error: not finished after limit_s={limit_s:g} s", file=sys.stderr)
+                print(f"error: not finished within limit_s={limit_s:g} s", file=sys.stderr)
                 return 124
             time.sleep(0.1)
         deadline = time.monotonic() + 30  # the others usually notice on their own

@@ -28,12 +28,12 @@ class FiguresArguments(Arguments):
 
     figure: Text = Field(description="a file of results/definitions/figures or /tables; 7 is figure7")
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
-    benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
-    output: Text = Field("runs/report", description="where NAME.png, ... are written")
+    benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmark records")
+    output: Text = Field("runs/report", description="folder for NAME.png, ...")
     formats: Annotated[tuple[Literal["png", "svg", "pdf"], ...], ONE_OR_SEVERAL, Field(min_length=1)] = Field(
         FORMATS, description="png, svg, pdf, or several: [png,svg]"
     )
-    rows: Names = Field((), description="the rows of a table that are drawn, as rows=a,b (default: seven at most)")
+    rows: Names = Field((), description="rows of a table to draw, as in rows=a,b (default: at most seven)")
 
 
 @main_function

@@ -23,7 +23,7 @@ class KeepArguments(Arguments):
 
     table: Text = Field(description="a file in results/definitions/tables")
     runs: Text = Field("runs", description="the folder that holds the runs")
-    output: Text = Field("results/runs", description="where the records go")
+    output: Text = Field("results/runs", description="folder for the records")
 
 
 @main_function

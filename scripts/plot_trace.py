@@ -31,14 +31,14 @@ class PlotTraceArguments(Arguments):
     """Command line of scripts.plot_trace."""
 
     trace: Text = Field(description="a file RUN_DIR/trace/rank_<rank>.json")
-    output: Text | None = Field(None, description="the picture's file (default: beside the trace)")
+    output: Text | None = Field(None, description="the image file (null: next to the trace)")
     steps: PositiveInt = Field(2, description="steps to show")
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Read the trace and draw its last steps."""
-    arguments = parse(PlotTraceArguments, argv, MODULE, "Draw a trace of profile=true.")
+    arguments = parse(PlotTraceArguments, argv, MODULE, "Draw a trace recorded with profile=true.")
     spans = read_spans(Path(arguments.trace))
     begins = [begin for begin, _ in spans.pop("step")][-arguments.steps :]
     figure = Figure(figsize=(9, 2.2), layout="constrained")

@@ -33,11 +33,11 @@ NAMED = 10  # differences that --check prints
 class ReportArguments(Arguments):
     """Command line of scripts.report."""
 
-    output: Text | None = Field(None, description=f"the HTML file (null: {PAGE} of kept runs, else {OWN})")
+    output: Text | None = Field(None, description=f"the HTML file (null: {PAGE} for kept runs, else {OWN})")
     runs: Folders = Field((KEPT,), description="the folder that holds the runs, or several: [a,b]")
-    check: bool = Field(False, description="write nothing; compare the page with the records; 1 if it differs")
-    watch: bool = Field(False, description="go on until interrupted, for runs that are being made")
-    every: PositiveFloat = Field(30, description="seconds between two pages of watch=true")
+    check: bool = Field(False, description="only compare the page with the records; exit code 1 if they differ")
+    watch: bool = Field(False, description="keep updating the page until interrupted, to follow runs in progress")
+    every: PositiveFloat = Field(30, description="seconds between updates with watch=true")
 
 
 @main_function
@@ -80,7 +80,7 @@ def _check(output: Path, roots: Sequence[Path], command: str) -> int:
     more = sum(1 for _ in wrong)
     # Tables and scripts are made from the page's own data, which have been checked by now.
     if not found and output.read_text(encoding="utf-8") != _page(shown, output, running):
-        found = [f"{output}: its tables, scripts or style are not those that its data make with this code"]
+        found = [f"{output}: its tables, scripts or style differ from what this code makes from its data"]
     for line in found:
         print(line, file=sys.stderr)
     if more:

@@ -31,14 +31,14 @@ MODULE = "scripts.reproduce"
 class ReproduceArguments(LauncherArguments):
     """Command line of scripts.reproduce."""
 
-    rows: Names = Field((), description="some of its rows, as rows=a,b; ROW/VARIANT for one variant (default: all)")
-    seeds: Names = Field((), description="integers, as seeds=1,2; the table counts only its own (default: those)")
+    rows: Names = Field((), description="rows to train, as in rows=a,b; ROW/VARIANT for one variant (default: all)")
+    seeds: Names = Field((), description="integers, as in seeds=1,2 (default: the table's; it counts no others)")
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Train or submit the missing runs of a table, or of a part of it."""
-    arguments = parse(ReproduceArguments, argv, MODULE, "Trains the runs that a table still needs.")
+    arguments = parse(ReproduceArguments, argv, MODULE, "Train the runs that a table still needs.")
     table = _with_seeds(load_table(arguments.table), arguments.seeds)
     if table.untuned:
         raise UsageError(table.untuned)

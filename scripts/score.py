@@ -24,13 +24,13 @@ class ScoreArguments(Arguments):
 
     table: Text = Field(description="a file in results/definitions/tables")
     runs: Text = Field("runs", description="the folder that holds the runs")
-    models: Literal["last", "all"] = Field("last", description="last, or all that were kept, for curves")
+    models: Literal["last", "all"] = Field("last", description="score the last model, or all kept models, for curves")
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Score every finished run without scores; exit code 1 if some failed, 2 if there is no run."""
-    arguments = parse(ScoreArguments, argv, "scripts.score", "Score the test set with finished runs.")
+    arguments = parse(ScoreArguments, argv, "scripts.score", "Score finished runs on the test set.")
     table = load_table(arguments.table)
     runs = collect(table, Path(arguments.runs)).all_runs
     return 1 if score(table, [run.folder for run in runs], arguments.models) else 0

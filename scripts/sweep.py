@@ -45,17 +45,17 @@ MODULE = "scripts.sweep"
 class SweepArguments(LauncherArguments):
     """Command line of scripts.sweep."""
 
-    output: Text = Field("results/sweeps", description="where the trials and what was chosen are kept")
-    power: bool = Field(False, description="say how many seeds the table needs, from finished runs; train nothing")
+    output: Text = Field("results/sweeps", description="folder for the trials and the chosen values")
+    power: bool = Field(False, description="estimate how many seeds the table needs from finished runs; train nothing")
     submitted: NonNegativeInt = Field(
-        0, description="launcher=slurm: trials that must have ended or wait, as the job that follows them says"
+        0, description="launcher=slurm: trials that must have ended or be queued; the follow-up job sets it"
     )
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Make or submit the trials that are missing; once all have ended, keep the best values."""
-    arguments = parse(SweepArguments, argv, MODULE, "Tunes a table's methods, each with equal trials.")
+    arguments = parse(SweepArguments, argv, MODULE, "Tune a table's methods, with equally many trials for each.")
     arguments.check_launcher()
     table = load_table(arguments.table)
     if arguments.power:
@@ -105,7 +105,7 @@ def _make(arguments: SweepArguments, table: Table, grid: range, before: range) -
     at_a_rate = len(cells) // (len(grid) - len(before))
     points = at_a_rate * len(grid) // methods // len(trials.seeds)
     sizes = f"methods: {methods}, points: {points}, seeds: {len(trials.seeds)}"
-    print(f"# {sizes}; the grid grows at most: {table.sweep.extensions}")
+    print(f"# {sizes}; extensions of the grid: at most {table.sweep.extensions}")
     if arguments.launcher == "slurm":
         earlier = at_a_rate * len(before)
         again = arguments.model_copy(update={"submitted": earlier + len(cells)})

@@ -45,11 +45,11 @@ class TablesArguments(Arguments):
     """Command line of scripts.tables."""
 
     table: Text | None = Field(None, description="a file of results/definitions/tables or /benchmarks; 3 is table3")
-    readme: Text | None = Field(None, description="a Markdown file whose scoreboard is made anew, instead of table=...")
+    readme: Text | None = Field(None, description="a Markdown file whose scoreboard to update, instead of table=...")
     runs: Folders = Field(DEFAULT_RUNS, description="the folder that holds the runs, or several: [a,b]")
-    benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmarks' records")
-    output: Text = Field(OUTPUT, description="where NAME.csv, ... are written")
-    keep: bool = Field(False, description="whether to update results/tables, from results/runs and results/benchmarks")
+    benchmarks: Text = Field("results/benchmarks", description="the folder that holds the benchmark records")
+    output: Text = Field(OUTPUT, description="folder for NAME.csv, ...")
+    keep: bool = Field(False, description="update results/tables from results/runs and results/benchmarks")
 
 
 @main_function

@@ -43,12 +43,12 @@ class EvaluateArguments(Arguments):
 
     run: Text = Field(description="a run folder")
     split: Literal["test", "valid"] = Field("test", description="split to translate: test or valid")
-    models: Literal["all", "best", "last"] = Field("all", description="best.pt, last.pt, or all kept models with them")
-    average: NonNegativeInt = Field(0, description="also the mean of the last K kept models; 0: none")
+    models: Literal["all", "best", "last"] = Field("all", description="best.pt, last.pt, or both and all kept models")
+    average: NonNegativeInt = Field(0, description="also score the mean of the last K kept models; 0: do not")
     data: Text | None = Field(None, description="the data folder; null: the run's")
-    batch_size: PositiveInt = Field(4096, description="tokens in a batch")
+    batch_size: PositiveInt = Field(4096, description="tokens per batch")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda")
-    threads: Processes | None = Field(None, description="CPU threads")
+    threads: Processes | None = Field(None, description="number of CPU threads")
 
 
 @dataclass(frozen=True)

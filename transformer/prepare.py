@@ -53,15 +53,15 @@ class PrepareArguments(Arguments):
     corpus: CorpusName = Field(
         description="wmt14_en_de, number_names_en_de, libreoffice_help_en_de (each also with en_fr) or files"
     )
-    output: Text | None = Field(None, description="the data folder to make; null: data/<corpus>")
-    archives: Text = Field("data/archives", description="where archives and packages are downloaded to, or already are")
+    output: Text | None = Field(None, description="the data folder to create; null: data/<corpus>")
+    archives: Text = Field("data/archives", description="folder for downloads; files already there are reused")
     validation: Validation = Field(
-        "held_out", description="for WMT14: held_out, a slice of the training text as in the paper, or newstest2013"
+        "held_out", description="WMT14: held_out (a slice of the training text, as in the paper) or newstest2013"
     )
     cleaning: Cleaning = Field(
         "empty_lines",
-        description="what is dropped from WMT14: empty_lines as in the paper, or length_ratio, also pairs of very "
-        "different lengths or with more than 250 subwords on a side",
+        description="what to drop from WMT14: empty_lines, as in the paper, or length_ratio, which also drops pairs "
+        "of very different lengths or with more than 250 subwords on a side",
     )
     merges: PositiveInt | None = Field(
         None,
@@ -69,12 +69,12 @@ class PrepareArguments(Arguments):
         "corpus=files needs a number",
     )
     texts: Text | None = Field(None, description="corpus=files: a folder of {train,valid,test}.{source,target}")
-    source: Text | None = Field(None, description="corpus=files: the source language, as en")
-    target: Text | None = Field(None, description="corpus=files: the target language, as de")
+    source: Text | None = Field(None, description="corpus=files: the source language, such as en")
+    target: Text | None = Field(None, description="corpus=files: the target language, such as de")
     pair: Literal["en-de", "en-fr"] | None = Field(
         None, description="source=libreoffice_help pair=en-de is short for corpus=libreoffice_help_en_de"
     )
-    jobs: Processes = Field(len(os.sched_getaffinity(0)), description="processes")
+    jobs: Processes = Field(len(os.sched_getaffinity(0)), description="number of processes")
 
     @model_validator(mode="before")
     @classmethod

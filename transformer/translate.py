@@ -39,11 +39,11 @@ class TranslateArguments(Arguments):
     """Command line of transformer.translate."""
 
     checkpoint: Text = Field(description="a mean model, such as RUN_DIR/checkpoints/best.pt")
-    run: Text | None = Field(None, description="the run folder with its config.yaml; null: where the model lies")
+    run: Text | None = Field(None, description="the run folder with its config.yaml; null: the checkpoint's")
     data: Text | None = Field(None, description="the data folder; null: the run's")
-    beam: PositiveInt | None = Field(None, description="hypotheses at a time; null: as in the run")
-    length_penalty: float | None = Field(None, description="null: as in the run")
-    batch_size: PositiveInt = Field(4096, description="source tokens in a batch")
+    beam: PositiveInt | None = Field(None, description="beam size; null: as in the run")
+    length_penalty: float | None = Field(None, description="length penalty; null: as in the run")
+    batch_size: PositiveInt = Field(4096, description="source tokens per batch")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda")
 
 

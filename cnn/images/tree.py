@@ -70,7 +70,7 @@ def read_tree(folder: Path) -> ImageTree:
     except FileNotFoundError as error:
         raise ValueError(f"{folder}: {error} (expected one of {', '.join(kinds)})") from error
     if left_out:
-        logging.warning("%s: %d left out (hidden or of another kind), such as %s", folder, len(left_out), left_out[0])
+        logging.warning("%s: %d skipped (hidden or of another type), such as %s", folder, len(left_out), left_out[0])
     files, labels = zip(*found, strict=True)
     return ImageTree(classes, list(files), list(labels))
 

@@ -120,43 +120,43 @@ DEFINITIONS = {
     "accuracy": "final validation accuracy of the averaged model in percent",
     "top1": "final top-1 validation accuracy of the averaged model in percent",
     "top5": "final top-5 validation accuracy of the averaged model in percent",
-    "local_top1": "final top-1 validation accuracy in percent of the workers' own models, each with its own BatchNorm "
-    "statistics on its own shard, counts added",
-    "local_top5": "final top-5 validation accuracy in percent of the workers' own models, as local_top1",
+    "local_top1": "final top-1 validation accuracy in percent of the workers' own models: each evaluates its shard "
+    "with its own BatchNorm statistics, and the counts are added",
+    "local_top5": "final top-5 validation accuracy in percent of the workers' own models, as for local_top1",
     "train_loss": "training loss of the last epoch: mean of the training rows of metrics.jsonl less than an epoch "
-    "before the last one; of language models that of the averaged model at the last evaluation, on windows of the "
-    "training split",
-    "validation_loss": "final validation loss of the averaged model, not smoothed (in nats: language models per token)",
+    "before the last one; for language models: loss of the averaged model on windows of the training split, at the "
+    "last evaluation",
+    "validation_loss": "final validation loss of the averaged model in nats (language models: per token), unsmoothed",
     "unigram_entropy": "entropy in nats of the corpus's token frequencies: the loss of the best model that ignores "
     "context",
     "bleu": "final sacreBLEU of the averaged model's translations of the validation set",
     "meteor": "final METEOR by nltk (not METEOR 1.5) of the averaged model's translations of the validation set; "
     "empty where WordNet was missing",
-    "test_paper_bleu": "BLEU as the paper's code computes it, of the last model's greedy translations of the test set "
-    "and of cut references, both in Moses tokens; not sacreBLEU",
-    "test_paper_meteor": "METEOR by nltk (not METEOR 1.5) of the lines of test_paper_bleu",
+    "test_paper_bleu": "BLEU as the paper's code computes it: the last model's greedy translations of the test set "
+    "against truncated references, both in Moses tokens; not sacreBLEU",
+    "test_paper_meteor": "METEOR by nltk (not METEOR 1.5) of the same lines as test_paper_bleu",
     "consensus_distance": "sqrt(mean_i ||x_i - x_bar||^2) over the workers at the last evaluation",
-    "learning_rate": "the learning rate that the schedule starts from: optimizer.lr of the run",
-    "half_life_first": "samples (of language models: tokens) after which a gradient weighs half as much in the first "
+    "learning_rate": "base learning rate of the schedule: optimizer.lr of the run",
+    "half_life_first": "samples (language models: tokens) after which a gradient weighs half as much in the first "
     "moment or momentum; empty for runs that do not record it",
-    "half_life_second": "the same in the second moment",
-    "clipped_fraction": "share of the steps, over all workers, whose gradient's norm before clipping exceeded "
-    "training.clip; empty where nothing is clipped",
-    "decay_sum": "learning rate x weight decay, summed over the steps (of runs that do not record it, from the rates "
-    "in metrics.jsonl): AdamW's decay alone would shrink weights by exp(-sum)",
+    "half_life_second": "the same for the second moment",
+    "clipped_fraction": "share of all workers' steps in which the gradient norm before clipping exceeded "
+    "training.clip; empty without clipping",
+    "decay_sum": "learning rate x weight decay, summed over the steps (if not recorded: from the rates in "
+    "metrics.jsonl); AdamW's decay alone would multiply the weights by exp(-sum)",
     "spectral_gap": "spectral gap of the topology per round: 1 - |lambda_2(W)|; 1 - |lambda_2(W(p-1)...W(0))|^(1/p) "
-    "for a schedule of p rounds, so 1 for one that averages exactly; 1 - sqrt(lambda_2(E[W^T W])) for random "
+    "for a schedule of p rounds, so 1 if it averages exactly; 1 - sqrt(lambda_2(E[W^T W])) for random "
     "matchings; 1 for all-reduce",
-    "bytes_per_step": "bytes that one worker hands to the network per step: bytes_sent / steps / workers",
-    "time_step_ms": "wall-clock time of a step in ms, median over the steps of a run",
+    "bytes_per_step": "bytes that one worker sends per step: bytes_sent / steps / workers",
+    "time_step_ms": "wall-clock time of a step in ms, median over at most the last 1000 steps of a run",
     "steps_to_target": "steps until the first evaluation that reached the table's target; inf if none did",
-    "hours": "steps times the median wall-clock time of a step, in hours: without evaluation and checkpoints",
+    "hours": "steps times the median wall-clock time of a step, in hours, without evaluation and checkpoints",
     "predicted_step_ms": "predicted, not measured: time of a step in ms by the runtime model (common.planner) on the "
     f"run's hosts and workers, with {ASSUMED}",
-    "local_over_noise": "a worker's batch over the gradient noise scale; median over the second half of the run, "
-    "smoothed (common.noise_scale)",
-    "global_over_noise": "the batch of all workers over the gradient noise scale; median over the second half of the "
-    "run, smoothed (common.noise_scale)",
+    "local_over_noise": "a worker's batch divided by the gradient noise scale, smoothed (common.noise_scale); median "
+    "over the second half of the run",
+    "global_over_noise": "the batch of all workers divided by the gradient noise scale, smoothed (common.noise_scale); "
+    "median over the second half of the run",
 }
 # The format for readers, and the function that computes the quantity.
 OF: dict[str, tuple[str, Callable[[FinishedRun], float | None]]] = {
@@ -199,7 +199,7 @@ QUANTITIES = {
 # Columns.
 
 LABELS = {
-    "method": "what is trained: the gradient exchange and the optimizer",
+    "method": "training method: how workers communicate, and the optimizer",
     "topology": "who exchanges with whom",
     "workers": "number of workers",
     "seeds": "number of finished seeds: the n of every mean and deviation in the row",
@@ -208,20 +208,20 @@ STATISTICS = {  # with their definitions, as pages show them
     "mean": "{what}; mean over seeds",
     "2sigma": "{what}; 2 x sample standard deviation over seeds (n - 1; empty for one seed)",
     "median": "{what}; median over seeds",
-    "lowest": "{what}; the lowest of all seeds",
-    "highest": "{what}; the highest of all seeds",
-    "reached": "{quantity}: in how many of the runs it is finite",
-    "difference": "{quantity}: the row's minus that of the baseline, {baseline}; mean of the differences seed by seed "
-    "[their 95 % t interval, each on its own]",
-    "speedup": "{quantity}: the baseline's over the row's, {baseline}; geometric mean of the ratios seed by seed [the "
-    "95 % t interval of their logarithms, taken back]",
-    "equivalent": "whether the row equals another one within ± {margin:g}: yes, no, or open where the seeds do not "
-    "tell; 5 % by Holm's method over all tests of the table",
-    "margin": "{quantity}: the margin within which the row is tested to equal another one",
+    "lowest": "{what}; lowest over seeds",
+    "highest": "{what}; highest over seeds",
+    "reached": "{quantity}: number of runs in which it is finite",
+    "difference": "{quantity}: this row minus the baseline, {baseline}; mean of the differences seed by seed "
+    "[95 % t interval, not corrected for the number of comparisons]",
+    "speedup": "{quantity}: the baseline, {baseline}, divided by this row; geometric mean of the ratios seed by seed "
+    "[95 % t interval, computed from their logarithms]",
+    "equivalent": "whether the row equals another one within ± {margin:g}: yes, no, or open if the seeds do "
+    "not decide it; 5 % level over all tests of the table, by Holm's method",
+    "margin": "{quantity}: the margin of the equivalence test",
     "published": "{quantity}: the published value, not measured here",
     "published_2sigma": "{quantity}: its published 2 sigma",
-    "published_difference": "{quantity}: what is published, the row's minus that of the baseline",
-    "published_equivalent": "{quantity}: what is published, the row's minus that of the row that it is tested to equal",
+    "published_difference": "{quantity}: the published difference, this row minus the baseline",
+    "published_equivalent": "{quantity}: the published difference, this row minus the row that it is tested against",
     "by_formula": "{quantity}: the paper's formula, evaluated by us",
 }
 PUBLISHED = ("published", "published_2sigma", "published_difference", "published_equivalent", "by_formula")

@@ -51,20 +51,20 @@ Axes = Annotated[dict[str, Values], AfterValidator(_check_axes)]
 class Sweep(Definition):
     """The trials that every method gets, and how they are judged."""
 
-    quantity: str = Field(description="what is optimized: a quantity of finished runs")
+    quantity: str = Field(description="the quantity of finished runs to optimize")
     best: Literal["highest", "lowest"]
-    seeds: tuple[StrictSeed, ...] = Field(min_length=1, description="integers, of which the table reports none")
-    rates: int = Field(ge=3, description="learning rates of the first grid, a factor of 2 apart")
-    extensions: NonNegativeInt = Field(description="how often the grid grows while a method is best at an edge")
+    seeds: tuple[StrictSeed, ...] = Field(min_length=1, description="integers, none of which the table reports")
+    rates: int = Field(ge=3, description="number of learning rates in the first grid, a factor of 2 apart")
+    extensions: NonNegativeInt = Field(description="how often the grid may grow while a method is best at an edge")
     axes: Axes = Field(
         {},
         validation_alias=AliasChoices("axes", "choices"),
         serialization_alias="choices",  # the name in kept files
-        description="further keys and their values, the usual one first; rows may have others",
+        description="further keys to tune and their values, the usual one first; rows may have others",
     )
 
     fit: Literal[3, 5] | None = Field(
-        None, description="how many rates around the best a parabola goes through, whose optimum is chosen, not a point"
+        None, description="fit a parabola to this many rates around the best and take its optimum; null: the best rate"
     )
 
     @model_validator(mode="after")

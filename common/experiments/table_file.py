@@ -30,7 +30,7 @@ DEFAULT_COLUMNS = (
     *("accuracy_2sigma", "train_loss_mean", "consensus_distance_mean", "bytes_per_step", "time_step_ms"),
 )
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lower case letters, digits and _")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$", description="lowercase letters, digits and _")]
 
 
 class Row(Definition):
@@ -40,10 +40,10 @@ class Row(Definition):
     method: str = Field(description="the label in the column 'method'")
     topology: str = Field(description="the label in the column 'topology'")
     labels: dict[Name, str] = Field({}, description="labels in the columns that the table defines")
-    cluster: str | None = Field(None, description="a file of slurm/clusters instead of the table's")
+    cluster: str | None = Field(None, description="a file in slurm/clusters, instead of the table's")
     overrides: tuple[Override, ...] = ()
-    centre: PositiveFloat | None = Field(None, description="the middle of the learning rates that are tried")
-    axes: Axes = Field({}, description="further keys to tune and their values, in place of the sweep's or besides them")
+    centre: PositiveFloat | None = Field(None, description="the centre of the grid of learning rates")
+    axes: Axes = Field({}, description="further keys to tune and their values; they replace or extend the sweep's")
     tuned_with: Name | None = Field(None, description="the row whose tuned values this one takes, instead of a centre")
 
     @property
@@ -82,36 +82,34 @@ def _parse_column(written: Any, info: ValidationInfo) -> Column:
 class TableFile(Definition):
     """The content of results/definitions/tables/<name>.yaml."""
 
-    base: Name | None = Field(None, description="a table that has what is not stated here; rows replace it by name")
+    base: Name | None = Field(None, description="a table that supplies the keys missing here; rows are merged by name")
     title: str = Field(description="a line of text")
     note: str = Field("", description="what is compared, and how")
     findings: str = Field("", description="Markdown: what the kept runs show, for the page in results/tables")
     task: Literal["cnn", "transformer", "gpt2"]
     seeds: tuple[StrictSeed, ...] = Field(min_length=1, description="a list of integers")
-    cluster: str | None = Field(None, description="a file of slurm/clusters: what one of its runs is submitted to")
+    cluster: str | None = Field(None, description="a file in slurm/clusters: where one of its runs is submitted")
     over: str | None = Field(
-        None, description="a number of the configuration against which the figure shows the rows (default: the steps)"
+        None, description="the numeric configuration key on the x axis of the figure (default: the steps)"
     )
     metric: str = Field("accuracy", description="the validation metric that figures and progress lines show")
-    labels: dict[Name, str] = Field({}, description="columns of labels besides the usual ones, and their definitions")
+    labels: dict[Name, str] = Field({}, description="additional label columns and their definitions")
     overrides: tuple[Override, ...] = Field((), description="overrides that all rows share")
-    workers: tuple[PositiveInt, ...] = Field((), description="numbers of workers: each row is made with every one")
+    workers: tuple[PositiveInt, ...] = Field((), description="numbers of workers: each row is trained with every one")
     variants: dict[Name, tuple[Override, ...]] = Field(
-        {}, description="overrides by name: each row is made with every one, in columns <variant>_<column>"
+        {}, description="overrides by name: each row is trained with every one, in columns <variant>_<column>"
     )
-    target: Target | None = Field(None, description="what a validation metric is to reach, for <...>_to_target")
+    target: Target | None = Field(None, description="a validation metric and the value to reach, for <...>_to_target")
     published: tuple[str, ...] = Field((), description="files of results/paper whose rows have the same names")
     hardware: dict[Name, str] = Field(
-        {}, description="the paper's clusters by name, where it has several: columns <name>_<quantity>_published"
+        {}, description="the paper's clusters by name, if it has several: columns <name>_<quantity>_published"
     )
     proxy_of: Name | None = Field(None, description="the table that this one is a small version of")
-    baseline: Name | None = Field(
-        None, description="the row that differences are taken from, for each number of workers"
-    )
-    equivalent: dict[Name, Name] = Field({}, description="rows that columns <quantity>_equivalent test: {row: other}")
-    margins: dict[str, PositiveFloat] = Field({}, description="how far apart these may be, by quantity, in its unit")
+    baseline: Name | None = Field(None, description="the row that others are compared with, for each number of workers")
+    equivalent: dict[Name, Name] = Field({}, description="rows compared in columns <quantity>_equivalent: {row: other}")
+    margins: dict[str, PositiveFloat] = Field({}, description="largest difference that counts as equal, by quantity")
     columns: tuple[Annotated[Column, PlainValidator(_parse_column)], ...] = Field(
-        DEFAULT_COLUMNS, validate_default=True, description="a list of columns' names"
+        DEFAULT_COLUMNS, validate_default=True, description="a list of column names"
     )
     shown: tuple[str, ...] = Field((), max_length=MOST_SHOWN, description="the columns that pages show")
     sweep: Sweep | None = Field(None, description="how the learning rates of the rows are tuned")

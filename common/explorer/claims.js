@@ -24,14 +24,14 @@ function evidence(claim) {
       encoding: { y, x: { field: "low", type: "quantitative", ...x }, x2: { field: "high" } } },
     { data: { values: numbers }, mark: { type: "point", size: 80, color: COLOURS[0] },
       encoding: { y, x: { field: "value", type: "quantitative", ...x }, tooltip } }] },
-  `${claim.what}: each number with its interval, dashed the rule ${claim.rule?.text}`);
+  `${claim.what}: each number with its interval; dashed: the rule, ${claim.rule?.text}`);
   const lines = claim.tests.map((test) => [test.label, test.value, test.low, test.high, source(test)]);
   const records = [...new Set(claim.tests.filter((test) => test.compare === undefined).map((test) => test.record))];
   const shown = el("article", { class: "evidence", id: "evidence", tabindex: -1, "aria-label": "Evidence" },
     el("h3", {}, claim.claim, " ", el("span", { class: claim.verdict }, claim.verdict)),
     el("p", { class: "note" }, `Paper: ${claim.paper}. Here: ${[claim.here, claim.regime].filter(Boolean).join("; ")}.`),
     drawing || null,
-    lines.length ? table(["number", "value", "low", "high", "where from"], lines) : null,
+    lines.length ? table(["number", "value", "low", "high", "source"], lines) : null,
     records.map((name) => el("details", { open: records.length === 1 && DATA.records[name].length < 40 },
       el("summary", {}, `Record ${name}`), table(DATA.records[name][0], DATA.records[name].slice(1)))));
   requestAnimationFrame(() => shown.focus()); // also scrolls there
@@ -48,7 +48,7 @@ function source(test) {
 
 // Compare
 
-const MODES = [["tuned", "each tuned"], ["same", "same hyperparameters"], ["given", "set by hand, not the same"]];
+const MODES = [["tuned", "each tuned"], ["same", "same hyperparameters"], ["given", "set by hand, different"]];
 
 function tableOf(name) { // of a table's runs, or of the trials of its sweep
   if (!name.startsWith("trials:")) return DATA.tables[name];
@@ -139,7 +139,7 @@ VIEWS.compare = (now) => {
       : null,
     choice("Quantity", "quantity", of.quantities.map((id) => [id, id]), quantity),
     a ? choice("Row", "a", labels(firsts), a.id) : null, b ? choice("minus row", "b", labels(others), b.id) : null);
-  if (!b) return [panel, el("p", {}, "No two rows of this table are of this kind.")];
+  if (!b) return [panel, el("p", {}, "No two rows of this table can be compared this way.")];
   return [panel, ...comparison(of, variant, quantity, a, b, now.effect)];
 };
 
@@ -153,13 +153,13 @@ function comparison(of, variant, quantity, a, b, typed) {
   const found = compared(of, variant, quantity, a, b), keys = differing(a, b, variant);
   const what = DATA.quantities[quantity]?.what ?? quantity;
   const effect = Number(typed) || Math.abs(found.mean) || 0;
-  const settled = found.low == null ? "" : found.low > 0 || found.high < 0 ? "The seeds resolve it."
+  const settled = found.low == null ? "" : found.low > 0 || found.high < 0 ? "The difference is resolved."
     : "Not resolved: zero is inside the interval.";
   const interval = found.low == null ? " (too few seeds for an interval)"
     : ` [${signed(found.low)}, ${signed(found.high)}]`;
   const settings = keys.map((key) =>
-    `${key} ${JSON.stringify(a.settings[variant][key])} against ${JSON.stringify(b.settings[variant][key])}`);
-  if (!found.n) return [el("p", { class: "answer" }, "These rows have no numbers with the same seeds.")];
+    `${key} ${JSON.stringify(a.settings[variant][key])} versus ${JSON.stringify(b.settings[variant][key])}`);
+  if (!found.n) return [el("p", { class: "answer" }, "These rows have no numbers for the same seeds.")];
   const needed = found.sd ? seedsNeeded(found.sd, effect) : null;
   const rows = [...found.lines.map((line) => ({ ...line, label: "seeds" })),
     { label: "mean, 95 % interval", ...found, difference: found.mean }];
@@ -170,7 +170,7 @@ function comparison(of, variant, quantity, a, b, typed) {
       el("b", {}, `${signed(found.mean)}${interval}`), ` over ${found.n} seeds. ${settled}`),
     el("p", { class: "note" }, `${what}. ${settings.length ? `The hyperparameters differ: ${settings.join("; ")}.`
       : "The rows have the same hyperparameters."}${found.left
-        ? ` ${found.left} seeds have a number on one side only.` : ""}`),
+        ? ` ${found.left} seeds have a number in one row only.` : ""}`),
     chart({ height: 110, layer: [
       { data: { values: [{ zero: 0 }] }, mark: { type: "rule", color: "#57606a", strokeDash: [4, 3] },
         encoding: { x: { ...x("zero") } } },
@@ -180,14 +180,14 @@ function comparison(of, variant, quantity, a, b, typed) {
       { data: { values: rows }, mark: { type: "point", size: 70, opacity: 0.85 }, encoding: { y, x: x("difference"),
         color: { condition: { test: "datum.label === 'seeds'", value: COLOURS[0] }, value: COLOURS[1] },
         tooltip: tips({ seed: "seed", a: "row", b: "other", difference: "difference" }) } }] },
-    `Differences of ${a.name} and ${b.name} for each seed, their mean and interval`),
-    found.sd ? el("p", {}, "To tell a difference of ", el("input",
+    `Difference between ${a.name} and ${b.name} for each seed, with mean and interval`),
+    found.sd ? el("p", {}, "Telling a difference of ", el("input",
       { type: "number", step: "any", id: "set-effect", size: 8,
       value: Number(effect.toPrecision(3)), "aria-label": "difference",
         onchange: (event) => go({ effect: event.target.value }) }),
-    ` from zero in ${100 * DATA.seeds.power} % of all cases takes `,
+    ` from zero in ${100 * DATA.seeds.power} % of all cases would take `,
       el("b", { id: "power" }, `${needed ?? "–"} seeds`),
-    `: the differences scatter by ${show(found.sd, 3)} (standard deviation, estimated from ${found.n} seeds).`)
+    `: the differences have a standard deviation of ${show(found.sd, 3)} (estimated from ${found.n} seeds).`)
       : null,
     table(["seed", a.name, b.name, "difference"], found.lines
       .map((line) => [line.seed, line.a, line.b, line.difference]))];

@@ -11,25 +11,25 @@ VIEWS.topology = (now) => {
     L = hosted.includes(now.L) ? now.L : hosted[0];
   const of = families[family][`${n}/${L}`], exact = of.gap === 1;
   const panel = controls(choice("Topology", "family", Object.keys(families).map((name) => [name, name]), family),
-    choice("Workers", "n", named(workers), n), choice("Workers of a host", "L", named(hosted), L));
+    choice("Workers", "n", named(workers), n), choice("Workers per host", "L", named(hosted), L));
   const lines = DATA.distances.filter((line) => line.family === family && String(line.workers) === n);
   const period = of.period ? `a period of ${of.period} round${of.period > 1 ? "s" : ""}`
-    : "random rounds, of which the first four are shown";
+    : "random rounds (the first four are shown)";
   return [panel,
     el("p", { class: "answer" }, `${n} workers on ${n / L} hosts, ${period}. Spectral gap `,
       el("b", {}, show(of.gap)), ". ",
       exact && of.period ? el("b", {},
-        `${of.period === 1 ? "Every round averages exactly" : `${of.period} rounds in turn average exactly`}`)
-        : of.consensus ? `It takes ${of.consensus} rounds to an average within 1e-10`
-          : "It takes more than 2,000 rounds to an average within 1e-10", ".",
-      of.spread ? ` Predicted consensus distance: ${show(of.spread[0], 3)} times that of one displacement `
+        `${of.period === 1 ? "Every round averages exactly" : `${of.period} consecutive rounds average exactly`}`)
+        : of.consensus ? `It takes ${of.consensus} rounds to average to within 1e-10`
+          : "It takes more than 2,000 rounds to average to within 1e-10", ".",
+      of.spread ? ` Predicted consensus distance: ${show(of.spread[0], 3)} times that of a single displacement `
         + `(${show(of.spread[1], 3)} times with a momentum of 0.9).` : ""),
     el("div", { class: "rounds" }, of.rounds.slice(0, 8).map((place, t) => drawnRound(shared[place], Number(n),
       Number(L), t))),
-    lines.length ? el("h3", {}, "Measured in kept runs") : el("p", { class: "note" },
-      "No kept run has this topology with so many workers and two rows to compare."),
-    lines.length ? table(["row", "table", "workers of a host", "seeds", "measured", "predicted",
-      "measured over predicted"], lines.map((line) =>
+    lines.length ? el("h3", {}, "Measured in finished runs") : el("p", { class: "note" },
+      "No table has comparable runs with this topology and number of workers."),
+    lines.length ? table(["row", "table", "workers per host", "seeds", "measured", "predicted",
+      "measured / predicted"], lines.map((line) =>
       [line.name + (line.variant ? `, ${line.variant}` : ""), line.table, line.per_host, line.seeds, line.measured,
         line.scale ? "sets the scale" : line.predicted,
         line.scale ? "" : line.measured / line.predicted])) : null,
@@ -42,10 +42,10 @@ function distanceChart(family, n) {
   if (!values.length) return null;
   const names = [...new Set(values.map((line) => line.name))].sort(), looks = looksOf(names);
   const ends = [Math.min, Math.max].map((of) => of(...values.flatMap((line) => [line.measured, line.predicted])));
-  return el("div", {}, el("h3", {}, `All topologies of ${n} workers: measured against predicted`),
-    el("p", { class: "note" }, "Predicted as if displacements of different workers were independent, of equal "
-      + "size and in proportion to the learning rate, correlated in time by momentum; in each table the row whose "
-      + "topology spreads workers least sets the scale. On the dashed line both are equal."),
+  return el("div", {}, el("h3", {}, `All topologies with ${n} workers: measured against predicted`),
+    el("p", { class: "note" }, "The prediction assumes that displacements of different workers are independent, equal "
+      + "in size, proportional to the learning rate and correlated in time by momentum. Among comparable rows, the "
+      + "row with the smallest prediction sets the scale. On the dashed line both are equal."),
     chart({ height: 320, layer: [
       { data: { values: ends.map((at) => ({ at })) }, mark: { type: "line", strokeDash: [5, 4], color: "#57606a",
         strokeWidth: 1 },
@@ -135,24 +135,24 @@ VIEWS.planner = (now) => {
   const y = { field: "method", type: "nominal", sort: order, title: null, axis: { labelLimit: innerWidth < 600 ? 130 : 300 } };
   return [
     controls(choice("Hosts", "hosts", named(sizes), String(settings.hosts)),
-      choice("Workers of a host", "per_host", named(SIZES.perHost), String(settings.per_host)),
+      choice("Workers per host", "per_host", named(SIZES.perHost), String(settings.per_host)),
       slider("Between hosts", "mbit", STEPS.mbit, settings.mbit, speed),
         slider("Delay", "delay", STEPS.delay, settings.delay, (value) => `${value} ms`),
       slider("Model", "million", STEPS.million, settings.million, (value) => `${value} M parameters`),
-      slider("Computing", "compute", STEPS.compute, settings.compute, (value) => `${value} ms`),
+      slider("Compute", "compute", STEPS.compute, settings.compute, (value) => `${value} ms`),
       slider("Jitter", "jitter", STEPS.jitter, settings.jitter, (value) => `${Math.round(100 * value)} %`)),
     el("p", { class: "answer", id: "advice" }, pays ? "Gossip is predicted to be faster: " : "Stay with all-reduce: ",
-      pays ? el("b", {}, best.method) : "no gossip is more than 5 % faster",
-      pays ? ` takes ${show(best.step)} ms a step, ${show(best.speedup, 3)} times as fast as all-reduce’s `
-        + `${show(found[0].step)} ms, and computes ${Math.round(100 * best.utilisation)} % of the time.`
-        : `; all-reduce takes ${show(found[0].step)} ms a step and computes `
+      pays ? el("b", {}, best.method) : "no gossip topology is more than 5 % faster",
+      pays ? ` takes ${show(best.step)} ms per step, ${show(best.speedup, 3)} times as fast as all-reduce `
+        + `(${show(found[0].step)} ms), and computes ${Math.round(100 * best.utilisation)} % of the time.`
+        : `; all-reduce takes ${show(found[0].step)} ms per step and computes `
           + `${Math.round(100 * found[0].utilisation)} % of the time.`),
     chart({ height: 26 * found.length, data: { values: found.map((line) =>
       ({ ...line, shown: `${show(line.step, 3)} ms`, kind: line.method === "all-reduce" ? "all-reduce"
       : "gossip" })) }, layer: [
       { mark: { type: "bar", height: 15, opacity: 0.9 }, encoding: { y,
         x: { field: "step", type: "quantitative",
-        title: "predicted time of a step (ms); the line is computing alone" },
+        title: "predicted step time (ms); dashed line: compute alone" },
         color: { field: "kind", type: "nominal", title: null,
           scale: { domain: ["all-reduce", "gossip"], range: [COLOURS[1], COLOURS[0]] }, legend: null },
         tooltip: tips({ method: "method", step: "step, ms", utilisation: "utilisation", speedup: "speed-up" }) } },
@@ -160,11 +160,11 @@ VIEWS.planner = (now) => {
         encoding: { y, x: { field: "step", type: "quantitative" }, text: { field: "shown" } } },
       { mark: { type: "rule", color: "#1b1f24", strokeDash: [4, 3] },
         encoding: { x: { aggregate: "mean", field: "compute", type: "quantitative" } } }] },
-        "Predicted time of a step by method"),
+        "Predicted step time by method"),
     table(["method", "step, ms", "utilisation", "speed-up over all-reduce", "spectral gap"], found.map((line) =>
       [line.method, line.step, line.utilisation, line.speedup, line.gap ?? ""]), null,
         (line) => ({ class: line[0] === best.method && pays && "chosen" })),
-    el("p", { class: "note" }, `Parameters in fp32, messages whole. ${DATA.planner.steps} simulated steps. `,
+    el("p", { class: "note" }, `Parameters in fp32, sent in full. ${DATA.planner.steps} simulated steps. `,
       `Inside a host ${DATA.planner.cluster.intra_gbps} Gbit/s. `,
       "More methods, local steps, slow hosts, memory: ", el("code", {}, "python -m common.planner plan --help"))];
 };

@@ -95,7 +95,7 @@ function search(event) {
   hits.hidden = !words.length;
   hits.replaceChildren(...found.slice(0, 40).map(([text, more, to]) => el("li", {}, el("a", { href: link(to),
     onclick: () => { hits.hidden = true; } }, text, " ", el("small", {}, more.split(":")[0])))),
-  el("li", {}, el("small", {}, found.length > 40 ? `and ${found.length - 40} more` : found.length ? "" : "no row")));
+  el("li", {}, el("small", {}, found.length > 40 ? `and ${found.length - 40} more` : found.length ? "" : "no match")));
 }
 
 // Drawing

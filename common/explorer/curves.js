@@ -3,7 +3,7 @@
 // Curves
 
 const ABSCISSAS = [["steps", "steps"], ["samples", "samples (language models: tokens)"],
-  ["megabytes", "MB sent by a worker"],
+  ["megabytes", "MB sent per worker"],
   ["seconds", "seconds"]];
 
 function abscissa(grid, x) {
@@ -73,7 +73,7 @@ VIEWS.curves = (now) => {
   const title = error ? "error: 1 − accuracy" : DATA.curves[metric];
   const label = ABSCISSAS.find(([key]) => key === x)[1] + (x === "seconds" ? `, ${time}` : "");
   const encoding = { x: axis("x", label, logX), detail: { field: "line" } };
-  const tooltip = tips({ name: "row", seeds: everySeed ? "seed" : "seeds, mean of", x: x, y: title, time: "times are",
+  const tooltip = tips({ name: "row", seeds: everySeed ? "seed" : "mean of seeds", x: x, y: title, time: "times are",
     command: "command", commit: "commit" });
   return [
     controls(choice("Table", "table", names.map((id) => [id, id]), name, { rows: "", metric: "", error: "" }),
@@ -83,8 +83,8 @@ VIEWS.curves = (now) => {
         : tick("log y", "logy", logY),
       tick("every seed", "seeds", everySeed), rowsOf(ids.map((row) => [row.id, row.name]),
         chosen.map((row) => row.id), "rows")),
-    el("p", { class: "note" }, `${of.title}. `, everySeed ? "A line for each seed."
-      : `Lines are means over seeds${banded ? ", bands go from the lowest to the highest" : ""}.`),
+    el("p", { class: "note" }, `${of.title}. `, everySeed ? "One line per seed."
+      : `Lines are means over seeds${banded ? "; bands span the lowest to the highest seed" : ""}.`),
     points.length ? chart({ height: 400, data: { values: points }, layer: [
       banded ? { mark: { type: "area", opacity: 0.13 }, encoding: { ...encoding, y: { ...axis("low", title, logY) },
         y2: { field: "high" },
@@ -93,7 +93,7 @@ VIEWS.curves = (now) => {
         strokeDash: looks.dash } },
       { mark: { type: "point", size: 30 }, encoding: { ...encoding, y: axis("y", title, logY), color: looks.color,
         shape: looks.shape, tooltip } }] }, `${title} against ${label} of ${lines.length} rows of ${name}`)
-        : el("p", {}, "Nothing to draw: no row, or none with these axes."),
+        : el("p", {}, "Nothing to draw: no row is selected, or none has values on these axes."),
     table(["row", "seeds", "times", "commits", "command"], chosen
       .flatMap((row) => of.variants.map((variant, number) => {
       const runs = of.runs.filter((run) => of.rows[run.row] === row && run.variant === number);
@@ -102,7 +102,7 @@ VIEWS.curves = (now) => {
           runs[0]?.measured ? "measured" : "predicted"),
         [...new Set(runs.map((run) => DATA.commits[run.commit].slice(0, 12)))].join(", "),
           el("code", {}, row.commands[number])];
-    })), "The runs: K stands for a seed")];
+    })), "The runs; K stands for a seed")];
 };
 
 // Law of the gap
@@ -134,7 +134,7 @@ VIEWS.gap = (now) => {
   const crowd = names.filter((name) => shown.some((point) => point.name === name && isCrowded(point)));
   shown.forEach((point) => { point.at = isCrowded(point)
     ? point.x * 1.025 ** (crowd.indexOf(point.name) - (crowd.length - 1) / 2) : point.x; });
-  const joined = shown.filter(isOfLine), title = `behind all-reduce, ${units[unit]}`;
+  const joined = shown.filter(isOfLine), title = `gap to all-reduce, ${units[unit]}`;
   const x = axis("at", causes[cause], logX), data = { values: shown };
   return [
     controls(radios("Hyperparameters", "mode", kinds, mode), choice("Against", "x", Object.entries(causes), cause),
@@ -154,8 +154,8 @@ VIEWS.gap = (now) => {
         tooltip: tips({ name: "table", series: "row", partner: "all-reduce", variant: "variant", gap: "gap",
           low: "low", high: "high", seeds: "seeds", x: causes[cause] }) } }] },
           `Gap to all-reduce against ${causes[cause]}`) : el("p", { class: "answer" },
-          `No ${mode === "tuned" ? "tuned " : ""}table has both a gap in ${units[unit]} and this abscissa.`),
-    el("p", { class: "note" }, `${shown.length} of ${points.length} points; a click on one of ours leads to its seeds. `,
+          `No ${mode === "tuned" ? "tuned " : ""}table has both a gap in ${units[unit]} and this x axis.`),
+    el("p", { class: "note" }, `${shown.length} of ${points.length} points; click one of ours to see its seeds. `,
       Object.values(sources).map((text) => `Published: ${text}. `)),
     table(["table", "row", "gap", "low", "high", "seeds", causes[cause]],
       shown.map((point) => [point.name, point.series + (point.variant ? `, ${point.variant}` : ""),
@@ -167,7 +167,7 @@ VIEWS.gap = (now) => {
 VIEWS.rates = (now) => {
   const names = Object.keys(DATA.sweeps), name = names.includes(now.table) ? now.table : names.includes("table3_fair")
     ? "table3_fair" : names[0];
-  if (!name) return el("p", {}, "No sweep has been made.");
+  if (!name) return el("p", {}, "No sweep has finished.");
   const sweep = DATA.sweeps[name], RATE = "optimizer.lr", places = sweep.methods.map((_, place) => place);
   const only = sweep.methods.findIndex((method) => method.id === now.method), shown = only < 0 ? places : [only];
   const rateOf = (method) => Number(method.chosen.find((text) => text.startsWith(`${RATE}=`))?.split("=")[1]);
@@ -194,7 +194,7 @@ VIEWS.rates = (now) => {
     if (!second || !groups.length) return "";
     const scatter = Math.sqrt(mean(groups.map((values) => spread(values) ** 2)));
     return `; at ${show(second.rate, 3)} the mean is ${show(Math.abs(first.value - second.value), 2)} worse, `
-      + `while trials with other seeds differ by ${show(scatter, 2)}`;
+      + `while trials with other seeds scatter by ${show(scatter, 2)}`;
   };
   const how = (method) => method.edge ? `at the ${method.edge} rate tried: a better one may lie beyond`
     : method.interval
@@ -218,9 +218,9 @@ VIEWS.rates = (now) => {
         tooltip: tips({ name: "method", rate: "chosen rate", value: sweep.quantity, low: "low",
           high: "high" }) } }] },
     `${sweep.quantity} of trials against the learning rate; diamonds are the chosen rates`),
-    el("p", { class: "note" }, "Small marks are trials, lines means over seeds at the best other values, "
-      + "diamonds the chosen rates with their intervals."),
-    table(["method", "rate", "other values", sweep.quantity, "how sure", "trials", "diverged"],
+    el("p", { class: "note" }, "Small marks are trials, lines are means over seeds at the best other "
+      + "values, and diamonds are the chosen rates with their intervals."),
+    table(["method", "rate", "other values", sweep.quantity, "certainty", "trials", "diverged"],
       shown.map((place) => sweep.methods[place]).map((method) =>
       [method.name, rateOf(method), method.chosen.filter((text) => !text.startsWith(`${RATE}=`)).join(" "),
         method.value, how(method), method.trials, method.diverged]))];
@@ -237,7 +237,7 @@ VIEWS.live = () => {
   document.querySelector("#live > .table").hidden = true;
   return [
     el("p", { class: "note" }, `Running: ${ABOUT.live.filter((run) => run.state === "running").length} of `
-      + `${ABOUT.live.length} unfinished. This page loads itself every ${RELOAD_S} s.`),
+      + `${ABOUT.live.length} unfinished. This page reloads every ${RELOAD_S} s.`),
     points.length ? chart({ height: 320, data: { values: points }, mark: { type: "line", point: { size: 14 } },
       encoding: {
       x: axis("step", "steps", false), y: axis("loss", "training loss", true),

@@ -76,7 +76,7 @@ def _loose(roots: Sequence[Path], collections: Sequence[Collection], records: Re
             runs.append(numbers | {"row": len(rows) - 1, "variant": 0, "seed": run.config.get("seed", 0)})
     if not runs:
         return None
-    about = {"title": "Finished runs of no table", "metric": "validation_loss", "labels": {}, "variants": [""]}
+    about = {"title": "Finished runs that no table lists", "metric": "validation_loss", "labels": {}, "variants": [""]}
     return about | {"quantities": names, "rows": rows, "runs": runs, "missing": 0}
 
 

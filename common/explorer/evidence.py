@@ -94,10 +94,10 @@ def benchmark_records(claims: list[dict[str, Any]]) -> dict[str, list[list[str]]
 
 # Each is a label of this name in a table's rows or, if there is none, the quantity of this name of its runs.
 CAUSES = {
-    "local_over_noise": "a worker's batch over the gradient noise scale",
+    "local_over_noise": "a worker's batch / gradient noise scale",
     "horizon": "horizon: tokens per parameter",
     "workers": "workers",
-    "half_life_second": "half-life of the second moment, samples or tokens",
+    "half_life_second": "half-life of the second moment (samples or tokens)",
 }
 SAME = {"top1": "accuracy"}  # another name of the same metric
 UNITS = {"validation_loss": "nats", "accuracy": "points", "bleu": "BLEU"}

@@ -171,7 +171,7 @@ def _curves(data: dict[str, Any], name: str) -> str:
         means = [_mean([values[place] for _, values in drawn if place < len(values)])[0] for place in at]
         lines.append((row, variant, steps[-1], *means))
     heads = [f"at {share:.0%}" for share in QUARTERS]
-    return _table(f"{name}: {data['curves'][curve]} along a run", ("row", "variant", "steps", *heads), lines)
+    return _table(f"{name}: {data['curves'][curve]} over a run", ("row", "variant", "steps", *heads), lines)
 
 
 def _gap(data: dict[str, Any]) -> str:
@@ -189,7 +189,7 @@ def _rates(name: str, sweep: dict[str, Any]) -> str:
         )
         for of in sweep["methods"]
     ]
-    return _table(f"{name}: values that its sweep chose", head, lines)
+    return _table(f"{name}: values chosen by its sweep", head, lines)
 
 
 def _interval(ends: Sequence[float] | None) -> str:
@@ -203,7 +203,7 @@ def _topologies(families: dict[str, Any]) -> str:
             workers, of_host = size.split("/")
             numbers = of["period"] or "random", of["gap"], of["consensus"] or "more than 2000"
             alike.setdefault((name, int(workers), *numbers), []).append(of_host)
-    head = ("topology", "workers", "period", "spectral gap", "rounds to an average within 1e-10", "of a host")
+    head = ("topology", "workers", "period", "spectral gap", "rounds to average to within 1e-10", "workers per host")
     return _table("Topologies", head, [(*line, ", ".join(hosts)) for line, hosts in alike.items()])
 
 
@@ -215,8 +215,8 @@ def _distances(distances: Sequence[dict[str, Any]]) -> str:
 def _planner(example: dict[str, Any]) -> str:
     of = example["settings"]
     caption = (
-        f"Predicted step: {of['hosts']} hosts of {of['per_host']}, {of['mbit']:g} Mbit/s, delay {of['delay']:g} ms, "
-        f"{of['million']:g} M parameters, computing {of['compute']:g} ms, jitter {of['jitter']:g}"
+        f"Predicted step: {of['hosts']} hosts with {of['per_host']} workers each, {of['mbit']:g} Mbit/s, delay "
+        f"{of['delay']:g} ms, {of['million']:g} M parameters, compute {of['compute']:g} ms, jitter {of['jitter']:g}"
     )
     lines = [(step["method"], step["step"], step["compute"] / step["step"]) for step in example["steps"]]
     return _table(caption, ("method", "step, ms", "utilisation"), lines)

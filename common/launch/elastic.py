@@ -89,11 +89,11 @@ def listen_for_hosts(config: Config) -> socket.socket | None:
                 f"elastic.agent={address}: {named} is {place} on this host, where others cannot reach it; expected the "
                 "address that they know"
             )
-        print(f"elastic.agent={address}: only this machine reaches {place}, no other host", file=sys.stderr)
+        print(f"elastic.agent={address}: {place} can be reached from this machine only", file=sys.stderr)
     if not (only_here(place) or os.environ.get("ELASTIC_SECRET")):
         print(
-            f"elastic.agent={address}: without ELASTIC_SECRET, the same on all hosts, whoever reaches this port and "
-            "knows the configuration can join the run",
+            f"elastic.agent={address}: ELASTIC_SECRET (the same on all hosts) is not set: anyone who reaches this port "
+            "and knows the configuration can join the run",
             file=sys.stderr,
         )
     return listener

@@ -27,27 +27,27 @@ class PlanArguments(Arguments):
     command: Literal["plan"] = Field(description="plan: predict step times and recommend a topology")
     hosts: int = Field(description="number of machines")
     workers_per_host: int = Field(
-        Cluster.workers_per_host, description="workers of each: GPUs, or groups of GPUs, see shards"
+        Cluster.workers_per_host, description="workers on each: single GPUs, or groups of GPUs (see shards)"
     )
     shards: int = Field(
-        Cluster.shards, ge=1, description="GPUs that share a worker's parameters out among them (parallel.shard=true)"
+        Cluster.shards, ge=1, description="GPUs over which a worker's parameters are sharded (parallel.shard=true)"
     )
-    optimizer: Literal[tuple(STATE)] = Field("adamw", description="what updates, for the memory of a GPU")
-    payload_mb: float = Field(Cluster.payload_mb, description="a worker's parameters in MB: 4 bytes for each in fp32")
-    compute_ms: float = Field(Cluster.compute_ms, description="forward and backward of one step")
-    backward_share: float = Field(Cluster.backward_share, description="share of compute_ms")
+    optimizer: Literal[tuple(STATE)] = Field("adamw", description="the optimizer, to estimate a GPU's memory")
+    payload_mb: float = Field(Cluster.payload_mb, description="a worker's parameters in MB: 4 bytes each in fp32")
+    compute_ms: float = Field(Cluster.compute_ms, description="forward and backward pass of one step")
+    backward_share: float = Field(Cluster.backward_share, description="share of the backward pass in compute_ms")
     update_ms: float = Field(Cluster.update_ms, description="the optimizer's step")
     jitter: float = Field(
         Cluster.jitter,
-        description="spread of the compute time from step to step: standard deviation of its logarithm, 0.05 is about "
+        description="spread of the compute time from step to step: standard deviation of its logarithm; 0.05 is about "
         "5 %",
     )
-    inter_gbps: float = Field(Cluster.inter_gbps, description="link of a host to the others, Gbit/s")
-    intra_gbps: float = Field(Cluster.intra_gbps, description="between two GPUs of a host, Gbit/s")
-    latency_us: float = Field(Cluster.latency_us, description="between hosts")
-    intra_latency_us: float = Field(Cluster.intra_latency_us, description="between two workers of a host")
-    bucket_mb: float = Field(Cluster.bucket_mb, description="bucket of all-reduce (DDP's default is 25)")
-    gossip_bucket_mb: float = Field(Cluster.gossip_bucket_mb, description="bucket of gossip")
+    inter_gbps: float = Field(Cluster.inter_gbps, description="rate of a host's link to the others, Gbit/s")
+    intra_gbps: float = Field(Cluster.intra_gbps, description="rate between two GPUs on a host, Gbit/s")
+    latency_us: float = Field(Cluster.latency_us, description="latency between hosts")
+    intra_latency_us: float = Field(Cluster.intra_latency_us, description="latency between two workers on a host")
+    bucket_mb: float = Field(Cluster.bucket_mb, description="bucket size of all-reduce (DDP's default is 25)")
+    gossip_bucket_mb: float = Field(Cluster.gossip_bucket_mb, description="bucket size of gossip")
     slow_host: dict[int, float] = Field(
         {}, description="slow_host.HOST=FACTOR: HOST (from 0) computes FACTOR times slower"
     )
@@ -57,19 +57,19 @@ class PlanArguments(Arguments):
     topology: Annotated[tuple[Literal[NAMES], ...], ONE_OR_SEVERAL] = Field(
         CANDIDATES, description=f"one or several ([aer,ring]) of {', '.join(NAMES)}"
     )
-    local_steps: int = Field(1, ge=1, le=1000, description="updates in a round of gossip; 1: it is in every step")
+    local_steps: int = Field(1, ge=1, le=1000, description="updates in a round of gossip; 1: a round in every step")
     merge_after: int | None = Field(
-        None, ge=0, description="a round is merged before this update of it; null: a third of the round; 0: at its end"
+        None, ge=0, description="merge a round before this update of it; null: a third of the way in; 0: at its end"
     )
     fragments: int = Field(1, ge=1, description="parts of the parameters that take turns within a round")
     outer: dict[Literal["lr", "momentum"], float] = Field(
-        {}, description="outer.lr=LR outer.momentum=MOMENTUM: the outer optimizer, for the memory of a GPU"
+        {}, description="outer.lr=LR outer.momentum=MOMENTUM: the outer optimizer, to estimate a GPU's memory"
     )
     steps: int | None = Field(
         None, ge=50, le=10000, description=f"steps to simulate; null: {MOST_STEPS}, fewer for many workers"
     )
     uneven: bool = Field(
-        False, description="add, for uneven computing of several kinds, how much longer a step takes than with even"
+        False, description="also show how much longer a step takes with several kinds of uneven compute times"
     )
 
     def cluster(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def render(cluster: Cluster, planned: Plan) -> str:
     each = f" of {cluster.shards} GPUs" if cluster.shards > 1 else ""
     workers = "1 worker" if cluster.workers_per_host == 1 else f"{cluster.workers_per_host} workers"
     lines = [f"Predicted for {cluster.hosts} hosts of {workers}{each}:", "", table, ""]
-    lines += ["sent_mb: of a GPU in a round; memory_gb: of a GPU, without activations and what FSDP gathers", ""]
+    lines += ["sent_mb: per GPU and round; memory_gb: per GPU, without activations and layers that FSDP gathers", ""]
     lines += [f"{name}: not possible here: {reason}" for name, reason in planned.skipped.items()]
     return "\n".join([*lines, planned.recommendation])
 
@@ -114,7 +114,7 @@ def render_uneven(frame: pd.DataFrame) -> str:
     """Return the cost of uneven computing as Markdown."""
     legend = [f"- {name}: {condition.label}" for name, condition in CONDITIONS.items() if name in frame]
     table = frame.to_markdown(index=False, floatfmt=".3f")
-    return "\n".join(["", "Time of a step, in terms of that with even computing:", "", *legend, "", table])
+    return "\n".join(["", "Step time relative to even compute times:", "", *legend, "", table])
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ class RunFolder:
             self._write_json("summary.json", {"status": "failed", "error": f"{type(error).__name__}: {error}"})
             self._write_json("environment.json", self._environment)
         except OSError as other:
-            print(f"run_dir={self.path}: cannot write that the run failed ({other.strerror})", file=sys.stderr)
+            print(f"run_dir={self.path}: cannot record that the run failed ({other.strerror})", file=sys.stderr)
 
     def withdraw(self) -> None:
         """Remove what this start has made, if it has recorded nothing yet: it was refused."""

@@ -135,7 +135,7 @@ class RunLock:
     def _is_alive(self, file: Path, holder: Holder) -> bool:
         """Wait for a sign of a holder on another host; return whether there was one."""
         who = f"run_dir={self._folder}: {_describe(holder)}"
-        print(f"{who} may be training in it: waiting {SILENCE_S:g} s for a sign of it", file=sys.stderr, flush=True)
+        print(f"{who} may be training in it: waiting {SILENCE_S:g} s for a sign of life", file=sys.stderr, flush=True)
         seen, give_up = _signs(file), time.monotonic() + SILENCE_S
         while time.monotonic() < give_up:
             time.sleep(LOOK_S)

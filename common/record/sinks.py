@@ -118,7 +118,7 @@ class WandbSink:
         """End the run."""
         self._run.finish()
         if self._offline is not None:
-            print(f"wandb: `wandb sync {self._offline}` uploads the run", file=sys.stderr, flush=True)
+            print(f"wandb: to upload the run: `wandb sync {self._offline}`", file=sys.stderr, flush=True)
 
 
 class TensorBoardSink:
@@ -169,7 +169,7 @@ class Sinks:
         except Exception as error:  # a logging service must not end a run of days, whatever it raises
             if isinstance(self._sinks.pop(name, None), WandbSink):
                 WandbSink.abandon()
-            print(f"warning: {name} failed and is left out from now on: {error}", file=sys.stderr, flush=True)
+            print(f"warning: {name} failed and is disabled from now on: {error}", file=sys.stderr, flush=True)
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:

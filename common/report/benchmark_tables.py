@@ -31,10 +31,10 @@ class BenchmarkTable(Definition):
     findings: str = Field(description="Markdown: what the kept record shows, for the page in results/tables")
     published: str
     records: str = Field(description="a file of results/benchmarks")
-    command: str = Field(description="what writes it")
+    command: str = Field(description="the command that writes the record")
     cluster: str
-    labels: dict[str, str] = Field(description="columns that tell rows apart, and their definitions")
-    values: dict[str, str] = Field(description="columns of numbers, and their definitions")
+    labels: dict[str, str] = Field(description="columns that identify a row, with their definitions")
+    values: dict[str, str] = Field(description="columns of numbers, with their definitions")
     styles: dict[str, str]
     ratio: str
     baseline: dict[str, str] = Field(min_length=1, max_length=1)

@@ -47,10 +47,10 @@ class Evidence(Definition):
     value:    its column; the interval comes from the columns <value>_low and <value>_high, or is the number alone
     """
 
-    record: str = Field(description="a CSV file, without its ending, as seen from results/benchmarks")
+    record: str = Field(description="a CSV file without its extension, relative to results/benchmarks")
     label: str
     where: str | None = None
-    join: dict[str, list[str]] = Field({}, description="other such files: {file: columns that agree}")
+    join: dict[str, list[str]] = Field({}, description="CSV files to join: {file: columns that must agree}")
     baseline: Baseline | None = None
     assign: dict[str, str] = Field({})
     row: str

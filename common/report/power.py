@@ -18,13 +18,13 @@ CONFIDENCE = 0.8  # of the standard deviation's upper limit
 MOST_SEEDS = 10_000
 DEFINITIONS = {
     "sd": "standard deviation of the differences seed by seed",
-    "sd_limit": f"its upper {CONFIDENCE:.0%} limit, as it is estimated from few seeds",
+    "sd_limit": f"its upper {CONFIDENCE:.0%} confidence limit, because it is estimated from few seeds",
     "published": "the published difference of the two rows",
-    "margin": "how far apart they may be to count as equal; marked where it exceeds half of the published difference",
-    "for_equality": f"seeds with which the table finds equal rows equal in {POWER:.0%} of all cases, at the level of "
-    f"{LEVEL:.0%} shared by all its tests [with sd_limit]",
-    "for_published": f"seeds with which a true difference like the published one is told from zero in {POWER:.0%} of "
-    f"all cases, two-sided at {LEVEL:.0%} [with sd_limit]",
+    "margin": "how far apart they may be and still count as equal; marked if above half of the published difference",
+    "for_equality": f"seeds needed to find equal rows equal in {POWER:.0%} of all cases, at a level of {LEVEL:.0%} "
+    "over all tests of the table [with sd_limit]",
+    "for_published": f"seeds needed to tell a true difference of the published size from zero in {POWER:.0%} of all "
+    f"cases, two-sided at {LEVEL:.0%} [with sd_limit]",
 }
 
 

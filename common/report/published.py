@@ -86,12 +86,12 @@ class PublishedTable(Definition):
     title: str
     source: str
     hardware: str
-    runs: str = Field(description="how many runs are behind a number, and what its plus-minus is")
+    runs: str = Field(description="how many runs are behind a number, and what its ± means")
     quantities: dict[str, PublishedQuantity]
     rows: tuple[PublishedRow, ...] = Field(min_length=1)
     curves: Annotated[str, AfterValidator(_is_file)] | None = None
-    axes: dict[str, str] = Field({}, description="the curves' metrics as names of axes")
-    reference_bleu: float | None = Field(None, description="a dashed line in the figure")
+    axes: dict[str, str] = Field({}, description="axis label of each metric of the curves")
+    reference_bleu: float | None = Field(None, description="BLEU that the figure shows as a dashed line")
 
     @model_validator(mode="after")
     def _check(self) -> "PublishedTable":

@@ -225,7 +225,7 @@ def definition(table: Table, column: Column) -> str:
     if column.variant is not None and column.statistic != "equivalent":
         text = f"{column.variant}: {text}"
     if column.statistic == "published" and table.proxy_of:
-        text += f", of {table.proxy_of}, at the paper's scale: only the order of rows can be compared with the proxy"
+        text += f", for {table.proxy_of} at the paper's scale; only the order of rows can be compared with the proxy"
     return text
 
 

@@ -19,8 +19,8 @@ class TopologyArguments(Arguments):
     name: Text = Field(description=f"a topology: {', '.join(NAMES)}")
     world_size: int = Field(description="number of workers")
     workers_per_host: int = Field(1, description="workers on each host")
-    option: dict[str, Any] = Field({}, description="of the topology, such as option.k=2")
-    rounds: PositiveInt | None = Field(None, le=10**6, description="rounds to show; null: one period")
+    option: dict[str, Any] = Field({}, description="an option of the topology, such as option.k=2")
+    rounds: PositiveInt | None = Field(None, le=10**6, description="rounds to show; null: one period, or 8 if random")
     plot: Text | None = Field(None, description="file for a picture of the rounds (.png, .svg, .pdf)")
 
 

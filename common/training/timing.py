@@ -94,7 +94,7 @@ class Trace(AbstractContextManager["Trace"]):
         self._profiler.__exit__(*error)
         if self._speaks:
             first = SKIPPED + WARMUP + 1
-            missing = f"profile=true: no trace: it begins with step {first} of a start, which this one did not reach"
+            missing = f"profile=true: no trace: recording begins at step {first} after each start, not reached here"
             print(f"trace: {self._file}" if self._steps >= first else missing, file=sys.stderr, flush=True)
 
     def step(self) -> None:

@@ -128,7 +128,7 @@ def begin(run: Run) -> WorkerGroup:
     group = WorkerGroup(run, members, anew=found is None)
     group.resume(found)
     if found is None and run.config.init_from is not None:
-        run.tell(f"began with the model {run.config.init_from}; optimizer, schedule and data begin anew")
+        run.tell(f"started from the model {run.config.init_from}; optimizer, schedule and data start afresh")
     run.recorder.begin(group.workers, run.timetable.steps, group.config)
     return group
 

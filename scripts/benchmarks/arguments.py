@@ -74,27 +74,27 @@ class HostsArguments(Arguments):
     """Command line of scripts.benchmarks.hosts; measure=... --help shows the other keys of each."""
 
     measure: Literal["averaging", "scaling", "step"] = Field(
-        description="averaging without training (Table 1), scaling at a fixed global batch (Figure 6), or the step of "
-        "engines of data parallelism beside each other"
+        description="averaging without training (Table 1), scaling at a fixed global batch (Figure 6), or a step "
+        "of several data-parallel engines side by side"
     )
     layouts: Text = Field("4x2", pattern=LAYOUTS, description="HOSTSxRANKS_PER_HOST,... to emulate")
     mbit_per_s: Text | None = Field(
-        None, pattern=NUMBERS, description=f"RATE,... of emulated hosts, {EMULATED_RATE} if none; else only noted"
+        None, pattern=NUMBERS, description=f"RATE,... of emulated hosts (null: {EMULATED_RATE}); elsewhere only noted"
     )
-    delay_ms: NonNegativeFloat = Field(1.0, description="one-way, between emulated hosts")
-    limit_s: PositiveFloat = Field(3600, description="seconds after which emulated hosts are ended")
-    output: Text = Field("results/benchmarks", description="where the table is written, as .csv and .md")
-    rows: Text | None = Field(None, description="where workers leave their rows for the process that started them")
+    delay_ms: NonNegativeFloat = Field(1.0, description="one-way delay between emulated hosts")
+    limit_s: PositiveFloat = Field(3600, description="seconds after which emulated hosts are stopped")
+    output: Text = Field("results/benchmarks", description="folder for the table, as .csv and .md")
+    rows: Text | None = Field(None, description="file that passes the workers' rows to the process that started them")
 
 
 class AveragingArguments(HostsArguments):
     """measure=averaging."""
 
     name: ClassVar[str] = "communication"  # of the table's files
-    topologies: names_of(AVERAGES) = Field(",".join(AVERAGES), description="which to measure")
-    iterations: PositiveInt = Field(20, description="timed ones; the paper has 8196")
-    tensors: PositiveInt = Field(3, description="averaged in an iteration")
-    tensor_mb: PositiveFloat = Field(25.0, description="MB (1e6 bytes) of each")
+    topologies: names_of(AVERAGES) = Field(",".join(AVERAGES), description="topologies to measure")
+    iterations: PositiveInt = Field(20, description="timed iterations; the paper has 8196")
+    tensors: PositiveInt = Field(3, description="tensors averaged per iteration")
+    tensor_mb: PositiveFloat = Field(25.0, description="MB (1e6 bytes) per tensor")
 
 
 class ScalingArguments(HostsArguments):
@@ -102,36 +102,36 @@ class ScalingArguments(HostsArguments):
 
     layouts: Text = Field("2x2,4x2,8x2", pattern=LAYOUTS, description="HOSTSxRANKS_PER_HOST,...")
     methods: names_of(METHODS) = Field(
-        "allreduce,sgp_exp,decent_exp,decent_exp_hypercube,decent_aer", description=f"names among {', '.join(METHODS)}"
+        "allreduce,sgp_exp,decent_exp,decent_exp_hypercube,decent_aer", description=f"some of {', '.join(METHODS)}"
     )
-    compute_ms: PositiveFloat = Field(2400, description="forward and backward of the global batch on one worker")
+    compute_ms: PositiveFloat = Field(2400, description="forward and backward pass of the global batch on one worker")
     payload_mb: PositiveFloat = Field(5, description="MB (1e6 bytes) of parameters, up to rounding")
-    bucket_mb: PositiveFloat = Field(1, description="MiB per message, of all methods")
-    name: Text = Field("scaling", pattern=r"^[a-z0-9_]+$", description="of the table's files")
-    steps: PositiveInt = Field(12, description="of a block; a multiple of the topologies' periods")
-    blocks: PositiveInt = Field(5, ge=2, description="that are timed, after one that is not")
+    bucket_mb: PositiveFloat = Field(1, description="MiB per message, for all methods")
+    name: Text = Field("scaling", pattern=r"^[a-z0-9_]+$", description="name of the table's files")
+    steps: PositiveInt = Field(12, description="steps per block; a multiple of the topologies' periods")
+    blocks: PositiveInt = Field(5, ge=2, description="timed blocks, after an untimed one")
 
 
 class StepArguments(HostsArguments):
     """measure=step."""
 
     layouts: Text = Field("8x1,4x2", pattern=LAYOUTS, description="HOSTSxRANKS_PER_HOST,...")
-    models: names_of(MODELS) = Field("gpt_5m", description=f"of {', '.join(MODELS)}")
-    compute_ms: Text = Field("400,1200", pattern=NUMBERS, description="of a step, emulated; 0: really computed")
+    models: names_of(MODELS) = Field("gpt_5m", description=f"some of {', '.join(MODELS)}")
+    compute_ms: Text = Field("400,1200", pattern=NUMBERS, description="emulated compute time; 0: real computation")
     conditions: names_of(CONDITIONS) = Field(
-        "even", description=f"how unevenly ranks compute: of {', '.join(CONDITIONS)}"
+        "even", description=f"how unevenly ranks compute: some of {', '.join(CONDITIONS)}"
     )
-    engines: names_of(ENGINES) = Field(",".join(ENGINES), description="which to measure")
+    engines: names_of(ENGINES) = Field(",".join(ENGINES), description="engines to measure")
     topologies: names_of(TOPOLOGIES) | None = Field(
-        None, description="which to measure, under their engines' names; none: all"
+        None, description="topologies to measure, by their engines' names; null: all"
     )
-    bucket_mb: PositiveFloat = Field(2, description="of our messages, in MiB")
-    peers_bucket_mb: PositiveFloat = Field(5, description="of DDP's and decent-dp's")
-    steps: PositiveInt = Field(12, description="of a round: a multiple of the schedules' periods")
-    rounds: PositiveInt = Field(2, description="that are timed")
-    limit_s: PositiveFloat = Field(1800, description="an engine that takes longer is given up")
-    again: bool = Field(False, description="measure what the table holds too")
-    name: Text = Field("parallel", pattern=r"^[a-z0-9_]+$", description="of the table's files")
+    bucket_mb: PositiveFloat = Field(2, description="MiB per message, for our engines")
+    peers_bucket_mb: PositiveFloat = Field(5, description="MiB per message, for DDP and decent-dp")
+    steps: PositiveInt = Field(12, description="steps per round; a multiple of the schedules' periods")
+    rounds: PositiveInt = Field(2, description="timed rounds")
+    limit_s: PositiveFloat = Field(1800, description="seconds after which an engine is given up")
+    again: bool = Field(False, description="measure again what the table already holds")
+    name: Text = Field("parallel", pattern=r"^[a-z0-9_]+$", description="name of the table's files")
 
     def bucket_of(self, engine: str) -> float:
         """Return the size of the engine's messages, in MiB."""
@@ -145,4 +145,4 @@ def read(argv: Sequence[str]) -> HostsArguments:
     """Return the arguments of the measure that the command line names. Raises UsageError."""
     chosen = [word.partition("=")[2] for word in argv if word.startswith("measure=")]
     kind = KINDS.get(chosen[-1] if chosen else "", HostsArguments)
-    return parse(kind, argv, MODULE, "Measure on several hosts, emulated ones or a launcher's.")
+    return parse(kind, argv, MODULE, "Measure on several hosts, emulated or provided by a launcher.")

@@ -66,14 +66,14 @@ PER_HOST = 2  # workers on a host of the alternating exponential ring
 class TheoremArguments(Arguments):
     """Command line of scripts.benchmarks.theorems."""
 
-    workers: Text = Field("1,2,4,6,8,12,16,32,64", pattern=r"^1(,\d+)+$", description="n, from 1 on")
+    workers: Text = Field("1,2,4,6,8,12,16,32,64", pattern=r"^1(,\d+)+$", description="numbers of workers, 1 first")
     problems: PositiveInt = Field(8, description="draws of the quadratic problem")
-    seeds: PositiveInt = Field(8, description="of the logistic problem's mini-batches")
-    steps: PositiveInt = Field(8192, ge=256, description="of logistic regression")
+    seeds: PositiveInt = Field(8, description="seeds of the logistic problem's mini-batches")
+    steps: PositiveInt = Field(8192, ge=256, description="steps of logistic regression")
     heterogeneity: float = Field(10.0, ge=0, description="standard deviation of the workers' optima b_i")
     epsilon_quadratic: float = Field(3e-3, gt=0, description="error to reach")
     epsilon_logistic: float = Field(1e-3, gt=0, description="error to reach")
-    output: Text = Field("results/benchmarks", description="where the tables go")
+    output: Text = Field("results/benchmarks", description="folder for the tables")
 
 
 @main_function

@@ -42,18 +42,18 @@ class UtilisationArguments(Arguments):
     """Command line of scripts.benchmarks.utilisation."""
 
     hosts: PositiveInt = Field(8, description="machines or data centres, one worker each")
-    payload_mb: PositiveFloat = Field(20000.0, description="a worker's parameters; 20,000: 10 billion in 16 bits")
-    compute_ms: PositiveFloat = Field(800.0, description="forward and backward of a step")
-    latency_us: NonNegativeFloat = Field(1000.0, description="of a message")
-    jitter: NonNegativeFloat = Field(0.0, description="spread of the compute time, as of common.planner")
+    payload_mb: PositiveFloat = Field(20000.0, description="parameters of a worker; 20,000 is 10 billion in 16 bits")
+    compute_ms: PositiveFloat = Field(800.0, description="forward and backward pass of a step")
+    latency_us: NonNegativeFloat = Field(1000.0, description="latency of a message")
+    jitter: NonNegativeFloat = Field(0.0, description="spread of the compute time, as in common.planner")
     local_steps: Annotated[tuple[PositiveInt, ...], ONE_OR_SEVERAL] = Field((10, 50, 100, 300), description="H")
-    output: Text = Field("results/benchmarks", description="folder of utilisation.csv and .md")
+    output: Text = Field("results/benchmarks", description="folder for utilisation.csv and .md")
 
 
 @main_function
 def main(argv: Sequence[str]) -> int:
     """Predict all methods at all rates and write the record."""
-    arguments = parse(UtilisationArguments, argv, MODULE, "Predicts the link rates that keep workers computing.")
+    arguments = parse(UtilisationArguments, argv, MODULE, "Predict the link rates that keep workers computing.")
     benchmark = Benchmark("utilisation", "Predicted, not measured: link rates for a utilisation", COLUMNS, FORMATS)
     cluster = Cluster(**arguments.model_dump(exclude={"local_steps", "output"}))
     said = (

@@ -81,7 +81,7 @@ def make(table: Table, cells: Sequence[Cell], states: Sequence[str], jobs: int) 
     open_cells = [cell for cell, state in zip(cells, states, strict=True) if state not in table.settled]
     for cell in cells:
         if cell not in open_cells:
-            print(f"{heads[cell]} {_result(table, cell)}  finished before", flush=True)
+            print(f"{heads[cell]} {_result(table, cell)}  already finished", flush=True)
     failures: list[tuple[Cell, str]] = []
     started = time.monotonic()
     for done, (cell, failure, duration) in enumerate(_train_all(table, open_cells, jobs), start=1):

@@ -20,16 +20,16 @@ class LauncherArguments(Arguments):
 
     table: Text = Field(description="a file in results/definitions/tables")
     runs: Text = Field("runs", description="the folder that holds the runs")
-    jobs: PositiveInt = Field(1, description="runs at a time, which share the machine's cores")
-    launcher: Literal["local", "slurm"] = Field("local", description="where runs are made: local | slurm")
+    jobs: PositiveInt = Field(1, description="number of runs at a time; they share the machine's cores")
+    launcher: Literal["local", "slurm"] = Field("local", description="where to train: local | slurm")
     cluster: Text | None = Field(
-        None, description="launcher=slurm: options of sbatch, a file of slurm/clusters or yours (default: the table's)"
+        None, description="launcher=slurm: file of sbatch options, from slurm/clusters or yours (default: the table's)"
     )
-    sbatch: Text | None = Field(None, description="launcher=slurm: further options of sbatch, in quotes")
+    sbatch: Text | None = Field(None, description="launcher=slurm: further options for sbatch, in quotes")
     report_sbatch: Text | None = Field(
-        None, description="launcher=slurm: options of the job that follows the runs, besides sbatch's account and such"
+        None, description="launcher=slurm: options for the job after the runs, besides sbatch's account, partition etc."
     )
-    dry_run: bool = Field(False, description="print the commands and what is missing, run nothing")
+    dry_run: bool = Field(False, description="print the commands and the state of each run; run nothing")
 
     @classmethod
     def hint(cls, argv: Sequence[str]) -> str:
@@ -83,10 +83,10 @@ def submit_missing(
         if arguments.dry_run and cell.run_dir in options_of:  # submitted as elements of arrays
             print(shlex.join(["sbatch", *options_of[cell.run_dir], "slurm/train.sbatch", cell.task, *cell.overrides]))
     for problem in missing_data([cell for cell in todo if cell.run_dir in options_of]):
-        print(f"# warning: not on this machine; the jobs need it where they run: {problem}")
+        print(f"# warning: missing on this machine, but needed where the jobs run: {problem}")
     if todo and arguments.dry_run:
         sizes = ", ".join(str(len(alike)) for alike in groups.values())
-        print(f"# each command trains one run; without --dry-run they are elements of arrays, of {sizes} runs")
+        print(f"# each command trains one run; without --dry-run they are submitted as job arrays, of {sizes} runs")
     waiting = sum(cell.run_dir in queue for cell in cells)
     print(f"# {settled(table, states)} of {len(cells)} finished, {waiting} with Slurm, {len(todo)} to submit")
     if len(cells) - len(todo) < known:
@@ -111,7 +111,7 @@ def _queue_of(table: Table, runs: Path, dry_run: bool) -> dict[Path, str] | None
     except UsageError as error:
         if not dry_run:
             raise
-        print(f"# the queue could not be asked: {error}")
+        print(f"# cannot query the queue: {error}")
         return None
 
 
@@ -123,7 +123,7 @@ def _submit_follow_up(command: Sequence[str], purpose: str) -> int:
         print(f"then: {sbatch(*command)}, which {purpose}")
         return 0
     except UsageError as error:
-        by_hand = f"what follows them, with the options it needs:\n{shlex.join(['sbatch', *command])}"
+        by_hand = f"submit the job that follows, with the options it needs:\n{shlex.join(['sbatch', *command])}"
         print(f"error: {error}\nthe runs stay submitted; {by_hand}", file=sys.stderr)
         return 1
 

@@ -250,7 +250,7 @@ def test_what_is_no_image_of_a_known_kind_is_left_out_aloud(source: Path, caplog
         (source / "train" / name).parent.mkdir(exist_ok=True)
         (source / "train" / name).write_bytes(Path(whole.files[0]).read_bytes())
     assert read_tree(source / "train") == whole
-    expected = f"4 left out (hidden or of another kind), such as {source}/train/.ipynb_checkpoints"
+    expected = f"4 skipped (hidden or of another type), such as {source}/train/.ipynb_checkpoints"
     assert expected in caplog.text
 
 

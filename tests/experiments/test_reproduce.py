@@ -54,7 +54,7 @@ def test_makes_every_run_seed_by_seed_with_a_line_each_and_once_only(registered,
     assert lines[-1] == "6 of 6 runs finished"
     assert main(["table=small"]) == 0
     assert len(launched.calls) == 6
-    assert capsys.readouterr().out.count("finished before") == 6
+    assert capsys.readouterr().out.count("already finished") == 6
 
 
 def test_rows_of_a_variant_are_made_side_by_side(registered, launched, monkeypatch):
@@ -257,7 +257,7 @@ def test_several_runs_at_a_time_share_the_cores(registered, capsys, monkeypatch,
     environment = (RUNS / "small" / "allreduce" / "seed_1" / "environment.json").read_text()
     assert "training.threads=" in environment
     assert main(["table=small", "seeds=1"]) == 0
-    assert capsys.readouterr().out.count("finished before") == 2
+    assert capsys.readouterr().out.count("already finished") == 2
 
 
 def test_the_test_set_is_scored_where_the_table_shows_that(registered, launched, monkeypatch, capsys):

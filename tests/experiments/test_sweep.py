@@ -228,7 +228,7 @@ def test_an_interruption_stops_and_the_same_command_continues(undrawn, launched,
 def test_a_dry_run_prints_what_would_run_and_runs_nothing(undrawn, launched, capsys):
     assert sweep(["table=small", "--dry-run"]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("# methods: 2, points: 3, seeds: 2; the grid grows at most: 2\n")
+    assert out.startswith("# methods: 2, points: 3, seeds: 2; extensions of the grid: at most 2\n")
     commands = [shlex.split(line) for line in out.splitlines() if not line.startswith("#")]
     assert len(commands) == 12
     assert commands[0][:3] == ["python", "-m", "cnn.train"]

@@ -101,7 +101,7 @@ def test_a_number_that_does_not_follow_from_a_record_is_named(small, capsys):
     assert main(own) == 0
     page.write_text(page.read_text().replace("<td class=n>90</td>", "<td class=n>99</td>"))
     assert main([*own, "--check"]) == 1
-    assert "its tables, scripts or style are not those that its data make" in capsys.readouterr().err
+    assert "its tables, scripts or style differ from what this code makes from its data" in capsys.readouterr().err
     page.write_text("<html></html>")
     assert main([*own, "--check"]) == 2
 

@@ -90,9 +90,7 @@ def test_how_many_are_left_out_is_said(tmp_path, caplog):
     source = tmp_path / "source"
     (source / "link").symlink_to("../elsewhere")
     assert [file.name for file in find_inputs(str(source))] == ["a.txt"]
-    assert (
-        f"source={source}: 3 left out (hidden, of another kind, or a folder), such as {source}/.hidden" in caplog.text
-    )
+    assert f"source={source}: 3 skipped (hidden, of another type, or a folder), such as {source}/.hidden" in caplog.text
 
 
 def test_the_standard_library_is_python_without_tests_and_installed_packages():

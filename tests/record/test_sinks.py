@@ -100,7 +100,7 @@ def test_a_broken_service_is_named_once_and_ends_nothing(
 
     monkeypatch.setitem(sys.modules, "wandb", Wandb())
     assert launch("cnn", [*SIMULATED, "logging.wandb=online", f"run_dir={tmp_path}"]) == 0
-    assert capsys.readouterr().err.count("wandb failed and is left out from now on: no route to host") == 1
+    assert capsys.readouterr().err.count("wandb failed and is disabled from now on: no route to host") == 1
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
     everything = [(row["step"], numbers(row)) for row in rows(tmp_path)]
     assert logged == {"init": [], "log": everything[:1], "finish": everything}[breaks]

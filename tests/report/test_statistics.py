@@ -47,9 +47,9 @@ def test_definitions():
     mean, de, difference, equivalent, published, label, workers = (definition(table, c) for c in table.columns)
     assert mean == "final top-1 validation accuracy of the averaged model in percent; mean over seeds"
     assert de == f"de: {mean}"
-    assert difference.startswith("de: top1: the row's minus that of the baseline, allreduce;")
+    assert difference.startswith("de: top1: this row minus the baseline, allreduce;")
     assert equivalent.startswith("whether the row equals another one within ± 0.5: yes, no, or open")
-    assert published.startswith("top1: the published value, not measured here, of table3")
+    assert published.startswith("top1: the published value, not measured here, for table3")
     assert (label, workers) == ("why", "number of workers")
 
 

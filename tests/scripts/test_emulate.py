@@ -181,7 +181,7 @@ def test_down_removes_only_what_a_dead_process_made() -> None:
         assert done.returncode == 0
         assert inside.wait(LIMIT_S) == -signal.SIGKILL
         assert set(names) - set(emulate.existing()) == {left}
-        assert f"left alone {used}: process {os.getpid()} runs\n" in done.stdout
+        assert f"left alone {used}: process {os.getpid()} is running\n" in done.stdout
         assert f"left alone {mine}: not made by this script\n" in done.stdout
     finally:
         for name in names:

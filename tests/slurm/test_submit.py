@@ -230,7 +230,7 @@ def test_commands_are_shown_where_no_slurm_answers(
     begin = time.monotonic()
     commands, comment = commands_of(table, capsys)
     assert len(commands) == len(table.rows)
-    assert comment.startswith("# the queue could not be asked: squeue --me")
+    assert comment.startswith("# cannot query the queue: squeue --me")
     assert reason in comment
     assert time.monotonic() < begin + 30
     assert main(["table=quickstart", "launcher=slurm"]) == 2

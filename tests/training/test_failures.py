@@ -72,7 +72,7 @@ def test_where_a_terminal_closes_a_logging_service_that_has_ended_is_named_in_a_
         os.kill(int(pid), number)
     output = end(process)
     assert (process.returncode, summary(tmp_path / "run")["status"]) == (75, "interrupted"), output
-    assert output.count("wandb failed and is left out from now on") == 1
+    assert output.count("wandb failed and is disabled from now on") == 1
     assert "Traceback" not in output
 
 

@@ -186,7 +186,7 @@ def test_a_full_disk_leaves_the_error_and_no_temporary_files(
     assert launch("cnn", [*SHORT, *QUIET, "workers=simulated", f"run_dir={run}"]) == 1
     error = capsys.readouterr().err
     assert error.count("Traceback") == 1
-    assert error.endswith(f"run_dir={run}: cannot write that the run failed (No space left on device)\n")
+    assert error.endswith(f"run_dir={run}: cannot record that the run failed (No space left on device)\n")
     assert sorted(file.name for file in run.iterdir()) == ["config.yaml", "environment.json", "metrics.jsonl"]
 
 

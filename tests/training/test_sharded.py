@@ -81,7 +81,7 @@ def go_on(folder: Path, meshes: list[list[str]]) -> None:
 def test_a_model_goes_to_other_meshes_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     go_on(tmp_path, MESHES)
     begun_from = tmp_path / "2" / "checkpoints" / "last.pt"
-    assert f"began with the model {begun_from}; optimizer, schedule and data begin anew" in capsys.readouterr().err
+    assert f"started from the model {begun_from}; optimizer, schedule and data start afresh" in capsys.readouterr().err
     assert launch("cnn", [*RUN, *MESHES[2], *STILL, f"run_dir={tmp_path}/1"]) == 2
     error = capsys.readouterr().err
     assert "workers.count: 1 there, 2 now" in error

@@ -235,7 +235,7 @@ def test_simulated_workers_are_traced_too(tmp_path: Path, capsys) -> None:
 def test_too_few_steps_for_a_trace_are_told(tmp_path: Path, capsys) -> None:
     arguments = [*RUN, "workers=simulated", "workers.count=2", "training.steps=12", "profile=true"]
     assert launch("cnn", [*arguments, f"run_dir={tmp_path}/run"]) == 0
-    assert "profile=true: no trace: it begins with step 13 of a start" in capsys.readouterr().err
+    assert "profile=true: no trace: recording begins at step 13" in capsys.readouterr().err
 
 
 def test_what_is_no_trace_is_refused(tmp_path: Path, capsys) -> None:
