@@ -26,6 +26,12 @@ def parameters():
     return [nn.Parameter(tensor) for tensor in random_tensors(0)]
 
 
+@CLASSES
+def test_defaults_are_those_of_pytorch(cls):
+    ours, theirs = (of(parameters()).defaults for of in (cls, TORCH_OF[cls]))
+    assert {name: ours[name] for name in ("lr", "betas", "eps", "weight_decay")}.items() <= theirs.items()
+
+
 def train(optimizer, params, step):
     for param, grad in zip(params, random_tensors(step), strict=True):
         param.grad = grad

@@ -193,14 +193,17 @@ def test_backward_puts_gradients_into_their_vector() -> None:
 @eager
 def test_a_loaded_state_moves_into_the_vectors() -> None:
     optimizers, _ = flat_and_alone([{"params": [5, 40], "weight_decay": 0.1}])
+    starts = [nn.Parameter(param.detach().clone()) for param in optimizers[1].param_groups[0]["params"]]
+    optimizers.append(AccumAdamW(starts, lr=0.1, weight_decay=0.1, accumulation_steps=2, foreach=False))
     for optimizer in optimizers:
         train(optimizer, 3, seed=1)
         saved = copy.deepcopy(optimizer.state_dict())
         train(optimizer, 1, seed=5)
         optimizer.load_state_dict(saved)
         train(optimizer, 2, seed=2)
-    for flat, alone in zip(*map(values, optimizers), strict=True):
+    for flat, alone, plain in zip(*map(values, optimizers), strict=True):
         assert torch.equal(flat, alone)
+        torch.testing.assert_close(flat, plain, rtol=1e-5, atol=1e-6)
 
 
 @eager
