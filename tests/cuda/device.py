@@ -124,10 +124,7 @@ class Work:
 
 @dataclass
 class Trace:
-    """What one rank queues.
-
-    created: the communicators it took part in making, in order
-    """
+    """What one rank queues. created: the communicators it took part in making, in order"""
 
     rank: int
     world_size: int
@@ -222,10 +219,7 @@ def idle_streams() -> Iterator[None]:
 
 @contextmanager
 def emulated() -> Iterator[SimpleNamespace]:
-    """Replace CUDA and torch.distributed.
-
-    Of what is yielded `trace` is where notes go, and may be set anew.
-    """
+    """Replace CUDA and torch.distributed. Notes go to the yielded object's `trace`, which may be set anew."""
     here = SimpleNamespace(trace=Trace(0, 1))
 
     def collective(what: str, sent: Callable[..., Tensor]) -> Callable[..., Work]:

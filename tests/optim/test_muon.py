@@ -134,6 +134,17 @@ def test_continues_exactly_from_a_file_of_plain_values() -> None:
     assert_same(run.train(range(5, STEPS)).module, plain(STEPS))
 
 
+def test_a_copy_trains_alike() -> None:
+    runs = [(module := model(), build_optimizer(CONFIG, CONFIG.lr, module))]
+    for step in range(4):
+        runs += [copy.deepcopy(runs[0])] if step == 2 else []
+        for each, optimizer in runs:
+            backward(each, step)
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(runs[0][0], runs[1][0])
+
+
 def test_rates_are_scaled_to_the_batch_together() -> None:
     rates = [group["lr"] for group in build_optimizer(CONFIG, 0.04, model()).param_groups]
     assert rates == pytest.approx([0.04, 0.01, 0.01])
