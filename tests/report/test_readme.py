@@ -119,14 +119,14 @@ def test_times_in_findings_are_simulated_steps_times_measured_ones(table: str, m
         assert f"| {method} | {topology} | {' | '.join(cells)} |" in text
 
 
-def test_effects_in_findings_are_those_that_their_program_prints(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("table", ["gpt2_gap", "accumulation_digits"])
+def test_effects_in_findings_are_those_that_their_program_prints(table, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    findings = yaml.safe_load((ROOT / "results/definitions/tables/gpt2_gap.yaml").read_text())["findings"]
+    findings = yaml.safe_load((RESULTS / f"definitions/tables/{table}.yaml").read_text())["findings"]
     exec(re.search(r"```python\n(.*?)```", findings, re.DOTALL)[1], {})
     printed = [line.removesuffix("|") for line in capsys.readouterr().out.splitlines()]
-    assert [line.startswith(effect) for line, effect in zip(_rows(findings), printed, strict=True)] == [True] * 15
+    assert len(printed) >= 5
+    assert all(line.startswith(effect) for line, effect in zip(_rows(findings), printed, strict=True))
 
 
 def _rows(markdown: str) -> list[str]:
