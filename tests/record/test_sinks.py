@@ -64,7 +64,7 @@ def test_wandb_offline_keeps_its_run_id_after_a_resume(tmp_path: Path, capsys: p
     runs = [folder.name.rsplit("-", 1)[1] for folder in (tmp_path / "wandb").glob("offline-run-*")]
     identity = json.loads((tmp_path / "environment.json").read_text())["run_id"]
     assert len(runs) == 2
-    assert f"`wandb sync {tmp_path}/wandb/offline-run-*` uploads" in capsys.readouterr().err
+    assert f"to upload the run: `wandb sync {tmp_path}/wandb/offline-run-*`" in capsys.readouterr().err
     assert set(runs) == {identity}
 
 
