@@ -87,7 +87,7 @@ class DigitsData(InMemory):
         self._shares: list[Tensor] = []
 
     def train(self, rank: int, ranks: int, batch_size: int, device: torch.device) -> InMemoryTrainData:
-        """Return rank `rank`'s batches: of all images (partition=iid), or of its own share (partition=dirichlet)."""
+        """Return rank `rank`'s batches, from all images (partition=iid) or from its share (partition=dirichlet)."""
         if self._config.partition == "iid":
             return super().train(rank, ranks, batch_size, device)
         images, labels = self._train

@@ -63,7 +63,7 @@ def cut_at_spaces(text: str) -> list[str]:
     """Cut a text around long runs of spaces into pieces that give the same tokens as the whole.
 
     In WORDS the first of several spaces begins a word, which ends before the last one (that may belong to the next
-    word) or with the text. So a run without its last space is the same word when it is a text of its own.
+    word) or with the text. So a run without its last space is the same word as when it is the whole text.
     """
     cuts = [0]
     for run in SPACES.finditer(text):

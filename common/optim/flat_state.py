@@ -27,7 +27,7 @@ class Incoming(NamedTuple):
 
 
 class Alone:
-    """A parameter that lies in no flat vector, as a vector of its own; it stays where it is.
+    """A parameter outside all flat vectors, treated as a one-parameter vector; its memory is not moved.
 
     For a DTensor this is the local part. Raises ValueError for a parameter with gaps between its elements.
     """

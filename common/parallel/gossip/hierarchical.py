@@ -134,7 +134,7 @@ class Hierarchical(Exchange):
 
 
 class HierarchicalByMessages(Hierarchical):
-    """A bucket on the CPU: every receive is a message of its own, posted before the sends it depends on."""
+    """A bucket on the CPU: each receive has its own message, posted before the sends that depend on it."""
 
     def __init__(self, chunk: Tensor, *arguments: Any) -> None:
         super().__init__(chunk, *arguments)
