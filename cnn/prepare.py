@@ -5,6 +5,7 @@ python -m cnn.prepare source=digits output=data/digits          (scikit-learn's 
 python -m cnn.prepare source=mnist_5k                           (5,000 of MNIST's digits; or: source=openclipart)
 """
 
+import contextlib
 import os
 import shutil
 import sys
@@ -17,18 +18,20 @@ from pydantic import Field, PositiveInt
 from tqdm import tqdm
 
 from cnn.digits import MEAN, STD, load_digits
-from cnn.images.beton import BetonIndex, import_ffcv, index_file, write_index
-from cnn.images.tree import ImageTree, check_same_classes, read_tree
+from cnn.images.beton import BetonIndex, import_ffcv, index_file, read_index, write_index
+from cnn.images.tree import ImageTree, check_same_classes, read_tree, readable
 from cnn.packaged import IMAGES, make_packaged
 from common.atomic import temporary
 from common.cli import Arguments, Text, UsageError, main_function, parse
 from common.config.base import Processes
+from common.config.config import ConfigError
 from common.interruptible import KilledError, interruptible
 from common.locks import alone
 
 MODULE = "cnn.prepare"
 DIGITS_PIXELS = 32  # side of the digits as image files
 DIGITS_VALIDATION = 0.2  # the split of configs/data/digits.yaml
+ENCODING = ("resolution", "quality", "write_mode", "compress_probability")  # arguments of `Encoding`
 SHOWN = 20  # broken files in an error; all of them are in the index
 
 
@@ -74,7 +77,12 @@ def main(argv: Sequence[str]) -> int:
     output, names = Path(arguments.output or arguments.source), (arguments.train, arguments.validation)
     folders = [(output if digits else Path(arguments.source)) / name for name in names]
     betons = [] if arguments.images_only else [output / f"{name}.beton" for name in names]
-    refuse_existing((folders if digits else []) + betons, arguments.overwrite)
+
+    def finished() -> list[Path]:
+        """Return what leaves nothing to do, or would be replaced."""
+        return (folders if digits else []) + (betons if all(file.exists() for file in betons) else [])
+
+    refuse_existing(finished(), arguments.overwrite)
     if betons:
         try:
             import_ffcv()
@@ -83,14 +91,15 @@ def main(argv: Sequence[str]) -> int:
     with alone(output, key="output"):
         for dead in output.glob(".*.beton.*.part*"):  # left by killed processes
             dead.unlink(missing_ok=True)
-        refuse_existing((folders if digits else []) + betons, arguments.overwrite)  # made while this one waited
+        refuse_existing(finished(), arguments.overwrite)  # made while this one waited
         if digits:
             try:
                 write_digits(*folders)
             except OSError as error:
                 raise UsageError(f"output={output}: cannot be written ({error})") from error
-        trees = read_trees(folders)
-        for tree, beton in zip(trees, betons, strict=False):
+        pairs = list(zip(read_trees(folders), betons, strict=False))
+        todo = [(tree, beton) for tree, beton in pairs if arguments.overwrite or not is_made(tree, beton, arguments)]
+        for tree, beton in reversed(todo):  # validation first: what is broken there is found before hours of training
             print(describe(beton, prepare(tree, beton, arguments)))
     return 0
 
@@ -155,22 +164,21 @@ def prepare(tree: ImageTree, beton: Path, arguments: PrepareArguments) -> BetonI
     """Write a .beton file and its index; both appear only when they are complete."""
     from cnn.images.writer import Encoding, write_beton
 
-    encoding = Encoding(arguments.resolution, arguments.quality, arguments.write_mode, arguments.compress_probability)
-    workers = arguments.workers or os.cpu_count() or 1
+    encoding = Encoding(**{name: getattr(arguments, name) for name in ENCODING})
+    workers = arguments.workers or len(os.sched_getaffinity(0))
     part = temporary(beton, "part")
+    broken: dict[str, str] = {}
     try:
         beton.parent.mkdir(parents=True, exist_ok=True)
-        written = write_beton(tree, part, encoding, workers, beton.name)
-        broken = written.broken
-        if broken:
-            tree = without(tree, broken, arguments.corrupt)
-            written = write_beton(tree, part, encoding, workers, beton.name)
+        while (written := write_beton(tree, part, encoding, workers, beton.name)).broken:
+            tree = without(tree, written.broken, arguments.corrupt)
+            broken |= written.broken
         index = BetonIndex(
             classes=tree.classes,
             counts=[tree.labels.count(label) for label in range(len(tree.classes))],
-            source=str(Path(tree.files[0]).parents[1].resolve()),
+            source=source_of(tree),
             converted=written.converted,
-            skipped=sorted(broken),
+            skipped=sorted(map(readable, broken)),
             bytes=part.stat().st_size,
             **vars(encoding),
         )
@@ -184,6 +192,27 @@ def prepare(tree: ImageTree, beton: Path, arguments: PrepareArguments) -> BetonI
     finally:
         part.unlink(missing_ok=True)
     return index
+
+
+def source_of(tree: ImageTree) -> str:
+    """Return the folder of a tree as its index names it."""
+    return readable(str(Path(tree.files[0]).parents[1].resolve()))
+
+
+def is_made(tree: ImageTree, beton: Path, arguments: PrepareArguments) -> bool:
+    """Decide whether an earlier call, which failed later, made this file; raise UsageError if another one is there."""
+    if not beton.exists():
+        return False
+    with contextlib.suppress(ConfigError):
+        index = read_index(beton)
+        settings = {name: getattr(arguments, name) for name in ENCODING}
+        wanted = settings | {"classes": tree.classes, "source": source_of(tree)}
+        found = index.model_dump(include={*wanted})
+        if found == wanted and index.images + len(index.skipped) == len(tree.files):
+            print(f"{beton}: there already, made from the same images")
+            return True
+    refuse_existing([beton], overwrite=False)
+    return False
 
 
 def without(tree: ImageTree, broken: Mapping[str, str], corrupt: str) -> ImageTree:

@@ -177,8 +177,15 @@ def _read_jsonl(path: Path, stream: BinaryIO, text_key: str) -> Iterator[str]:
 
 def _read_parquet(path: Path, stream: BinaryIO, text_key: str) -> Iterator[str]:
     row = 0
-    for batch in _open_parquet(path, stream, text_key).iter_batches(ROWS, columns=[text_key]):
-        for text in batch.column(0).to_pylist():
+    batches = _open_parquet(path, stream, text_key).iter_batches(ROWS, columns=[text_key])
+    while True:
+        try:
+            texts = next(batches).column(0).to_pylist()
+        except StopIteration:
+            return
+        except ValueError as error:  # damaged, or not UTF-8
+            raise DataError(f"{path}, row {row} or one of the {ROWS} after it: {one_line(error)}") from error
+        for text in texts:
             yield _text(text, text_key, f"{path}, row {row}, counted from 0")
             row += 1
 

@@ -112,11 +112,11 @@ def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
         digests = of_each(lambda file: described(file.path)["sha256"], files, arguments, quiet, "reading")
     except OSError as error:
         raise DataError(f"source={arguments.source}: cannot be read ({error})") from error
-    listed = "".join(f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True)).encode()
+    listed = "".join(f"{digest}  {file.name}\n" for digest, file in zip(digests, files, strict=True))
     inputs = {
         "files": len(files),
         "bytes": sum(file.path.stat().st_size for file in files),
-        "sha256": hashlib.sha256(listed).hexdigest(),
+        "sha256": hashlib.sha256(os.fsencode(listed)).hexdigest(),
     }
     inputs |= {"packages": [package.record() for package in packages]} if packages else {}
     if not (folder / HEADER).exists():
@@ -130,7 +130,7 @@ def prepare(arguments: PrepareArguments, quiet: bool = False) -> Header:
 
 
 def write(
-    arguments: PrepareArguments, files: list[InputFile], inputs: dict[str, Any], listed: bytes, quiet: bool
+    arguments: PrepareArguments, files: list[InputFile], inputs: dict[str, Any], listed: str, quiet: bool
 ) -> Header:
     """Encode the documents into the output folder, resuming where an earlier call was interrupted; return the header.
 
@@ -168,7 +168,7 @@ def write(
         vocabulary=vocabulary,
         sha256={split: digest for split, (_, digest) in made.items()},
     )
-    write_atomically(folder / INPUTS, listed)
+    write_atomically(folder / INPUTS, os.fsencode(listed))
     write_atomically(folder / HEADER, header.model_dump_json(indent=2).encode() + b"\n")
     (folder / PROGRESS).unlink()
     return header

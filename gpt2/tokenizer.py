@@ -45,8 +45,8 @@ class Tokenizer:
         try:
             # Into an array: the lists of `encode_ordinary` would cost more than a tenth of the time.
             tokens = self._encoding.encode_to_numpy(text, disallowed_special=())
-        except UnicodeEncodeError:  # lone surrogates, replaced as tiktoken does
-            return self.encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+        except UnicodeEncodeError:
+            return self.encode(without_surrogates(text))
         except ValueError:  # a million spaces before a word exceed the stack of tiktoken's regular expressions
             pieces = cut_at_spaces(text)
             if len(pieces) == 1:
@@ -120,6 +120,11 @@ def load_tokenizer(name: str, folder: Path, vocabulary: str = "") -> Tokenizer:
     return from_ranks(name, ranks)
 
 
+def without_surrogates(text: str) -> str:
+    """Replace lone surrogates, as tiktoken does."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def train_bpe(name: str, texts: Iterable[str], folder: Path) -> Tokenizer:
     """Train a byte-level BPE named bpe_N from texts, and save its vocabulary in `folder`.
 
@@ -139,7 +144,7 @@ def train_bpe(name: str, texts: Iterable[str], folder: Path) -> Tokenizer:
     )
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-    bpe.train_from_iterator(texts, trainer)
+    bpe.train_from_iterator(map(without_surrogates, texts), trainer)
     learned = sorted(bpe.get_vocab().items(), key=lambda item: item[1])
     if len(learned) < size:
         raise DataError(f"tokenizer={name}: the corpus gives only {len(learned) + 1} tokens; expected at most that")

@@ -123,6 +123,6 @@ def check_preparation(data: Folder | NumberNames) -> None:
         if expected is not None and found.get(key) != expected:
             raise ConfigError(
                 f"data.{key}={expected}: {data.path} has {found.get(key, 'no record of it')}; prepare it again "
-                f"(python -m transformer.prepare corpus={data.name} {key}={expected}) or set data.{key} to what it "
-                "has, or to null"
+                f"(python -m transformer.prepare corpus={'files' if data.name == 'folder' else data.name} "
+                f"{key}={expected}) or set data.{key} to what it has, or to null"
             )

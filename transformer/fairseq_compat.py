@@ -137,6 +137,16 @@ def _call(function: Callable[..., Any], *args: Any) -> Any:
 fairseq.binarizer.Pool = fairseq.data.dictionary.Pool = _Pool
 
 
+class _Builder(fairseq.data.indexed_dataset.MMapIndexedDatasetBuilder):
+    def finalize(self, index_file: str) -> None:
+        # Lengths of merged files have 32 bits: under NumPy 2 positions beyond 2 GiB would overflow (fairseq #5532).
+        self._sizes = [int(size) for size in self._sizes]
+        super().finalize(index_file)
+
+
+fairseq.data.indexed_dataset.MMapIndexedDatasetBuilder = _Builder
+
+
 def read_dictionary(folder: Path, language: str) -> Any:
     """Read dict.<language>.txt of a folder. Raises ConfigError if it is missing or not a dictionary."""
     file = folder / f"dict.{language}.txt"
@@ -171,13 +181,17 @@ def check_format(index: Path, tokens: Path) -> None:
             raise ValueError(f"{index.name} does not begin as one")
         _, code, sentences = struct.unpack("<QBQ", stream.read(17))  # version, type of the tokens
         lengths = np.fromfile(stream, np.int32, sentences)
+        positions = np.fromfile(stream, np.int64, sentences)
+    ends = np.cumsum(lengths, dtype=np.int64) * TOKEN_TYPES[code]().itemsize
     expected = {
         index: len(INDEX_MAGIC) + 17 + 12 * sentences,  # a length and a position for each
-        tokens: int(lengths.sum(dtype=np.int64)) * TOKEN_TYPES[code]().itemsize,
+        tokens: int(ends[-1]) if sentences else 0,
     }
     for file, size in expected.items():
         if file.stat().st_size != size:
             raise ValueError(f"{file.name} has {file.stat().st_size} bytes, expected {size}")
+    if not np.array_equal(positions[1:], ends[:-1]):
+        raise ValueError(f"{index.name} has wrong positions, as older versions wrote beyond 2 GiB: prepare it again")
 
 
 def largest_token(tokens: Any) -> int:

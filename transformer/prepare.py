@@ -8,10 +8,9 @@ python -m transformer.prepare corpus=libreoffice_help_en_de            (or: sour
 It can be interrupted at any time; called again, it reuses what is finished.
 """
 
-import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,10 +40,15 @@ CorpusName = Literal[
 HELP, HELP_MERGES = "libreoffice_help", 2_000
 
 
-# Arguments that do not change the data, and arguments of only one kind of corpus; all others are compared.
-NOT_SHAPING = {"output", "archives", "jobs", "pair"}
-OF_WMT14 = {"validation", "cleaning"}
-OF_FILES = {"texts", "source", "target"}
+NOT_SHAPING = {"output", "archives", "jobs"}  # arguments that do not change the data; all others are compared
+# What shapes a corpus, by the beginning of its name.
+SHAPING = {
+    "wmt14": {"validation", "cleaning", "merges"},
+    "files": {"texts", "source", "target", "cleaning", "merges"},
+    "libreoffice_help": {"merges"},
+    "number_names": set(),
+}
+LENGTH_RATIO = {"longest": 250, "max_ratio": 1.5}  # the limits of cleaning=length_ratio
 
 
 class PrepareArguments(Arguments):
@@ -60,8 +64,8 @@ class PrepareArguments(Arguments):
     )
     cleaning: Cleaning = Field(
         "empty_lines",
-        description="what to drop from WMT14: empty_lines, as in the paper, or length_ratio, which also drops pairs "
-        "of very different lengths or with more than 250 subwords on a side",
+        description="what to drop from WMT14 or, in training, from files: empty_lines, as in the paper, or "
+        "length_ratio, also pairs of very different lengths or with more than 250 subwords on a side",
     )
     merges: PositiveInt | None = Field(
         None,
@@ -83,7 +87,8 @@ class PrepareArguments(Arguments):
             return values
         if "pair" not in values:
             raise ValueError(f"source={HELP}: expected pair=en-de or pair=en-fr, too")
-        return values | {"source": None, "corpus": f"{HELP}_{values['pair'].replace('-', '_')}"}
+        others = {name: value for name, value in values.items() if name not in ("source", "pair")}
+        return others | {"corpus": f"{HELP}_{values['pair'].replace('-', '_')}"}
 
 
 @main_function
@@ -92,10 +97,14 @@ def main(argv: Sequence[str]) -> int:
     """Make the folder unless it exists; exit code 2 for errors that the user has to correct."""
     arguments = parse(PrepareArguments, argv, "transformer.prepare", "Make a data folder from raw parallel text.")
     output = Path(arguments.output or f"data/{arguments.corpus}")
+    (shaping,) = (names for corpus, names in SHAPING.items() if arguments.corpus.startswith(corpus))
+    if foreign := sorted(arguments.model_fields_set - shaping - NOT_SHAPING - {"corpus"}):
+        takes = f"expected only {', '.join(sorted(shaping))}" if shaping else "which has no such options"
+        raise UsageError(f"{foreign[0]}={getattr(arguments, foreign[0])}: not for corpus={arguments.corpus}, {takes}")
     try:
         if arguments.corpus.startswith("number_names"):
-            data = compose_config("transformer", [f"data={arguments.corpus}", f"data.path={output}"]).data
-            make_embedded(data, arguments.jobs)
+            data = compose_config("transformer", [f"data={arguments.corpus}"]).data
+            make_embedded(data.model_copy(update={"path": str(output)}), arguments.jobs)
         elif arguments.corpus == "files":
             make_from_files(arguments, output)
         elif arguments.corpus.startswith(HELP):
@@ -130,13 +139,14 @@ def make_from_files(arguments: PrepareArguments, output: Path) -> None:
     if missing:
         raise ConfigError(f"corpus=files: {', '.join(missing)} missing; see --help")
     source, target = str(arguments.source), str(arguments.target)
-    texts, recipe = Path(str(arguments.texts)), Recipe(source, target, arguments.merges or 0)
+    texts, limits = Path(str(arguments.texts)), LENGTH_RATIO if arguments.cleaning == "length_ratio" else {}
+    recipe = Recipe(source, target, arguments.merges or 0, **limits)
     sides = [f"{split}.{language}" for split in SPLITS for language in (source, target)]
     try:
         content = {f"sha256 of {side}": digest(texts / side) for side in sides}
     except OSError as error:
         raise ConfigError(f"texts={texts}: {error}") from error
-    description = arguments.model_dump(exclude={*NOT_SHAPING, *OF_WMT14})
+    description = arguments.model_dump(include={"corpus", *SHAPING["files"]})
     description |= {"texts": str(texts.resolve())} | content
     with folder.making(output, description, "output") as needed:
         if not needed:
@@ -145,7 +155,7 @@ def make_from_files(arguments: PrepareArguments, output: Path) -> None:
             if not sum(1 for _ in file_pairs(texts, split, source, target)):
                 raise ConfigError(f"texts={texts}: {split}.{source} and {split}.{target} have no lines")
         pairs = {split: file_pairs(texts, split, source, target) for split in SPLITS}
-        folder.build(output, recipe, description, pairs, arguments.jobs)
+        print_counts(folder.build(output, recipe, description, pairs, arguments.jobs))
 
 
 def make_wmt14(arguments: PrepareArguments, output: Path) -> None:
@@ -155,9 +165,9 @@ def make_wmt14(arguments: PrepareArguments, output: Path) -> None:
     merges = arguments.merges or pair.merges
     # A slice of the training text is cleaned like the rest of it; newstest2013 is not.
     cleaned = ("train", "valid") if arguments.validation == "held_out" else ("train",)
-    limits = {"longest": math.inf, "max_ratio": math.inf} if arguments.cleaning == "empty_lines" else {}
+    limits = LENGTH_RATIO if arguments.cleaning == "length_ratio" else {}
     recipe = Recipe(pair.source, pair.target, merges, cleaned=cleaned, **limits)
-    description = arguments.model_dump(exclude={*NOT_SHAPING, *OF_FILES})
+    description = arguments.model_dump(include={"corpus", *SHAPING["wmt14"]})
     description |= {"source": pair.source, "target": pair.target, "merges": merges}
     with folder.making(output, description, "output") as needed:
         if not needed:
@@ -168,7 +178,7 @@ def make_wmt14(arguments: PrepareArguments, output: Path) -> None:
         for archive in seen:
             print(f"{archive['file']}: sha256 {archive['sha256']}, {archive['checked']}")
         pairs = wmt14_pairs(manifest, pair, archives, arguments.validation)
-        folder.build(output, recipe, description | {"archives": seen}, pairs, arguments.jobs)
+        print_counts(folder.build(output, recipe, description | {"archives": seen}, pairs, arguments.jobs))
 
 
 def make_help(arguments: PrepareArguments, output: Path) -> None:
@@ -184,8 +194,12 @@ def make_help(arguments: PrepareArguments, output: Path) -> None:
             return
         pairs = help_pairs(source, target, packages)
         recipe = Recipe(source, target, merges, cleaned=(), chunk=5_000)
-        counts = folder.build(output, recipe, description, pairs, arguments.jobs)
-        print(", ".join(f"{split}: {count:,} pairs" for split, count in counts.items()))
+        print_counts(folder.build(output, recipe, description, pairs, arguments.jobs))
+
+
+def print_counts(counts: Mapping[str, int]) -> None:
+    """Print how many pairs of each split were kept."""
+    print(", ".join(f"{split}: {count:,} pairs" for split, count in counts.items()))
 
 
 def file_pairs(texts: Path, split: str, source: str, target: str) -> Iterator[Pair]:

@@ -20,7 +20,7 @@ from yaml import YAMLError
 
 from common.cli import Arguments, Text, UsageError, explain_mistake, main_function, one_line, parse
 from common.config.config import ConfigError
-from common.record.checkpoint import fill_model, read_model
+from common.record.checkpoint import MODELS, fill_model, read_model
 from transformer.batching import batch_by_tokens
 from transformer.config import TrainedConfig
 from transformer.corpus import Corpus
@@ -53,8 +53,9 @@ def main(argv: Sequence[str]) -> int:
     arguments = parse(TranslateArguments, argv, "transformer.translate", "Translate lines of standard input.")
     try:
         checkpoint = Path(arguments.checkpoint)
-        folder = Path(arguments.run) if arguments.run else checkpoint.resolve().parent.parent
-        run = open_run(folder, arguments.data, arguments.device)
+        above = checkpoint.resolve().parent
+        own = (above.parent if above.name == MODELS else above).parent
+        run = open_run(Path(arguments.run or own), arguments.data, arguments.device)
         chosen = {"beam": arguments.beam, "length_penalty": arguments.length_penalty}
         search = replace(search_of(run.config), **{key: value for key, value in chosen.items() if value is not None})
         check_beam(search.beam, run.corpus.vocabulary, "decoding.beam" if arguments.beam is None else "beam")

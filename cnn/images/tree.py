@@ -37,7 +37,8 @@ class ImageTree:
 def read_tree(folder: Path) -> ImageTree:
     """List the images in folder/<class>/; warn how many entries are left out: hidden or not of a known kind.
 
-    Raises ValueError if there are none, a class has none, or a link leads back to a folder above it.
+    Raises ValueError if there are none, a class has none, a class is not named in UTF-8, or a link leads back to a
+    folder above it.
     """
     from cnn.torchvision_shim import torchvision  # takes a second or two to import
 
@@ -47,6 +48,8 @@ def read_tree(folder: Path) -> ImageTree:
     classes = [name for name in folders if not name.startswith(".")]
     if not classes:
         raise ValueError(f"{folder}: expected a folder of images for each class, found no folders in it")
+    if unreadable := [name for name in classes if name != readable(name)]:
+        raise ValueError(f"{folder}: expected folders named in UTF-8, found {readable(unreadable[0])}")
     left_out = [str(folder / name) for name in folders if name.startswith(".")]
     kinds = torchvision.datasets.folder.IMG_EXTENSIONS
 
@@ -73,6 +76,11 @@ def read_tree(folder: Path) -> ImageTree:
         logging.warning("%s: %d skipped (hidden or of another type), such as %s", folder, len(left_out), left_out[0])
     files, labels = zip(*found, strict=True)
     return ImageTree(classes, list(files), list(labels))
+
+
+def readable(name: str) -> str:
+    """Return the name of a file for people, with marks in place of bytes that are not UTF-8."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def check_same_classes(train: Sequence[str], validation: Sequence[str]) -> None:

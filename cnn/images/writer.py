@@ -8,6 +8,7 @@ import sys
 import time
 from ctypes import c_uint64
 from dataclasses import dataclass
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from cnn.images.tree import BROKEN, ImageTree, read_rgb
 from common.interruptible import KilledError, unheard
 
 CHUNK = 64  # images per job of a worker process
-SMALLEST_PAGE, LARGEST_PAGE = 2**21, 2**31  # bytes; FFCV's limits
+# Bytes. FFCV's limits are 2 MiB and 2 GiB, but it writes a page at once, and Linux writes a little less than 2 GiB.
+SMALLEST_PAGE, LARGEST_PAGE = 2**21, 2**30
 LARGEST_IMAGE = 2**27  # bytes of pixels, where the resolution is not limited
+FORK = multiprocessing.get_context("fork")  # FFCV's fields cannot be pickled for Python 3.14's new processes
 PLACEHOLDER = Image.new("RGB", (1, 1))  # FFCV needs an image in the place of a broken one
 
 
@@ -111,12 +114,10 @@ class Writer(DatasetWriter):
         name_what_cannot_be_encoded(self.fields["image"], images)
         self.num_samples = len(images)
         self.prepare()  # the header, and shared memory for the images' metadata
-        chunks, done, allocations = multiprocessing.Queue(), multiprocessing.Value(c_uint64, 0), multiprocessing.Queue()
+        chunks, done, allocations = FORK.Queue(), FORK.Value(c_uint64, 0), FORK.Queue()
         allocator = MemoryAllocator(self.fname, self.data_region_start, self.page_size)
         arguments = chunks, self.metadata_sm, self.metadata_type, self.fields, allocator, done, allocations, images
-        processes = [
-            multiprocessing.Process(target=_work, args=arguments, daemon=True) for _ in range(self.num_workers)
-        ]
+        processes = [FORK.Process(target=_work, args=arguments, daemon=True) for _ in range(self.num_workers)]
         try:
             with unheard():
                 for process in processes:
@@ -149,7 +150,7 @@ def name_what_cannot_be_encoded(field: RGBImageField, images: RgbImages) -> None
     def encode_or_note(destination: Any, image: Image.Image, malloc: Any) -> None:
         try:
             encode(destination, image, malloc)
-        except (cv2.error, ValueError) as error:
+        except (cv2.error, ValueError, OverflowError) as error:
             images.note_broken(ValueError(f"{image.width} x {image.height} pixels cannot be stored ({error})"))
             encode(destination, PLACEHOLDER, malloc)
 
@@ -186,7 +187,7 @@ def _work(*arguments: Any) -> None:
         sys.exit(1)
 
 
-def _gather(processes: list[multiprocessing.Process], allocations: multiprocessing.Queue) -> list[Any]:
+def _gather(processes: list[ForkProcess], allocations: multiprocessing.Queue) -> list[Any]:
     """Collect the allocations of all processes, each of which reports when it has written everything."""
     gathered = []
     while len(gathered) < len(processes):
@@ -197,7 +198,7 @@ def _gather(processes: list[multiprocessing.Process], allocations: multiprocessi
     return [allocation for of_process in gathered for allocation in of_process]
 
 
-def _check_alive(processes: list[multiprocessing.Process], allocations: multiprocessing.Queue) -> None:
+def _check_alive(processes: list[ForkProcess], allocations: multiprocessing.Queue) -> None:
     codes = [process.exitcode for process in processes if process.exitcode]
     if not codes:
         return

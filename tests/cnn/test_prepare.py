@@ -115,19 +115,53 @@ def test_corrupt_images_are_an_error_or_skipped(source: Path, capsys: pytest.Cap
     assert f"{cut}: image file is truncated" in error
     assert f"{text}: cannot identify image file" in error
     assert "corrupt=skip" in error
-    assert not list(source.glob("*beton*"))
+    assert [file.name for file in sorted(source.glob("*beton*"))] == ["val.beton", "val.beton.json"]  # these were whole
+    run(f"source={source}", "corrupt=skip", "quality=10", code=2)
+    assert f"{source}/val.beton: there already" in capsys.readouterr().err
 
     run(f"source={source}", "corrupt=skip")
     index = json.loads((source / "train.beton.json").read_text())
     assert index["skipped"] == [str(cut), str(text)]
     assert index["counts"] == [2, 2, 3]
-    assert "9 images of 3 classes" in capsys.readouterr().out  # of validation
+    assert f"{source}/val.beton: there already, made from the same images\n" in capsys.readouterr().out
+
+
+@needs_ffcv
+def test_an_image_that_breaks_later_is_no_black_pixel(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the pass that leaves out what the first one found, as on a network disk; with any default kind of process."""
+    from cnn.images import writer
+
+    first, later = source / "train" / "ant" / "001.png", source / "train" / "bee" / "000.png"
+    first.write_text("no image")
+    opened = source / "opened"
+
+    def read(file: str) -> tuple[Image.Image, str]:
+        if Path(file) == later and opened.exists():
+            raise OSError("Input/output error")
+        opened.touch()
+        return read_rgb(file)
+
+    monkeypatch.setattr(writer, "read_rgb", read)
+    monkeypatch.setattr(writer.multiprocessing, "Process", None)
+    run(f"source={source}", "corrupt=skip", "--overwrite")
+    assert json.loads((source / "train.beton.json").read_text())["skipped"] == [str(first), str(later)]
+
+
+@needs_ffcv
+def test_a_page_is_written_at_once() -> None:
+    from cnn.images.writer import Encoding
+
+    assert Encoding(8192, 90, "raw", 0.5).page_size() < 2**31 - 4096  # the most that Linux writes
 
 
 @needs_ffcv
 @pytest.mark.parametrize(
     ("size", "arguments", "pixels"),
-    [((3, 900), ["resolution=100"], "3 x 900"), ((1000, 800), ["resolution=null", "write_mode=raw"], "1000 x 800")],
+    [
+        ((3, 900), ["resolution=100"], "3 x 900"),
+        ((1000, 800), ["resolution=null", "write_mode=raw"], "1000 x 800"),
+        ((70_000, 1), ["resolution=null"], "70000 x 1"),
+    ],
 )
 def test_images_that_cannot_be_stored_are_named_as_corrupt_ones(
     size: tuple[int, int], arguments: list[str], pixels: str, source: Path, capsys, monkeypatch
@@ -179,7 +213,7 @@ def test_what_is_there_is_only_replaced_on_request(source: Path, capsys: pytest.
         (
             lambda: (_ for _ in ()).throw(OSError(28, "No space left")),
             2,
-            "train.beton: cannot be written (OSError: [Errno 28] No space left",
+            "val.beton: cannot be written (OSError: [Errno 28] No space left",
         ),
         (lambda: os.kill(os.getpid(), signal.SIGKILL), 1, "error: workers: one of the processes was killed, probably"),
     ],
@@ -279,6 +313,10 @@ def other_classes(source: Path) -> None:
     (source / "val" / "bee").rename(source / "val" / "fox")
 
 
+def not_utf_8(source: Path) -> None:
+    os.rename(os.fsencode(source / "train" / "ant"), os.fsencode(source / "train") + b"/caf\xe9")
+
+
 def loop(source: Path) -> None:
     (source / "train" / "ant" / "loop").symlink_to("..")
 
@@ -287,6 +325,7 @@ def loop(source: Path) -> None:
     ("spoil", "message"),
     [
         (loop, "train/ant/loop/ant: a link leads back to a folder above it"),
+        (not_utf_8, "train: expected folders named in UTF-8, found caf\ufffd"),
         (lambda source: (source / "val").rename(source / "test"), "val: no such folder; expected one that holds"),
         (empty_class, "train: Found no valid file for the classes dog"),
         (flat, "train: expected a folder of images for each class, found no folders in it"),

@@ -15,7 +15,12 @@ TEXTS = [f"document {i}\nwith ünicode and\n\na line more {'x' * i}" for i in ra
 
 
 def write_parquet(file, texts, rows=7, column="text"):
-    parquet.write_table(pa.table({"id": range(len(texts)), column: texts}), file, row_group_size=rows)
+    table = pa.table({"id": range(len(texts)), column: texts})
+    if isinstance(texts[0], bytes):
+        table = table.set_column(
+            1, column, pa.Array.from_buffers(pa.string(), len(texts), table[column].chunk(0).buffers())
+        )
+    parquet.write_table(table, file, row_group_size=rows)
 
 
 def write_jsonl(file, texts):
@@ -108,6 +113,7 @@ BROKEN = {
     r"a\.jsonl, byte 17: not JSON \('utf-8' codec": ("a.jsonl", JSON + b'{"text": "\xff"}\n'),
     r"a\.jsonl, byte 17: text=NoneType, expected text": ("a.jsonl", JSON + b'{"content": "x"}\n'),
     r"a\.parquet, row 1, counted from 0: text=NoneType, expected text": ("a.parquet", ["fine", None]),
+    r"a\.parquet, row 64 or one of the 64 after it: 'utf-8' codec can't decode": ("a.parquet", [b"a"] * 70 + [b"\xff"]),
     r"a\.parquet: no column 'text'; set text_key to one of: id, content": ("a.parquet", "content"),
     r"a\.parquet: not a parquet file": ("a.parquet", b"nothing of the kind"),
     r"a\.txt, line 2: expected UTF-8, found byte 0xff \(invalid start byte\) in 'b.c": ("a.txt", b"a\nb\xffc\nd"),

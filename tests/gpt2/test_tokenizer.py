@@ -24,7 +24,7 @@ TEXTS = [
 @pytest.fixture(scope="module")
 def bpe(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bpe")
-    return train_bpe("bpe_300", TEXTS * 20, folder), folder
+    return train_bpe("bpe_300", [*TEXTS * 20, "\ud800"], folder), folder
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -49,7 +49,7 @@ def test_bpe_has_the_size_asked_for_compresses_and_is_the_same_when_loaded(bpe, 
     assert len(tokenizer.encode(TEXTS[0])) < 0.8 * len(TEXTS[0].encode())
     loaded = load_tokenizer("bpe_300", folder)
     assert all(np.array_equal(loaded.encode(text), tokenizer.encode(text)) for text in TEXTS)
-    again = train_bpe("bpe_300", TEXTS * 20, tmp_path)
+    again = train_bpe("bpe_300", [*TEXTS * 20, "\ufffd"], tmp_path)
     assert (tmp_path / VOCABULARY).read_bytes() == (folder / VOCABULARY).read_bytes()
     assert np.array_equal(again.encode(TEXTS[1]), tokenizer.encode(TEXTS[1]))
 

@@ -1,16 +1,39 @@
 """fairseq under today's Python: what its import leaves alone, the data that it reads, and what to do without it."""
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from common.config.config import ConfigError
 from common.launch.compose import compose_config
 from transformer.corpus import Corpus
+
+
+def test_positions_beyond_two_gib(compat: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of several processes are merged; NumPy 2 would add up their lengths in 32 bits."""
+    data, target = compat.fairseq.data.indexed_dataset, tmp_path / "train.en-fr.fr"
+    monkeypatch.setattr(data, "_warmup_mmap_file", lambda _: None)  # it would read gigabytes of zeros
+    with compat.TokenData.Index.writer(f"{tmp_path}/part.idx", np.uint16) as index:
+        index.write([10**8] * 11 + [3])
+    (tmp_path / "part.bin").touch()
+    builder = data.MMapIndexedDatasetBuilder(f"{target}.bin", dtype=np.uint16)
+    for _ in range(2):
+        builder.merge_file_(f"{tmp_path}/part")
+    builder.finalize(f"{target}.idx")
+    os.truncate(f"{target}.bin", 2 * 2 * (11 * 10**8 + 3))
+    side = compat.read_tokens(tmp_path, "train", "en-fr", "fr")
+    assert side[23].tolist() == [0, 0, 0]
+    content = bytearray(Path(f"{target}.idx").read_bytes())
+    content[-1] = 255
+    Path(f"{target}.idx").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"train\.en-fr\.fr\.idx has wrong positions, as older versions wrote"):
+        compat.read_tokens(tmp_path, "train", "en-fr", "fr")
 
 
 def test_its_entries_in_hydras_store_do_not_get_in_our_way(compat: Any) -> None:

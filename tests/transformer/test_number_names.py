@@ -77,11 +77,13 @@ def test_it_is_made_once_by_whoever_comes_first(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "mine"
+    folder = tmp_path / "it's, mine"
     folder.mkdir()
     assert main(["corpus=number_names_en_de", f"output={folder}"]) == 2
     assert "not made by transformer.prepare" in capsys.readouterr().err
     assert not list(folder.iterdir())
+    assert main(["corpus=number_names_en_de", "merges=3"]) == 2
+    assert "merges=3: not for corpus=number_names_en_de, which has no such options" in capsys.readouterr().err
 
 
 def test_too_many_held_out_numbers_are_refused() -> None:

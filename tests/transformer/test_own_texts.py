@@ -17,7 +17,7 @@ from common.config.config import ConfigError
 from common.launch.compose import compose_config
 from tests.waiting import wait_for
 from transformer import prepare
-from transformer.corpus import Corpus
+from transformer.corpus import Corpus, check_preparation
 from transformer.preparation import pipeline
 from transformer.text import Subwords
 
@@ -52,6 +52,7 @@ def corpus_of(folder: Path) -> Corpus:
     ("spoil", "more", "message"),
     [
         ({}, ["merges=null"], "corpus=files: merges missing"),
+        ({}, ["validation=held_out"], "validation=held_out: not for corpus=files, expected only cleaning, merges, sou"),
         ({"test.de": "one line\n"}, [], "test.en (6 lines) and test.de (1 lines) differ in length"),
         ({"train.en": "", "train.de": ""}, [], "train.en and train.de have no lines"),
     ],
@@ -76,6 +77,32 @@ def test_edited_texts_are_other_data(texts: Path, capsys: pytest.CaptureFixture)
         assert error.count("sha256 of") == 1
         (texts / side).write_text(before)
     assert run(texts) == 0
+
+
+def test_no_pair_is_dropped_unless_it_is_asked_for(texts: Path, capsys: pytest.CaptureFixture) -> None:
+    (texts / "train.de").write_text("much longer than the other side, by far, in all of the pairs\n" * 60)
+    assert run(texts) == 0
+    assert "train: 60 pairs" in capsys.readouterr().out
+    assert run(texts, "cleaning=length_ratio", f"output={texts.parent}/clean") == 2
+    assert "split train: expected at least one pair of lines, got none after cleaning" in capsys.readouterr().err
+    arguments = ["data=folder", "data.source=en", "data.target=de", f"data.path={texts.parent}/out"]
+    with pytest.raises(ConfigError, match=r"has empty_lines; prepare it again .*corpus=files cleaning=length_ratio"):
+        check_preparation(compose_config("transformer", [*arguments, "data.cleaning=length_ratio"]).data)
+
+
+def test_work_that_was_being_removed_is_not_continued(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remove = shutil.rmtree
+
+    def interrupted(folder: Path, ignore_errors: bool = False) -> None:
+        if not ignore_errors:
+            raise KeyboardInterrupt
+        remove(folder, ignore_errors)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", interrupted)
+        assert run(texts) == 130
+    remove(texts.parent / "out")
+    assert run(texts) == 2
 
 
 def test_unfinished_work_with_other_texts_is_not_continued(

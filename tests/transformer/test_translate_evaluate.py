@@ -73,6 +73,8 @@ def test_many_lines_come_in_chunks(
     found = translated("\n".join(lines), f"checkpoint={run}/checkpoints/last.pt")
     assert len(found) == 5
     assert found == translated("\r\n".join(lines), f"checkpoint={run}/checkpoints/last.pt", f"run={run}")
+    shutil.copy(run / "checkpoints/last.pt", run / "checkpoints/models/step_00000009.pt")
+    assert found == translated("\n".join(lines), f"checkpoint={run}/checkpoints/models/step_00000009.pt")
 
 
 def test_data_and_run_may_have_moved(run: Path, translated: Callable[..., list[str]], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Building a data folder from raw pairs; it appears only when complete, with prepared.json saying how it was made."""
 
+import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ def making(output: Path, description: dict[str, Any], key: str) -> Iterator[bool
 
     Raises ConfigError if the folder is damaged or holds something else.
     """
-    with exclusive(output.with_name(f"{output.name}.lock")):
+    with exclusive(Path(f"{os.path.abspath(output)}.lock")):
         if output.exists():
             changed = ["not made by transformer.prepare"]
             if (found := record(output)) is not None:
@@ -110,5 +111,6 @@ def build(
     }
     write_json(finished / RECORD, made)
     finished.rename(output)
+    (work / RECORD).unlink()  # first: what an interruption leaves of the folder must not be reused
     shutil.rmtree(work)
     return counts

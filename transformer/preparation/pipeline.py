@@ -8,6 +8,7 @@ Each stage works on chunks of lines in parallel, and reuses what is already fini
     texts/<split>.<language>        all chunks together, for fairseq to binarize
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, redirect_stderr
@@ -45,8 +46,8 @@ class Recipe:
     target: str
     merges: int
     cleaned: tuple[str, ...] = ("train",)
-    longest: float = 250
-    max_ratio: float = 1.5
+    longest: float = math.inf
+    max_ratio: float = math.inf
     chunk: int = 20_000
 
     def keeps(self, source: str, target: str) -> bool:
