@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -186,11 +185,13 @@ def flatten(module: nn.Module) -> list[FlatVector]:
 
     Tied parameters (one Parameter under several names) are laid out once. Frozen parameters stay where they are.
 
-    Raises ValueError for DTensors, and for different parameters whose memory overlaps: they would silently come apart.
+    Raises ValueError for DTensors, and for one whose memory another parameter or a buffer shares: they would silently
+    come apart.
     """
     refuse_dtensors(module)
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    refuse_overlaps(named)
+    others = (*module.named_parameters(), *module.named_buffers())
+    refuse_overlaps([*named, *((name, tensor) for name, tensor in others if not tensor.requires_grad)])
     vectors = [FlatVector(group) for group in by_kind(named)]
     vector_of = {id(parameter): vector for vector in vectors for parameter in vector.parameters}
     for part in module.modules():
@@ -218,19 +219,23 @@ def refuse_dtensors(module: nn.Module) -> None:
             )
 
 
-def refuse_overlaps(named_parameters: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Raise ValueError naming the first two different parameters that share memory."""
+def refuse_overlaps(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ValueError naming the first two different tensors that share memory, at least one of them trained."""
     spans = sorted(
-        (p.untyped_storage().data_ptr(), p.data_ptr(), p.data_ptr() + p.numel() * p.element_size(), name)
-        for name, p in named_parameters
-        if p.numel()
+        (t.untyped_storage().data_ptr(), t.data_ptr(), t.data_ptr() + t.nbytes, name, t.requires_grad)
+        for name, t in named
+        if t.numel() and t.layout == torch.strided and type(t.data) is Tensor  # others have no address
     )
-    for (storage, _, end, name), (next_storage, begin, _, next_name) in pairwise(spans):
-        if storage == next_storage and begin < end:
+    storage, end, former, trained = 0, 0, "", False  # of the span before that reaches furthest
+    for own_storage, begin, stop, name, own in spans:
+        shared = own_storage == storage and begin < end
+        if shared and (own or trained):
             raise ValueError(
-                f"parameters '{name}' and '{next_name}' are different Parameters that share memory; tie them by "
-                "assigning the same Parameter object instead"
+                f"'{former}' and '{name}' are different Parameters or buffers that share memory; tie them by "
+                "assigning the same Parameter object instead, or clone one"
             )
+        if not shared or stop > end:
+            storage, end, former, trained = own_storage, stop, name, own
 
 
 def cut(numel: int, element_size: int, bucket_bytes: float) -> list[slice]:

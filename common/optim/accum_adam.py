@@ -25,7 +25,7 @@ from common.arguments import require, require_count, require_decay_rate, require
 from common.dtensors import count_writes, local
 from common.flat import Bucket, FlatVector
 from common.optim.flat_state import STATE_NAMES, Alone, FlatState, Incoming
-from common.optim.foreach import dense_grad, loss_of, scale_
+from common.optim.foreach import check_keys, dense_grad, loss_of, scale_
 from common.optim.functional import Hyper, accum_adam_update
 
 OPTIONS = ("lr", "betas", "eps", "weight_decay", "accumulation_steps", "foreach", "fused")
@@ -37,8 +37,9 @@ class AccumAdam(Optimizer):
     params:             parameters or parameter groups; a group may override every option below
     lr:                 learning rate; may change between steps
     betas:              decay rates of the moments, for each window of s steps. They may change between steps (as
-                        OneCycleLR changes them): with s = 1 as in torch's Adam; with s > 1 moments have decayed with
-                        the rates that held at the end of their last window
+                        OneCycleLR changes them): with s = 1 as in torch's Adam, but a rate that rises from 0 forgets
+                        the last gradient; with s > 1 moments have decayed with the rates at the end of their last
+                        window
     eps:                added to the square root of the second moment
     weight_decay:       coefficient of the L2 penalty, added to the gradient (not to `.grad`)
     accumulation_steps: s, the steps of a window, whose mean gradient enters the moments. It may change between steps;
@@ -201,12 +202,13 @@ class AccumAdam(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle or a state dict; refuse the state of another optimizer."""
+        where = type(self).__name__
         for index, group in enumerate(state["param_groups"]):
-            self._check_keys(f"parameter group {index}", group, OPTIONS)
+            check_keys(where, f"parameter group {index}", group, OPTIONS)
             for param_state in (state["state"][param] for param in group["params"] if param in state["state"]):
-                self._check_keys(
-                    "the state of a parameter", param_state, ("step", *state_names(group["accumulation_steps"]))
-                )
+                # A state with windows is ours: one from windows of one step gets an accumulator at its next gradient.
+                s = 1 if "windows" in param_state else group["accumulation_steps"]
+                check_keys(where, "the state of a parameter", param_state, ("step", *state_names(s)))
                 param_state["step"] = int(param_state["step"])  # a tensor in earlier state dicts, which lack windows
                 param_state.setdefault("windows", param_state["step"] // group["accumulation_steps"])
         super().__setstate__(state)
@@ -223,14 +225,6 @@ class AccumAdam(Optimizer):
         if "accumulator" not in names:
             state.pop("accumulator", None)
         return state
-
-    def _check_keys(self, what: str, found: dict[str, Any], expected: Sequence[str]) -> None:
-        missing = [key for key in expected if key not in found]
-        if missing:
-            raise ValueError(
-                f"{type(self).__name__}: {what} has no {missing}: expected a state dict of this optimizer, "
-                f"got keys {sorted(found)}"
-            )
 
     def _check_options(self, options: dict[str, Any]) -> None:
         where = type(self).__name__

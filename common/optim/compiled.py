@@ -109,7 +109,7 @@ def scalars_of(k: int, hyper: Hyper, own: float, weight: float, dtype: torch.dty
         rates = [1 - hyper.b1, 1 - hyper.b2, hyper.b1, hyper.b2, 1 / hyper.s]
         values = [*step, *rates, decay_factor, own, weight]
         # To a GPU from pinned memory: from any other, the copy would wait until the GPU has finished all earlier work.
-        made = torch.tensor(values, dtype=place.dtype, pin_memory=device.type == "cuda")
+        made = torch.tensor(values, dtype=place.dtype, device="cpu", pin_memory=device.type == "cuda")
         known[key] = place.copy_(made, non_blocking=True)
     return known[key]
 

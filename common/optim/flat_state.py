@@ -96,7 +96,7 @@ class FlatState:
         if any(parameter in self._placed for parameter in self.vector.parameters):
             self._make_gradient()
         for parameter, view in zip(self.vector.parameters, self._gradient_views, strict=False):
-            if parameter in self._placed:
+            if parameter in self._placed and parameter.requires_grad:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(_placing(view)))
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ chunk, on a CPU all passes after the first hit the cache, and temporaries never 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -77,6 +77,15 @@ def _cut(tensors: Sequence[Tensor], limit: int) -> Iterable[Sequence[Tensor]]:
         return [tensors]
     rows = max(1, limit * lead.shape[0] // lead.nbytes)
     return zip(*(torch.split(tensor, rows) for tensor in tensors), strict=True)
+
+
+def check_keys(where: str, what: str, found: Collection[str], expected: Collection[str]) -> None:
+    """Raise ValueError if `what`, a part of a state dict, lacks one of the expected keys."""
+    missing = [key for key in expected if key not in found]
+    if missing:
+        raise ValueError(
+            f"{where}: {what} has no {missing}: expected a state dict of this optimizer, got keys {sorted(found)}"
+        )
 
 
 def dense_grad(where: str, param: Tensor) -> Tensor:

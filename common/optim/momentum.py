@@ -40,7 +40,7 @@ from torch.optim.optimizer import ParamsT
 
 from common.arguments import require_decay_rate, require_non_negative
 from common.dtensors import count_writes
-from common.optim.foreach import chunked, dense_grad, loss_of, scale_
+from common.optim.foreach import check_keys, chunked, dense_grad, loss_of, scale_
 
 
 class MomentumOptimizer(Optimizer):
@@ -59,6 +59,15 @@ class MomentumOptimizer(Optimizer):
         """Add a group, its own options checked like the constructor's."""
         self._check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore from a pickle or a state dict; refuse the state of another optimizer."""
+        where = type(self).__name__
+        for index, group in enumerate(state["param_groups"]):
+            check_keys(where, f"parameter group {index}", group, state.get("defaults") or self.defaults)
+        for param_state in filter(None, state["state"].values()):
+            check_keys(where, "the state of a parameter", param_state, ("momentum_buffer",))
+        super().__setstate__(state)
 
     def _check_options(self, options: dict[str, Any]) -> None:
         where = type(self).__name__

@@ -108,7 +108,10 @@ class AllReduceDataParallel(DataParallel):
         return self._compression.state()
 
     def load_communication_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `communication_state()`. Raises ValueError if the state is another hook's."""
+        """Continue from `communication_state()`; raise as `Compression.load` does.
+
+        With hook="powersgd" run one forward, backward and zero_grad of the new wrapper before.
+        """
         self._compression.load(state)
         self._synchronizing = False  # an earlier backward belongs to the state that was replaced
 
@@ -185,7 +188,8 @@ class Compression:
     def load(self, saved: Mapping[str, Tensor]) -> None:
         """Continue from `state()`.
 
-        Raises ValueError if the state is another hook's.
+        Raises ValueError if the state is another hook's, and RuntimeError if PowerSGD has begun there, but no backward
+        has run here.
         """
         if saved if self._state is None else "powersgd_passes" not in saved:
             raise ValueError(
@@ -193,9 +197,17 @@ class Compression:
             )
         if self._state is None:
             return
-        tensors = dict(saved)
-        self._state.iter = int(tensors.pop("powersgd_passes"))
-        memories = self._memories()
+        tensors, memories = dict(saved), self._memories()
+        passes = int(tensors.pop("powersgd_passes"))
+        if self._state.iter == 0 and passes >= self._from:
+            raise RuntimeError(
+                f"load_communication_state of PowerSGD after {passes} backward passes: expected one forward, backward "
+                "and zero_grad before it: DDP lays out anew, in its first backward, the buckets to which the state "
+                "belongs"
+            )
+        self._state.iter = passes
+        for memory in memories.values():
+            memory.clear()
         for name, tensor in tensors.items():
             memory, _, bucket = name.rpartition(".")
             memories[memory][int(bucket)] = tensor.to(self._device, copy=True)

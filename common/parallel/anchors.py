@@ -45,6 +45,8 @@ class Anchors:
 
     def require(self, clock: int) -> None:
         """Expect `state` to be loaded, unless anchors are the parameters and momenta are zero after `clock` updates."""
+        for momentum in self.momenta if clock <= self._plan.start else ():
+            momentum.zero_()
         inside = bool(self.anchors) and len(self._plan.beginning(clock)) < self._plan.fragments
         moved = bool(self.momenta) and clock > self._plan.start
         self._missing = " and ".join(["anchors"] * inside + ["outer momenta"] * moved)

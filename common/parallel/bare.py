@@ -27,9 +27,10 @@ class Bare(nn.Module):
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load the bare module's state dict. Every rank must call it: messages in flight are dropped first."""
         self._before_load()
-        result = self.bare_module.load_state_dict(state_dict, *args, **kwargs)
-        self._after_load()
-        return result
+        try:
+            return self.bare_module.load_state_dict(state_dict, *args, **kwargs)
+        finally:
+            self._after_load()  # also after an error, which comes when all that fits was loaded
 
     def _before_load(self) -> None:
         """Prepare for parameters to be written, on all ranks."""
@@ -43,8 +44,8 @@ class Bare(nn.Module):
         """Let a module that holds this wrapper load: drain, and take the bare names."""
         self._before_load()
         inner = f"{prefix}module." if self.bare_module is self.module else f"{prefix}module._orig_mod."
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            state_dict[inner + key.removeprefix(prefix)] = state_dict.pop(key)
+        own = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix)}
+        state_dict.update((inner + key.removeprefix(prefix), value) for key, value in own.items())
 
     def _loaded_within(self, _: Any) -> None:
         self._after_load()

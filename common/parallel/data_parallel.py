@@ -23,7 +23,7 @@ from common.parallel.averaging import restored
 from common.parallel.bare import Bare
 from common.parallel.collectives import Place
 from common.parallel.counters import CommunicationCounters
-from common.parallel.optimizers import OutsideParameters, warn_of_clock
+from common.parallel.optimizers import LateBackward, OutsideParameters, warn_of_clock
 from common.torch_internals import DDP_OWN_BUFFERS, disable_dynamo
 
 OPEN: weakref.WeakSet["DataParallel"] = weakref.WeakSet()  # wrappers that are ready and not closed
@@ -54,10 +54,10 @@ class DataParallel(Bare, ABC):
         self._loaded = False  # whether a state dict was loaded, and no clock after it
         # What workers keep in common, in gradients or parameters: the parameters trained when the module is wrapped.
         self._common = {p for p in module.parameters() if p.requires_grad}
-        self._outside = OutsideParameters(said=world_size == 1)
+        self._late = LateBackward(())
+        self._outside = OutsideParameters(said=(world_size if everyone is None else everyone.size()) == 1)
         self._handles: list[RemovableHandle] = []
-        # Kept out of the module tree: its parameters are the module's own.
-        self.__dict__["_ddp"] = None
+        self.__dict__["_ddp"] = None  # kept out of the module tree: its parameters are the module's own
 
     def holds_any(self, parameters: Iterable[nn.Parameter]) -> bool:
         """Return whether workers keep any of these in common."""
@@ -242,9 +242,11 @@ class DataParallel(Bare, ABC):
     def attach(self, optimizer: Optimizer) -> Optimizer:
         """Attach to `optimizer.step()`; call it once for each optimizer of the module, after wrapping.
 
-        Raises ValueError if it is no optimizer, holds none of the module's parameters, or is attached already.
+        Raises ValueError if it is no optimizer, holds none of the module's parameters, or is attached already, and
+        RuntimeError inside `averaged()` and after `close()`.
         """
         check_arguments(DataParallel.attach, locals())
+        self._begin("attach()")
         own = {id(parameter) for parameter in self.parameters()}
         if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             raise ValueError(
@@ -274,6 +276,7 @@ class DataParallel(Bare, ABC):
         if self._loaded and self.clock == self.worker == 0:
             warn_of_clock(self._optimizers)
         self._loaded = False
+        self._late.look(first=not self._stepping)
         if not self._stepping:
             self._before_update()
             self._outside.look(self, self._optimizers, self._common)

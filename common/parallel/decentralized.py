@@ -37,7 +37,7 @@ from common.parallel.collectives import PeerError, Place, mean_over_ranks_, meet
 from common.parallel.data_parallel import OPEN, DataParallel
 from common.parallel.gossip import Mixer
 from common.parallel.gossip.buckets import fragments_of
-from common.parallel.optimizers import Deferred, check_layout_is_free, is_bucketwise, warn_of_window
+from common.parallel.optimizers import Deferred, LateBackward, check_layout_is_free, is_bucketwise, warn_of_window
 from common.parallel.process_groups import ProcessGroups, group_timeout
 from common.parallel.replica import ranks_per_worker_of, replica_of
 from common.topology import Topology
@@ -113,12 +113,14 @@ class DecentralizedDataParallel(DataParallel):
         self.topology = resolve_topology(topology, gossip, groups.workers, workers_per_host, warns=groups.rank == 0)
         self._plan, self._mixing, self._groups, self.order = gossip.plan, gossip.mixing, groups, gossip.plan.order
         self._replica = replica_of(self.bare_module, groups, find_unused_parameters)
+        self._outside.said |= groups.workers == 1 and self._replica.averages_gradients
         carried = {"transport": transport, "message_dtype": message_dtype}
         self._agree(gossip, {**carried, "find_unused_parameters": find_unused_parameters})
         self._replica.broadcast()
         self._vectors = self._replica.vectors()
         self._flat = [vector.data for vector in self._vectors]
         self._common = {parameter for vector in self._vectors for parameter in vector.parameters}
+        self._late = LateBackward(self._common if self.order == "awc" and self.world_size > 1 else ())
         # What local steps add to the plain step; None: every update is a round.
         self._local = None if self._plan.every_update else Anchors(self._plan, self._flat)
         mixed = self._local.anchors if self._local is not None and self._plan.sends_anchors else ()
@@ -129,7 +131,7 @@ class DecentralizedDataParallel(DataParallel):
         self._debiasing = Debiasing(self.topology, groups.worker, self._flat)
         self._deferred = Deferred(self.topology, self._plan, self._vectors)
         self._bucketwise: AccumAdam | None = None
-        if groups.within_worker is not None and not self._replica.averages_gradients:
+        if self._vectors and groups.within_worker is not None and not self._replica.averages_gradients:
             self._average_gradients(groups.within_worker, find_unused_parameters=find_unused_parameters)
         OPEN.add(self)
 
@@ -147,11 +149,14 @@ class DecentralizedDataParallel(DataParallel):
         and nothing else. DmSGD with momentum mixing and QGDmSGD, whose steps the wrapper finishes after the exchange,
         belong to one wrapper; a second attach raises ValueError. With order "atc", hooks of `optimizer.step()` that
         were registered before attaching see parameters before they are mixed: register weight averaging afterwards.
+        With "awc" every backward of an update comes before its first step, which mixes all parameters: a later one
+        raises RuntimeError, as where optimizers step inside backward.
 
         As the only optimizer, with order "awc" and without local steps, a fused AccumAdam(W) steps bucket by bucket:
         merging takes no extra pass over memory, and messages leave earlier. Others update when all buckets arrived.
         """
         check_arguments(DataParallel.attach, locals())
+        self._begin("attach()")
         name = self._deferred.name_of(optimizer)
         if name and self.mixer.errors:
             raise ValueError(f"{name}: expected messages of 16 bits or more, got message_dtype=int8")
@@ -314,6 +319,8 @@ class DecentralizedDataParallel(DataParallel):
         """Continue after `clock` updates. In the middle of a round the communication state must follow. Collective."""
         super().load_clock(clock)
         self._set_rounds()
+        for error in self.mixer.errors if clock == 0 else ():
+            error.zero_()
         if self._local is not None:
             self._local.require(clock)
 
@@ -327,6 +334,7 @@ class DecentralizedDataParallel(DataParallel):
         self._begin("average_()")
         self._drain()
         self._write_mean()
+        self.mixer.count_writes()
         mean_over_ranks_(list(self._local_state().values()), *self._replica.peers)
 
     def consensus_distance(self) -> float:

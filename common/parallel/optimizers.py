@@ -78,12 +78,30 @@ class OutsideParameters:
             if parameter.grad is not None:
                 warnings.warn(
                     f"parameter '{name}' is trained, but was frozen or missing when the module was wrapped: each "
-                    "worker trains it for itself, and averages leave it out. To train it together, call close(), make "
-                    "it trainable, and wrap and attach again",
+                    "worker, or rank of it, trains it for itself, and averages leave it out. To train it together, "
+                    "call close(), make it trainable, and wrap and attach again",
                     stacklevel=4,
                 )
                 self.said = True
                 return
+
+
+class LateBackward:
+    """Refuses a backward between the steps of an update: the first step has mixed these parameters."""
+
+    def __init__(self, mixed: Collection[nn.Parameter]) -> None:
+        self._mixed = mixed
+        self._without: list[nn.Parameter] = []  # a gradient at the first step of this update
+
+    def look(self, first: bool) -> None:
+        """Note, before the first step, what has no gradient; raise RuntimeError if it has one before a later step."""
+        if first:
+            self._without = [parameter for parameter in self._mixed if parameter.grad is None]
+        elif any(parameter.grad is not None for parameter in self._without):
+            raise RuntimeError(
+                "a backward after the first optimizer.step() of an update, which mixes all parameters with order='awc':"
+                " expected every backward before that step, order='atc', or a wrapper for each optimizer"
+            )
 
 
 class Deferred:

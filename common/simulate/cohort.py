@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import torch
@@ -184,6 +185,8 @@ class Cohort:
             count_gossip(counters, bucket.topology.round(round_), hosts, [chunk] * (1 + optimizers))
         for counter in counters:
             counter.rounds += 1
+        for vector in chain(*self.vectors) if self.world_size > 1 else ():  # autograd then refuses graphs of old values
+            torch.autograd.graph.increment_version(vector.parameters)
 
     def _matrix(self, bucket: ScheduledBucket, round_: int) -> np.ndarray:
         W = bucket.topology.matrix(round_)

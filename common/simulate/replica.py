@@ -19,7 +19,7 @@ from common.options import GossipOptions
 from common.parallel.anchors import with_layout, with_own_layout
 from common.parallel.checks import check_module, refuse_unknown, resolve_topology
 from common.parallel.data_parallel import OPEN, DataParallel
-from common.parallel.optimizers import check_layout_is_free, is_bucketwise, warn_of_window
+from common.parallel.optimizers import LateBackward, check_layout_is_free, is_bucketwise, warn_of_window
 from common.simulate.cohort import Cohort
 from common.simulate.methods import SharedSecondMoments
 from common.topology import Topology
@@ -94,6 +94,8 @@ class SimulatedReplica(DataParallel):
         super().__init__(module, worker, cohort.world_size)
         self._cohort = cohort
         self.topology, self.order, self.plan = cohort.topology, cohort.order, cohort.plan
+        if cohort.gossips and self.order == "awc" and self.world_size > 1:
+            self._late = LateBackward(self._common)
         self._outside.said |= not cohort.gossips  # gradients of whatever is trained are averaged
         OPEN.add(self)
 

@@ -58,6 +58,9 @@ class Group:
     number: int
     ranks: tuple[int, ...]
 
+    def size(self) -> int:
+        return len(self.ranks)
+
 
 class Stream:
     """A CUDA stream; what is queued on it next comes after the entries `frontier`."""

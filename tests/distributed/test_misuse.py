@@ -13,7 +13,7 @@ from common.parallel import AllReduceDataParallel, DecentralizedDataParallel, Ou
 from common.topology import Round, Topology, build
 from tests.distributed import models
 from tests.distributed.processes import run_processes
-from tests.distributed.scenarios import Scenario, Training, real
+from tests.distributed.scenarios import Scenario, Training, real, simulated
 
 BASE = Scenario(topology="ring", optimizer="momentum")
 TWO = replace(BASE, optimizer="momentum+adam")
@@ -66,6 +66,24 @@ def forward_between_two_optimizers(training: Training) -> None:
     training.backward(3)
 
 
+def steps_inside_backward(training: Training) -> None:
+    for parameter, optimizer in zip(training.model.module[4].parameters(), training.optimizers[0], strict=True):
+        parameter.register_post_accumulate_grad_hook(lambda _, step=optimizer.step: step())
+    training.backward(2)
+
+
+def backward_after_the_step(training: Training) -> None:
+    loss = training.scenario.loss(training.model, 0, 2)
+    training.optimizer.step()  # without gradients: it only mixes
+    loss.backward()
+
+
+def backward_after_an_average(training: Training) -> None:
+    loss = training.scenario.loss(training.model, 0, 2)
+    training.model.average_()
+    loss.backward()
+
+
 def closure(training: Training) -> None:
     training.optimizer.step(lambda: training.backward(2))
 
@@ -84,6 +102,10 @@ MISTAKES = [
     (assigned_then_the_mean, BASE, r"average: parameter '0\.weight' is no longer a view"),
     (one_of_two_optimizers, TWO, "an optimizer stepped twice before all 2 attached ones stepped once"),
     (forward_between_two_optimizers, TWO, "a training forward inside an update"),
+    (steps_inside_backward, TWO, "a backward after the first optimizer.step\\(\\) of an update, which mixes all param"),
+    (backward_after_the_step, BASE, "modified by an inplace operation"),
+    (backward_after_the_step, replace(BASE, optimizer="fused_accumadamw"), "modified by an inplace operation"),
+    (backward_after_an_average, BASE, "modified by an inplace operation"),
     (closure, BASE, "a training forward inside an update.*without closures"),
 ]
 
@@ -108,6 +130,12 @@ def messages() -> list[list[str]]:
 def test_mistakes_while_training(messages: list[list[str]], index: int) -> None:
     for rank in range(2):
         assert re.search(MISTAKES[index][2], messages[rank][index])
+
+
+def test_a_simulated_worker_steps_inside_backward() -> None:
+    with pytest.raises(RuntimeError, match="a backward after the first optimizer"):
+        steps_inside_backward(simulated(2, TWO))
+    steps_inside_backward(simulated(1, TWO))  # nothing is mixed
 
 
 def writing_where_it_is_allowed(rank: int, n: int) -> None:

@@ -1,6 +1,7 @@
 """What the optimizer trains but gossip does not mix: a layer frozen when it was wrapped, another module, a number."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -67,6 +68,19 @@ def bucket_by_bucket(rank: int, n: int) -> list[Tensor]:
     (values,) = train([participant], [rank])
     participant.model.close()
     return values
+
+
+def one_worker(rank: int, n: int) -> None:
+    scenario = replace(SCENARIO, ranks_per_worker=n)
+    participant = Participant(wrap(SCENARIO.build(), scenario), "sgd")
+    with pytest.warns(UserWarning, match=r"parameter '2\.weight' is trained, but was frozen"):
+        train([participant], [rank])
+    participant.model.close()
+    wrap(SCENARIO.build().requires_grad_(False), scenario).close()  # nothing for DDP to do
+
+
+def test_ranks_of_one_worker_are_warned_too() -> None:
+    run_processes(one_worker, 2)
 
 
 @pytest.mark.usefixtures("eager_kernel")

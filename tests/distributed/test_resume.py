@@ -86,12 +86,19 @@ def interrupted(rank: int, scenario: Scenario) -> tuple[dict[str, np.ndarray], d
 def resumed(rank: int, scenario: Scenario, checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return the end of a training that goes on in new objects from a checkpoint."""
     training = real(rank, scenario)
+    communication = checkpoint["communication"]
+    if "powersgd_passes" in communication:
+        with pytest.raises(RuntimeError, match="after 10 backward passes: expected one forward, backward"):
+            training.model.load_communication_state(communication)
     if training.model.settles_in_first_backward:  # PowerSGD remembers by bucket; the loop rehearses a step likewise
         training.backward(0)
         training.model.zero_grad()
     load(training, checkpoint).run(range(HALF, 2 * HALF))
     bytes_sent = checkpoint["bytes_sent"] + training.model.counters.bytes_sent
     result = {"state": snapshot(training.model), "clock": training.model.clock, "bytes_sent": bytes_sent}
+    if "powersgd_passes" in communication:
+        training.model.load_communication_state({"powersgd_passes": torch.tensor(2)})  # before it begins
+        assert len(training.model.communication_state()) == 1
     training.model.close()
     return result
 
@@ -132,3 +139,24 @@ def test_resuming_and_rewinding_are_exact(n: int, scenarios: list[Scenario]) -> 
                 assert resumed["clock"] == 2 * HALF
                 assert resumed["bytes_sent"] == whole["counters"].bytes_sent
                 assert_same(rewound, whole["state"], "rewound")
+
+
+def begun_anew(rank: int, n: int, scenarios: list[Scenario]) -> list[list[dict[str, np.ndarray]]]:
+    """Return the ends of two trainings from the same start in one wrapper."""
+    ends = []
+    for scenario in scenarios:
+        training, ends = real(rank, scenario), [*ends, []]
+        start = copy.deepcopy(training.model.state_dict())
+        for _ in range(2):
+            training.model.load_state_dict(start)
+            training.model.load_clock(0)
+            ends[-1].append(snapshot(training.run(range(HALF)).model))
+        training.model.close()
+    return ends
+
+
+def test_going_back_to_the_start_forgets_outer_momenta_and_errors_of_messages() -> None:
+    rounded = replace(BASE, topology="ring", options={"message_dtype": torch.int8})
+    for results in run_processes(begun_anew, 2, [replace(s, optimizer="sgd") for s in (rounded, LOCAL[0])]):
+        for first, second in results:
+            assert_same(second, first, "begun anew")

@@ -62,9 +62,11 @@ def test_resume_in_a_window_continues_bit_for_bit(s, stop, dtype):
 
 
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_copies_continue_alike(copier):
-    model, optimizer = make()
+@pytest.mark.parametrize("s", [1, 4])
+def test_copies_continue_alike(copier, s):
+    model, optimizer = make(accumulation_steps=s)
     train(model, optimizer, range(3))
+    optimizer.param_groups[0]["accumulation_steps"] = 4  # accumulators are made at the next gradient
     other_model, other_optimizer = copier((model, optimizer))
     for pair in ((model, optimizer), (other_model, other_optimizer)):
         train(*pair, range(3, 7))

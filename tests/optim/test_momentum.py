@@ -147,6 +147,20 @@ def test_continuing_from_a_state_dict_changes_no_bit(kind):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize(("cls", "missing"), [(DmSGD, "momentum"), (QGDmSGD, "tracking")])
+def test_state_of_another_optimizer_is_refused(cls, missing):
+    params, _ = pairs()
+    adam, optimizer = torch.optim.Adam(params), cls(params, lr=0.1)
+    set_grads(params, 0)
+    adam.step()
+    saved = adam.state_dict()
+    with pytest.raises(ValueError, match=f"{cls.__name__}: parameter group 0 has no .*'{missing}'.* expected a state"):
+        optimizer.load_state_dict(saved)
+    saved["param_groups"] = optimizer.state_dict()["param_groups"]
+    with pytest.raises(ValueError, match=f"{cls.__name__}: the state of a parameter has no .*'momentum_buffer'"):
+        optimizer.load_state_dict(saved)
+
+
 @CLASSES
 def test_copies_step_by_themselves(cls):
     params, _ = pairs()

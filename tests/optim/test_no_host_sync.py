@@ -53,7 +53,7 @@ def test_scalars_travel_to_a_gpu_from_pinned_memory() -> None:
         places.return_value = {}, [place]
         scalars = compiled.scalars_of(1, hyper, 1.0, 0.0, torch.bfloat16, torch.device("cuda"))
     places.assert_called_once_with(torch.float32, torch.device("cuda"))
-    assert made.call_args.kwargs == {"dtype": torch.float32, "pin_memory": True}
+    assert made.call_args.kwargs == {"dtype": torch.float32, "device": "cpu", "pin_memory": True}
     place.copy_.assert_called_once_with(made.return_value, non_blocking=True)
     assert scalars is place.copy_.return_value
 

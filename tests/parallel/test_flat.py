@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -70,13 +71,19 @@ def test_tied_parameters_are_laid_out_once() -> None:
     assert module[1].weight is module[0].weight
 
 
-def test_different_parameters_that_overlap_are_refused() -> None:
+@pytest.mark.parametrize("make", [nn.Parameter, lambda t: nn.Parameter(t, requires_grad=False), nn.Buffer])
+def test_different_parameters_that_overlap_are_refused(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
     module = nn.Module()
     storage = torch.randn(20)
-    module.first, module.second = nn.Parameter(storage[:12]), nn.Parameter(storage[10:])
-    with pytest.raises(ValueError, match="'first' and 'second' are different Parameters that share memory"):
+    module.trained, module.frozen = nn.Parameter(storage[:12]), make(storage[10:])
+    with pytest.raises(ValueError, match="'trained' and 'frozen' are different Parameters or buffers that share"):
         flatten(module)
-    module.second = nn.Parameter(storage[12:])  # neighbours in one storage (as in an LSTM on a GPU) are fine
+    module.whole, module.trained = nn.Buffer(storage), nn.Parameter(storage[12:])  # `frozen` ends between these
+    with pytest.raises(ValueError, match="are different Parameters or buffers that share memory"):
+        flatten(module)
+    del module.whole
+    module.frozen = make(storage[:12])  # neighbours in one storage (as in an LSTM on a GPU) are fine
+    module.sparse = nn.Buffer(torch.eye(2).to_sparse())
     assert len(flatten(module)) == 1
 
 

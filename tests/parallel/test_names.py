@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from common.optim import AccumAdamW, DmSGD
-from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel
+from common.parallel import AllReduceDataParallel, DataParallel, DecentralizedDataParallel, Outer
 from common.simulate import simulate
 
 
@@ -26,7 +26,8 @@ class Pair(nn.Module):
 
     def __init__(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         super().__init__()
-        self.generator, self.module = wrap(bare()), wrap(nn.Linear(1, 1))
+        self.generator = wrap(bare())
+        self.module = wrap(nn.ModuleDict({"0": nn.Linear(1, 1), "module": nn.Sequential(nn.Linear(1, 1))}))
 
 
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
@@ -57,6 +58,13 @@ def test_a_module_that_holds_a_wrapper_saves_and_loads_bare_names(wrapper: str, 
     with pytest.raises(RuntimeError, match="Missing key"):
         wrapped.load_state_dict(state)
     assert missing not in state
+
+
+def test_a_load_that_fails_sets_anchors_too() -> None:
+    model = DecentralizedDataParallel(nn.Linear(1, 1), "ring", local_steps=2, merge_after=1, outer=Outer(0.5))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        model.load_state_dict({"weight": torch.full((1, 1), 7.0)})
+    assert 7 in model.communication_state()["anchor.0"]
 
 
 def test_names_of_modules_are_bare() -> None:

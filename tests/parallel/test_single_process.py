@@ -140,6 +140,12 @@ def test_attach_refuses_foreign_and_attached_optimizers() -> None:
     assert model.attach(optimizer) is optimizer
     with pytest.raises(ValueError, match="attached already"):
         model.attach(optimizer)
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    with model.averaged(), pytest.raises(RuntimeError, match=r"attach\(\) inside `with model.averaged\(\)`"):
+        model.attach(other)
+    model.close()
+    with pytest.raises(RuntimeError, match=r"attach\(\) after close\(\): wrap model.module anew"):
+        model.attach(other)
 
 
 def test_training_without_an_attached_optimizer_is_refused() -> None:

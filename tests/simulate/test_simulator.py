@@ -79,8 +79,11 @@ def test_the_original_module_is_left_alone(method: str) -> None:
 
 def test_forward_after_others_have_stepped_is_refused() -> None:
     training = simulated(3, BASE).run(range(2))
+    loss = BASE.loss(training.models[1], 1, 2)
     training.backward(2)
     training.optimizers[0][0].step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
     with pytest.raises(RuntimeError, match="simulated worker 1 ran a training forward while others had stepped"):
         BASE.loss(training.models[1], 1, 3)
     with torch.no_grad():

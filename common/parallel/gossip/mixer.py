@@ -153,6 +153,7 @@ class Mixer:
                 self._forget(fragment)
         self._mixed_now = 0
         self.counters.rounds += 1
+        self.count_writes()
         for index in indices:
             self.buckets[index].clock += 1
 
@@ -187,10 +188,16 @@ class Mixer:
                     exchanges[index] = self._exchange(bucket)
                     self._post(exchanges[index : index + 1], first=index)
             self.counters.rounds += 1
+            self.count_writes()
             if self.broken is None:
                 self._protect(0, writable=False)
             else:
                 del self._in_flight[0]
+
+    def count_writes(self) -> None:
+        """Raise the parameters' versions, as writes in place do: autograd then refuses graphs that saved old values."""
+        if self._groups.workers > 1:
+            torch.autograd.graph.increment_version([p for vector in self.vectors for p in vector.parameters])
 
     def mix_now(self, vectors: Sequence[Tensor]) -> None:
         """Mix further vectors of the same layout with the matrices of the coming round, blocking; no clock ticks.
