@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NewType
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from common.config.base import Strict
+from common.topology import NAMES
 
 # Ascending numbers that workers, and the ranks of workers, keep from the start of the run. While some are missing,
 # positions in the tuple are the workers of the topology, and the ranks of the process group.
@@ -76,7 +77,7 @@ class ElasticConfig(Strict):
     restarts: NonNegativeInt = 0
     agent: Annotated[str, AfterValidator(_address)] | None = None
     keep: Literal["local_batch", "global_batch"] = "local_batch"
-    fallback: str = "one_peer_exponential"
+    fallback: Literal[NAMES] = "one_peer_exponential"
     groups: Literal["auto", "new", "reconfigured"] = "auto"
 
     @property

@@ -87,7 +87,7 @@ class DmSgdConfig(BaseOptimizerConfig):
     """common.optim.DmSGD."""
 
     name: Literal["dmsgd"]
-    momentum: Fraction | None
+    momentum: DecayRate | None
     momentum_mixing: bool
 
 

@@ -26,26 +26,32 @@ IGNORED = ("hydra.run.", "hydra.sweep.", "hydra.output_subdir", "hydra.job.env_"
 IGNORED += ("hydra/launcher", "hydra/sweeper")
 
 
-def as_hydra_reads(config_class: type[Config], overrides: Sequence[str]) -> list[str]:
+def as_hydra_reads(config_class: type[Config], overrides: Sequence[str], several: bool = False) -> list[str]:
     """Return the overrides with every text as it was typed, and with elastic=true replaced by its keys.
 
     A key that holds text takes its value literally, without Hydra's grammar: name=007, init_from=runs/lr=0.1/best.pt,
-    data.folder=~/images; quotes, ${...} and, for --multirun, lists of values keep their meaning.
+    data.folder=~/images; quotes and ${...} keep their meaning.
+
+    several: whether values may be lists, for --multirun; text is split at commas
 
     Raises ConfigError for an override that cannot be read or chosen, or would have no effect.
     """
     texts = {*text_keys(config_class), "topology.path"}  # the latter is an option of one topology
-    return _with_elastic([_as_typed(config_class, word, texts) for word in overrides])
+    return _with_elastic([_as_typed(config_class, word, texts, several) for word in overrides])
 
 
 def typed(key: str, value: str) -> str:
     """Return `key=value` as a user types it in a shell."""
-    word = f"{key}={value}"
+    return shlex.quote(f"{key}={_literal(value)}")
+
+
+def _literal(text: str) -> str:
+    """Return how Hydra reads this text: between quotes where it would read something else."""
     try:
-        plain = OverridesParser.create().parse_override(word).value() == value
+        plain = OverridesParser.create().parse_override(f"key={text}").value() == text
     except HydraException:
         plain = False
-    return shlex.quote(word if plain else f"{key}={quoted(value)}")
+    return text if plain else quoted(text)
 
 
 def text_keys(record: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -70,13 +76,16 @@ def _kinds(annotation: Any) -> Iterator[Any]:
             yield annotation
 
 
-def _as_typed(config_class: type[Config], word: str, texts: set[str]) -> str:
+def _as_typed(config_class: type[Config], word: str, texts: set[str], several: bool) -> str:
     key, _, value = word.partition("=")
     if not key:
         raise ConfigError(f"{shlex.quote(word)}: expected key=value")
     if key.startswith(IGNORED):
         raise ConfigError(f"{word}: has no effect here; run_dir=FOLDER sets the folder of a run")
     is_text = key.lstrip("+") in texts
+    if is_text and several and "," in value and not re.search(r"['\"()\[\]{}]", value):
+        parts = [part.strip() for part in value.split(",")]
+        return f"{key}=" + ",".join(part if part == "null" else _literal(_expanded(key, part)) for part in parts)
     try:
         override = OverridesParser.create().parse_override(word)
     except HydraException as error:

@@ -38,7 +38,8 @@ def main(task: str) -> None:
             return
     except ConfigError as error:
         sys.exit(refuse(error))
-    folder = [f"hydra.searchpath=[file://{Path(arguments.config_dir).resolve()}]"] if arguments.config_dir else []
+    path = arguments.config_dir and quoted(f"file://{Path(arguments.config_dir).resolve()}")
+    folder = [f"hydra.searchpath=[{path}]"] if path else []
     try:
         # A launcher ends its processes with signals, at once if need be.
         with contextlib.nullcontext() if os.environ.get("RANK") else stopped_at_once():
@@ -100,7 +101,7 @@ def combinations(task: str, overrides: list[str]) -> list[tuple[list[str], Confi
     If several would share a run_dir, each gets a folder in it, named after the values in which they differ.
     Raises ConfigError for the first combination that cannot be run.
     """
-    words = as_hydra_reads(load_task(task).config_class, overrides)
+    words = as_hydra_reads(load_task(task).config_class, overrides, several=True)
     try:
         parsed = OverridesParser.create().parse_overrides(words)
         (jobs,) = BasicSweeper.split_arguments(parsed, None)
@@ -115,6 +116,8 @@ def combinations(task: str, overrides: list[str]) -> list[tuple[list[str], Confi
             folder = f"{config.run_dir}/{name}"
             job = [*(value for value in job if not value.startswith("run_dir=")), f"run_dir={quoted(folder)}"]
             config = config.model_copy(update={"run_dir": folder})
+        if config.run_dir in [other.run_dir for _, other in runs]:
+            raise ConfigError(f"--multirun: two runs with run_dir={config.run_dir}: expected each value once")
         runs.append((job, config))
     return runs
 

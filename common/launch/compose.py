@@ -21,6 +21,7 @@ from common.config.config import Config, ConfigError
 from common.config.elastic import SURVIVING
 from common.config.moments import with_betas
 from common.config.overrides import CONFIGS, as_hydra_reads, choices, choices_with, flatten, list_groups
+from common.training.members import config_of
 from common.training.task import Task, load_task
 
 FEW = 3  # the most choices that a message names
@@ -78,7 +79,7 @@ def explain_composition(error: Exception, task: str) -> str:
 def suggestion(key: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the key that was probably meant, or which choice has it, or ""."""
     group, _, last = key.rpartition(".")
-    names = {name: name.rpartition(".") for name in known if name != key}
+    names = {name: name.rpartition(".") for name in known if name != key and not name.startswith(f"{key}.")}
     beside = {own: name for name, (its_group, _, own) in names.items() if its_group == group}
     initials = "".join(word[:1] for word in last.split("_"))  # learning_rate: lr
     close = did_you_mean(last, beside).partition("'")[2].partition("'")[0] or (initials if len(initials) > 1 else "")
@@ -101,6 +102,8 @@ def check(task: type[Task], composed: DictConfig) -> Config:
     except ValidationError as error:
         raise ConfigError(explain(error, task.config_class, flatten(values))) from error
     config.build_topology()
+    for change in config.elastic.script:
+        config_of(config, config.elastic.members(config.n, change.step))
     if config.workers.batched and not task.fixed_shapes:
         raise ConfigError("workers.batched=true: expected false: the shapes of this task's batches differ")
     micro_batches = config.ranks * config.training.gradient_accumulation
@@ -138,7 +141,11 @@ def resolve_workers(values: dict[str, Any]) -> dict[str, Any]:
     launched = from_launcher("WORLD_SIZE")
     if workers["kind"] == "processes" and launched is not None:
         per_worker = (values.get("parallel") or {}).get("ranks_per_worker", 1)
-        available = launched // per_worker if isinstance(per_worker, int) and per_worker > 0 else launched
+        per_worker = per_worker if isinstance(per_worker, int) and per_worker > 0 else 1  # a wrong one is named later
+        if launched % per_worker:
+            where = f"parallel.ranks_per_worker={per_worker}"
+            raise ConfigError(f"{where}: the launcher started {launched} processes, expected a divisor of that")
+        available = launched // per_worker
         if count not in (None, available):
             raise ConfigError(
                 f"workers.count={count}: the launcher started {launched} processes, expected {available} or null"

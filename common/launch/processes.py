@@ -90,11 +90,13 @@ def run_in_local_processes(config: Config, overrides: list[str], start: str) -> 
     logging.getLogger("torch.multiprocessing").setLevel(logging.ERROR)
     # Elastic passes signals on to the workers, which save and stop, or end at once (SIGQUIT, and while they start).
     former = {number: signal.signal(number, stop_workers) for number in (*SIGNALS, signal.SIGQUIT)}
+    summary = Path(config.run_dir) / "summary.json"
+    earlier = summary.stat().st_mtime_ns if summary.exists() else None
     try:
         elastic_launch(launcher, run_worker)(config.task, config.model_dump(), overrides, start)
     except SignalException as error:
-        status = read_status(Path(config.run_dir))
-        if error.sigval is signal.SIGQUIT or status == "failed":
+        status = read_status(summary.parent)
+        if error.sigval is signal.SIGQUIT or (status == "failed" and summary.stat().st_mtime_ns != earlier):
             return FAILED
         return FINISHED if status == "finished" else INTERRUPTED  # also if nothing was trained yet
     except ChildFailedError as error:

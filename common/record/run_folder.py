@@ -116,10 +116,10 @@ class RunFolder:
         return self._metrics.tell()
 
     def _check(self) -> None:
-        self._lock.check()
         file = self.path / "metrics.jsonl"
         if not (file.exists() and os.path.samestat(file.stat(), os.fstat(self._metrics.fileno()))):
             raise RuntimeError(f"run_dir={self.path}: {GONE}")
+        self._lock.check()
 
     def cut(self, length: int) -> None:
         """Cut metrics.jsonl back to its length at the checkpoint, so that no step has two rows.
@@ -149,6 +149,8 @@ class RunFolder:
         try:
             self._write_json("summary.json", {"status": "failed", "error": f"{type(error).__name__}: {error}"})
             self._write_json("environment.json", self._environment)
+        except RuntimeError:  # another process has taken the folder over
+            pass
         except OSError as other:
             print(f"run_dir={self.path}: cannot record that the run failed ({other.strerror})", file=sys.stderr)
 
@@ -168,6 +170,7 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def _write_json(self, name: str, content: dict[str, Any]) -> None:
+        self._lock.check()
         write_atomically(self.path / name, (strict_json(content, indent=2) + "\n").encode())
 
 
@@ -217,11 +220,12 @@ def check_folder(config: Config) -> None:
     if (path / "config.yaml").exists():
         changed = compare(path / "config.yaml", config)
         if changed:
+            model = path / "checkpoints" / "last.pt"
+            hint = f"\nWith another run_dir, {typed('init_from', str(model))} goes on from its mean model"
             raise ConfigError(
                 f"run_dir={path}: holds a run with another configuration, expected the same to resume:\n  "
                 + "\n  ".join(changed)
-                + f"\nWith another run_dir, {typed('init_from', f'{path}/checkpoints/last.pt')} goes on from its mean "
-                "model"
+                + (hint if model.exists() else "")
             )
     if status == "finished":
         raise FinishedError(f"run_dir={path}: this run is finished already")

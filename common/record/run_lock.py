@@ -57,7 +57,8 @@ class RunLock:
         self._mine = Holder(uuid.uuid4().hex, start, socket.gethostname(), _place(), pid, _start_time(pid), now())
         self._made: list[Path] = []
         self._other: Holder | None = None
-        self._over = threading.Event()
+        self._over, self._looking = threading.Event(), threading.Lock()
+        self._sign = time.time()  # of the last sign of life; time.monotonic() stands still in a suspended machine
         self._thread: threading.Thread | None = None
 
     def take(self) -> None:
@@ -75,11 +76,14 @@ class RunLock:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(f"run_dir={self._folder}: cannot be written ({error.strerror})") from error
+        self._sign = time.time()
         self._thread = threading.Thread(target=self._beat, name="run lock", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
         """Raise RuntimeError if another process has taken the lock because this one was silent for too long."""
+        if self._other is None and time.time() - self._sign > SILENCE_S:
+            self._look()
         if self._other is not None:
             raise RuntimeError(f"run_dir={self._folder}: {_describe(self._other)} has taken it over, so this one ends")
 
@@ -108,7 +112,7 @@ class RunLock:
             if holder is None:  # released meanwhile
                 return False
             here = holder.place != "" and holder.place == self._mine.place
-            if not (here and _start_time(holder.pid) != holder.began):
+            if not (here and _is_gone(holder)):
                 if holder.start == self._mine.start:
                     write_atomically(file, _content(self._mine))
                     break
@@ -145,15 +149,23 @@ class RunLock:
         return False
 
     def _beat(self) -> None:
-        while not self._over.wait(BEAT_S):
+        while not self._over.wait(BEAT_S) and self._other is None:
             with suppress(OSError):  # the file system may be back for the next beat
-                holder = _read(self._file)
-                if holder is None and _create(self._file, self._mine):  # a user removed it
-                    continue
-                if holder is not None and holder.id != self._mine.id:
-                    self._other = holder
-                    return
+                self._look()
+
+    def _look(self) -> None:
+        """Give a sign of life, or notice that the lock is lost."""
+        with self._looking:
+            looked, holder = time.time(), _read(self._file)
+            if holder is None and time.time() - self._sign > SILENCE_S:  # others may have taken it and gone
+                holder = UNREADABLE
+            if holder is None:  # a user removed it
+                _create(self._file, self._mine)
+            elif holder.id != self._mine.id:
+                self._other = holder
+            else:
                 os.utime(self._file)
+            self._sign = looked
 
 
 def _content(holder: Holder) -> bytes:
@@ -206,6 +218,18 @@ def _place() -> str:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return ""
+
+
+def _is_gone(holder: Holder) -> bool:
+    """Return whether a process of this place has ended."""
+    began = _start_time(holder.pid)
+    try:
+        os.kill(holder.pid, 0)
+    except PermissionError:  # another user's, which /proc may hide
+        return began not in (None, holder.began)
+    except ProcessLookupError:
+        return True
+    return began != holder.began
 
 
 def _start_time(pid: int) -> str | None:

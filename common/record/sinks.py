@@ -87,6 +87,8 @@ class WandbSink:
         self._repeated = range(kept + 1, sent + 1)
         offline = config.logging.wandb == "offline"
         self._offline = f"{shlex.quote(config.run_dir)}/wandb/offline-run-*" if offline else None
+        if wandb.run is not None:  # an earlier run of a multirun, which failed
+            wandb.finish(exit_code=1)
         self._run = wandb.init(
             project=config.logging.wandb_project,
             name=f"{config.task}/{config.name}/seed_{config.seed}",
@@ -132,7 +134,8 @@ class TensorBoardSink:
     def log(self, row: dict[str, Any]) -> None:
         """Record one row."""
         for name, value in numbers(row).items():
-            self._writer.add_scalar(name, value, row["step"])
+            if isinstance(value, int | float):
+                self._writer.add_scalar(name, value, row["step"])
 
     def close(self) -> None:
         """Flush and close the files."""

@@ -67,13 +67,10 @@ def train_until(stop: int, group: WorkerGroup, interruption: Interruption, trace
                 worker.schedule.step()
             worker.model.check_peers()
         trace.step()
-        if not committed:
-            continue
-        step = recorder.clock
-        if timetable.evaluates(step):
+        if committed and timetable.evaluates(recorder.clock):
             group.evaluate()
-        request = interruption.requested(step)
-        if request is Request.STOP or timetable.saves(step):
+        request = interruption.requested(recorder.clock + recorder.skipped)
+        if request is Request.STOP or (committed and timetable.saves(recorder.clock)):
             group.save()
     return request
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from common.config.config import Config, ConfigError, TopologyConfig
 from common.config.elastic import Workers
+from common.training.optimization import rate_of
 from common.training.stream import Dealing
 from common.training.worker import Worker
 
@@ -52,9 +53,9 @@ def donor_of(member: int, former: Workers) -> int:
 def follow(worker: Worker, config: Config, clock: int) -> None:
     """Give a worker the members' learning rate and weight decay after `clock` updates, even if it missed some."""
     for group in worker.optimizer.param_groups:
-        group["initial_lr"] = config.lr
-        group["weight_decay"] = group["weight_decay"] and config.optimizer.coupled_decay(config.lr)
-    worker.schedule.base_lrs = [config.lr] * len(worker.optimizer.param_groups)
+        rate = group["initial_lr"] = rate_of(group, config.optimizer, config.lr)
+        group["weight_decay"] = group["weight_decay"] and config.optimizer.coupled_decay(rate)
+    worker.schedule.base_lrs = [group["initial_lr"] for group in worker.optimizer.param_groups]
     worker.schedule.last_epoch = clock - 1
     worker.schedule.step()
 

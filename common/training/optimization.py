@@ -1,5 +1,6 @@
 """Optimizer and schedule of a configuration."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -58,11 +59,17 @@ def build_muon(config: MuonConfig, lr: float, module: nn.Module, groups: list[di
         parts = [{**group, "params": [p for p in group["params"] if (p in hidden) == wanted]} for group in groups]
         return [{**part, "weight_decay": part["weight_decay"] and decay} for part in parts if part["params"]]
 
-    adamw_lr = lr if config.adamw_lr is None else config.adamw_lr * (lr / config.lr)
+    adamw_lr = rate_of({"betas": config.betas}, config, lr)
     muon = torch.optim.Muon(
         only(True, lr), lr, momentum=config.momentum, nesterov=config.nesterov, adjust_lr_fn=config.adjust_lr
     )
     return optim.MuonAdamW(muon, torch.optim.AdamW(only(False, adamw_lr), adamw_lr, betas=config.betas, eps=config.eps))
+
+
+def rate_of(group: Mapping[str, Any], config: OptimizerConfig, lr: float) -> float:
+    """Return a parameter group's learning rate before the schedule; lr: of the optimizer, scaled to the batch."""
+    own = config.adamw_lr if config.name == "muon" and "betas" in group else None  # of AdamW's part
+    return lr if own is None else own * (lr / config.lr)
 
 
 def build_schedule(config: ScheduleConfig, optimizer: Optimizer, total_steps: int, steps_per_epoch: int) -> LRScheduler:

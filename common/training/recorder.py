@@ -20,11 +20,12 @@ from common.training.task import Task
 from common.training.timing import StepClock, cpu_wait_s
 from common.training.worker import Worker
 
+MOST_SKIPPED = 100  # steps in a row; halved so often, no loss scale is too large
 REMEMBERED_STEPS = 1000  # the last steps, whose median and mean time go into the summary
 
 
 class DivergedError(RuntimeError):
-    """The training loss is not finite; the message names the step and the worker."""
+    """The training loss, or any gradient, is not finite; the message names the step and the worker."""
 
 
 class Recorder:
@@ -37,7 +38,7 @@ class Recorder:
         self._config, self._task, self.folder = config, task, folder
         self._last: dict[str, dict[str, Any]] = {}
         self._best: dict[str, Any] | None = None
-        self._skipped = 0
+        self.skipped = self._in_a_row = 0  # steps in which gradients overflowed
         self._losses: list[list[Tensor]] = []  # since the last train row, for each step a loss of each local worker
         self._norms: list[Tensor] = []  # of committed steps
         self._times: list[float] = []
@@ -86,12 +87,15 @@ class Recorder:
         """Record one pass of the loop; write a train row if one is due.
 
         Only a row that is due waits for the device and for other ranks. It raises DivergedError if a loss is not
-        finite and `training.on_nan=stop`.
+        finite and `training.on_nan=stop`, and where no step in many is committed.
         """
         self._losses.append(list(losses))
         self._step_clock.end_step()
+        self._in_a_row = 0 if committed else self._in_a_row + 1
+        if self._in_a_row == MOST_SKIPPED:
+            raise DivergedError(f"gradients were not finite in {MOST_SKIPPED} steps in a row, at any loss scale")
         if not committed:
-            self._skipped += 1
+            self.skipped += 1
             return
         self._norms += [norm.double() for norm in norms if norm is not None]
         if self.clock % self._config.logging.every == 0 or self.clock == self._steps:
@@ -148,7 +152,7 @@ class Recorder:
         summary = {
             "status": status,
             "steps": self.clock,
-            "skipped_steps": self._skipped,
+            "skipped_steps": self.skipped,
             "workers": self._config.n,
             "bytes_sent": sent,
             "consensus_distance": self._last.get("validation", {}).get("consensus_distance"),
@@ -170,7 +174,7 @@ class Recorder:
         return {
             "last": self._last,
             "best": self._best,
-            "skipped": self._skipped,
+            "skipped": self.skipped,
             "losses": self._losses,
             "norms": self._norms,
             "times": self._times,
@@ -182,7 +186,7 @@ class Recorder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict()`."""
-        self._last, self._best, self._skipped = state["last"], state["best"], state["skipped"]
+        self._last, self._best, self.skipped = state["last"], state["best"], state["skipped"]
         self._losses, self._norms, self._times = state["losses"], state["norms"], state["times"]
         self._recent.extend(state["recent_times"])
         self._waited = state.get("waited", self._waited)  # older checkpoints have none

@@ -38,9 +38,12 @@ class WorkerGroup:
         self.run, self.members = run, members
         self.config = config if anew else config.model_copy(update={"init_from": None})
         steps, numbers = run.timetable, None if members == tuple(range(run.config.n)) else members
-        self.workers = build_workers(
-            run.task, self.config, run.device, run.rank, steps.steps, steps.epoch, dealing, numbers
-        )
+        try:
+            self.workers = build_workers(
+                run.task, self.config, run.device, run.rank, steps.steps, steps.epoch, dealing, numbers
+            )
+        except ValueError as error:  # of an optimizer, a schedule or a method: an argument that comes from a key
+            raise ConfigError(str(error)) from error
         self.backward = backward_of(run.task, self.workers, self.config, run.device)
         self._evaluator = Evaluator(run.task, self.workers, self.config, run.device, run.rank)
 

@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from common.config.config import Config, ConfigError
 from common.config.overrides import as_hydra_reads, typed
-from common.launch.compose import CONFIGS, VERSION_BASE, compose_config
+from common.launch.compose import CONFIGS, VERSION_BASE, compose_config, suggestion
 
 MULTISTEP = ["schedule=multistep", "schedule.warmup=2"]
 # A key that is null: hydra 1.3 has nothing to delete, 1.4 deletes it.
@@ -179,6 +179,10 @@ def test_bad_input_is_refused_by_name(overrides: list[str], expected: list[str])
     assert "\n" not in str(error.value)
 
 
+def test_a_wrong_key_is_not_suggested_for_itself() -> None:
+    assert suggestion("foo", ["foo.bar", "seed"]) == ""  # ++foo.bar=1
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -239,4 +243,8 @@ def test_the_launchers_world_size_counts(monkeypatch: pytest.MonkeyPatch) -> Non
     assert compose_config("cnn", ["workers=simulated", "workers.count=16"]).workers.count == 16
     with pytest.raises(ConfigError, match=r"workers\.count=4: the launcher started 8 processes"):
         compose_config("cnn", ["workers.count=4"])
+    with pytest.raises(ConfigError, match=r"parallel\.ranks_per_worker=3: the launcher started 8 processes"):
+        compose_config("cnn", ["parallel.ranks_per_worker=3"])
+    with pytest.raises(ConfigError, match=r"parallel\.ranks_per_worker=0: .* greater than 0"):
+        compose_config("cnn", ["parallel.ranks_per_worker=0"])
     assert compose_config("cnn", ["workers.per_host=2"]).workers.per_host == 2  # hosts in name only

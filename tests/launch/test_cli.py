@@ -76,8 +76,31 @@ def test_a_run_dir_that_several_runs_would_share_gets_folders() -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("run_dir=~/a,/b", ["/home/me/a", "/b"]),
+        ("init_from=lr=1/a.pt,~/lr=2/a.pt,null", ["lr=1/a.pt", "/home/me/lr=2/a.pt", None]),
+        ("name=lr=1,lr=2", ["lr=1", "lr=2"]),
+        ("name=1e3, 007,true", ["1e3", "007", "true"]),
+        ("name='a,b',c", ["a,b", "c"]),
+        ("name=choice(a,b)", ["a", "b"]),
+    ],
+)
+def test_texts_are_split_at_commas(word: str, expected: list[str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    jobs = cli.combinations("cnn", [word, "workers.count=1"])
+    assert [getattr(config, word.partition("=")[0]) for _, config in jobs] == expected
+
+
+def test_folders_of_several_runs_are_named_after_plain_texts() -> None:
+    jobs = cli.combinations("cnn", ["init_from=a.pt,b.pt", "workers.count=1"])
+    assert [Path(config.run_dir).name for _, config in jobs] == ["init_from=a.pt", "init_from=b.pt"]
+
+
+@pytest.mark.parametrize(
     ("argv", "message"),
     [
+        (["-m", "seed=1,1"], "--multirun: two runs with run_dir=runs/cnn/default/seed_1: expected each value once"),
         (["topology=file"], "topology.path: missing"),
         (["task=nope"], "task=nope: expected a package with a module `task`"),
         (["task=gpt2"], "task=gpt2: expected a task with the configuration of this command"),
@@ -129,9 +152,10 @@ def test_the_traceback_of_a_refused_configuration_on_request(
 def test_ones_own_folder_of_configurations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "experiment").mkdir()
-    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\ntraining: {steps: -7}\n")
-    assert run(monkeypatch, "--config-dir", str(tmp_path), "experiment=mine") == 2
+    own = tmp_path / "lr=1,it's [(mine"
+    (own / "experiment").mkdir(parents=True)
+    (own / "experiment" / "mine.yaml").write_text("# @package _global_\ntraining: {steps: -7}\n")
+    assert run(monkeypatch, "--config-dir", str(own), "experiment=mine") == 2
     assert "training.steps=-7" in capsys.readouterr().err
 
 

@@ -110,12 +110,13 @@ def test_rank_0_speaks(number, under_torch, alike, waited, spoken, monkeypatch: 
 def test_a_signal_while_nothing_trains_is_no_failure(
     number: int, started: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether torch's launcher runs already, which passes it on, or not yet."""
+    """Whether torch's launcher runs already, which passes it on, or not yet, and though an earlier start failed."""
 
     def stopped(*_: object) -> None:
         os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(sys, "argv", ["cnn.train", *TWO])
+    (tmp_path / "summary.json").write_text('{"status": "failed"}')
+    monkeypatch.setattr(sys, "argv", ["cnn.train", *TWO, "resume=true", f"run_dir={tmp_path}"])
     former = [signal.getsignal(other) for other in SIGNALS]
     for name in ("elastic_launch", "check_start"):
         with monkeypatch.context() as patch:

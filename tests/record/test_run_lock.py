@@ -7,11 +7,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from common.config.config import ConfigError
+from common.launch.compose import compose_config
 from common.record import run_lock
+from common.record.run_folder import RunFolder
 from common.record.run_lock import Holder, RunLock
 from tests.waiting import wait_for
 
@@ -124,6 +127,33 @@ def test_a_silent_process_elsewhere_loses_the_lock(elsewhere: Holder, tmp_path: 
     lock.take()
     lock.check()
     lock.release()
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["which trains", "which has ended"])
+def test_who_was_silent_leaves_the_folder_to_its_follower(
+    ended: bool, elsewhere: Holder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(compose_config("cnn", [f"run_dir={tmp_path}"]), [])
+    write(tmp_path / ".lock", elsewhere)
+    if ended:
+        (tmp_path / ".lock").unlink()
+    monkeypatch.setattr(run_lock, "SILENCE_S", -1.0)
+    for act in (folder.append, folder.finish):
+        with pytest.raises(RuntimeError, match="has taken it over"):
+            act({"step": 1})
+    folder.fail(ValueError())
+    folder.close()
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_process_that_is_hidden_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is another user's, and /proc is mounted with hidepid."""
+    write(tmp_path / ".lock", holder(id="hidden"))
+    monkeypatch.setattr(run_lock, "_start_time", lambda pid: None)
+    monkeypatch.setattr(os, "kill", Mock(side_effect=PermissionError))
+    with pytest.raises(ConfigError, match="trains in it"):
+        RunLock(tmp_path, "new").take()
 
 
 def test_a_process_elsewhere_that_gives_signs_keeps_it(elsewhere: Holder, tmp_path: Path) -> None:

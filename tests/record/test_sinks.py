@@ -23,13 +23,15 @@ def rows(folder: Path) -> list[dict]:
 
 
 def test_tensorboard_holds_what_metrics_holds(tmp_path: Path) -> None:
-    assert launch("cnn", [*SIMULATED, "logging.tensorboard=true", f"run_dir={tmp_path}"]) == 0
+    leaves = "elastic.script=[{step: 5, leave: [1]}]"  # a row of lists, too
+    assert launch("cnn", [*SIMULATED, leaves, "logging.tensorboard=true", f"run_dir={tmp_path}"]) == 0
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     expected: dict[str, list[tuple[int, float]]] = {}
     for row in rows(tmp_path):
         for name, value in numbers(row).items():
-            expected.setdefault(name, []).append((row["step"], value))
+            if isinstance(value, int | float):
+                expected.setdefault(name, []).append((row["step"], value))
     assert set(events.Tags()["scalars"]) == set(expected)
     assert {"train/loss", "train/lr", "validation/accuracy", "validation/consensus_distance"} <= set(expected)
     for name, points in expected.items():
@@ -39,8 +41,9 @@ def test_tensorboard_holds_what_metrics_holds(tmp_path: Path) -> None:
 
 
 def test_what_a_resumed_run_computes_again_is_shown_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-    wandb = SimpleNamespace(Settings=lambda **_: None, init=lambda **_: wandb, finish=lambda: None)
+    sent, ends = [], []
+    wandb = SimpleNamespace(Settings=lambda **_: None, init=lambda **_: wandb, run="failed")
+    wandb.finish = lambda exit_code=0: ends.append(exit_code)
     wandb.log = lambda values, step: sent.append(step)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     arguments = [*SIMULATED, "training.steps=24", "logging.every=1", f"run_dir={tmp_path}"]
@@ -53,6 +56,7 @@ def test_what_a_resumed_run_computes_again_is_shown_once(tmp_path: Path, monkeyp
     events.Reload()
     assert [event.step for event in events.Scalars("train/loss")] == steps
     assert sent == sorted([*steps, *range(4, 25, 4)])  # and evaluations
+    assert ends == [1, 0] * 2  # no start goes on in a run that failed before
 
 
 @pytest.mark.slow
@@ -77,7 +81,7 @@ def test_a_broken_service_is_named_once_and_ends_nothing(
     class Wandb:
         """Stands for the module and for a run."""
 
-        Settings = staticmethod(lambda **_: None)
+        Settings, run = staticmethod(lambda **_: None), None
 
         def init(self, **_: object) -> "Wandb":
             self._may_break("init")

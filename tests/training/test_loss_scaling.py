@@ -1,13 +1,16 @@
 """Runs in fp16 whose first scale is too large: what overflows cost, and how such a run is resumed."""
 
 import functools
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 
 from common.launch.processes import launch
+from common.training.recorder import Recorder
 from tests.training.runs import assert_same_run, manifests, rows, summary
 
 FP16 = ["training.precision=fp16", "training.steps=8", "training.checkpoint_every=2", "training.checkpoints_kept=9"]
@@ -55,3 +58,20 @@ def test_where_gradients_are_averaged_all_skip(workers: list[str], tmp_path: Pat
     assert summary(run)["steps"] == 8
     assert 3 <= summary(run)["skipped_steps"] < 10
     assert len(set(scales(run, 8))) == 1
+
+
+@pytest.mark.parametrize(("signalled", "code", "status"), [(False, 1, "failed"), (True, 75, "interrupted")])
+def test_a_run_that_skips_every_step_ends(
+    signalled: bool, code: int, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = Recorder.step
+
+    def step(self: Recorder, committed: bool, *facts: list) -> None:
+        record(self, committed, *facts)
+        if signalled and self.skipped == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Recorder, "step", step)
+    monkeypatch.setattr(torch.amp.GradScaler, "_unscale_grads_", lambda *_: {torch.device("cpu"): torch.tensor(1.0)})
+    assert launch("cnn", [*FP16, *QUIET, "workers.count=1", f"run_dir={tmp_path / 'run'}"]) == code
+    assert summary(tmp_path / "run")["status"] == status

@@ -229,6 +229,20 @@ def test_the_rate_is_that_of_the_members_and_of_the_clock() -> None:
     assert worker.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 3 / 4 * 4 / 10)
 
 
+def test_the_adamw_of_muon_keeps_its_own_rate() -> None:
+    muon = ["optimizer=muon", "optimizer.adamw_lr=0.003", "optimizer.decay=independent", "schedule=constant"]
+    config = compose_config("gpt2", [*BASE[:2], "training.batch_size=32", *muon])
+    module = torch.nn.Module()
+    module.layers, module.head = torch.nn.ModuleList([torch.nn.Linear(3, 3)]), torch.nn.Linear(3, 2)
+    worker = SimpleNamespace(optimizer=build_optimizer(config.optimizer, config.lr, module))
+    worker.schedule = build_schedule(config.schedule, worker.optimizer, 100, 10)
+    worker.optimizer.step()
+    before = [(group["lr"], group["weight_decay"]) for group in worker.optimizer.param_groups]
+    follow(worker, config_of(config, (0, 1, 3)), 3)
+    assert [(group["lr"], group["weight_decay"]) for group in worker.optimizer.param_groups] == before
+    assert {rate for rate, _ in before} == {config.lr, 0.003}
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -237,6 +251,8 @@ def test_the_rate_is_that_of_the_members_and_of_the_clock() -> None:
         (["elastic.script=[{step: 3, join: [2]}]"], "elastic.script.0.join=[2]: expected each once, and among"),
         (["elastic.script=[{step: 3, leave: [1]}, {step: 3, leave: [2]}]"], "script.1.step=3: expected a step after 3"),
         (["elastic.script=[{step: 3, leave: [0, 1, 2, 3]}]"], "expected at least one worker to stay"),
+        (["elastic.fallback=rign"], "elastic.fallback='rign': expected 'complete', 'ring'"),
+        (["topology=hypercube", "elastic.fallback=hypercube"], "topology=hypercube (workers=3, per_host=3)"),
         (["data.partition=dirichlet"], "elastic.script with data.partition=dirichlet: expected data.partition=iid"),
         (
             ["data.partition=dirichlet", "elastic.script=[]", "workers=processes", "elastic=true"],

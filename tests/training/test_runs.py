@@ -141,6 +141,8 @@ def test_a_second_run_in_the_folder_of_one_that_trains_is_refused(
     first.close()
     with pytest.raises(ConfigError, match="resume=true continues it"):
         RunFolder(compose_config("cnn", [*arguments, "resume=false"]), [])
+    with pytest.raises(ConfigError, match=r"0\.001 there, 0\.5 now$"):  # there is no model to go on from
+        RunFolder(compose_config("cnn", [*arguments, "optimizer.lr=0.5"]), [])
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
@@ -271,11 +273,22 @@ def test_a_run_whose_folder_is_removed_ends_and_does_not_make_it_again(
     assert not run.parent.exists()
 
 
-def test_a_model_that_does_not_fit_into_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ([f"model.width={10**13}"], "model=resnet_digits: does not fit into memory ("),
+        (["schedule.unit=epochs", "schedule.warmup=5"], "schedule Cosine: warmup_steps=55: expected fewer than"),
+        (["optimizer=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"], "Nesterov momentum requires a momentum"),
+        (["topology=random_matching", "parallel.phases=staggered"], "phases='staggered': topology 'random_matching'"),
+    ],
+)
+def test_what_a_model_or_its_optimizer_refuses_leaves_no_folder(
+    wrong: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     few = ["training.steps=2", "schedule.warmup=0", "workers=simulated", "workers.count=2"]
-    assert launch("cnn", [*QUIET, *few, f"model.width={10**13}", f"run_dir={tmp_path / 'run'}"]) == 2
+    assert launch("cnn", [*QUIET, *few, *wrong, f"run_dir={tmp_path / 'run'}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: model=resnet_digits: does not fit into memory (")
+    assert line.startswith(f"error: {message}")
     assert list(tmp_path.iterdir()) == []
 
 
