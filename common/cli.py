@@ -5,6 +5,7 @@
 
 import errno
 import functools
+import json
 import logging
 import os
 import re
@@ -13,6 +14,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import NoneType
 from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from omegaconf import OmegaConf
@@ -78,10 +80,11 @@ def parse(arguments: type[ArgumentsT], argv: Sequence[str], module: str, descrip
     text, others = {}, {}
     for key, value in _settings(arguments, argv):
         kind = _type(arguments, key.partition(".")[0])
-        if kind is str:  # as typed; everything else is YAML, as in Hydra
+        earlier = text.pop(key, None) or others.get(key)
+        if get_origin(kind) is tuple and earlier:  # topology=ring topology=aer is topology=[ring,aer]
+            others[key] = f"[{_items(earlier)},{_items(value)}]"
+        elif _is_text(kind, value):  # as typed; everything else is YAML, as in Hydra
             text[key] = value
-        elif get_origin(kind) is tuple and key in others:  # topology=ring topology=aer is topology=[ring,aer]
-            others[key] = f"[{others[key].strip('[]')},{value.strip('[]')}]"
         else:
             others[key] = value
     settings = [f"{key}={value}" for key, value in others.items()]
@@ -229,6 +232,19 @@ def _settings(arguments: type[Arguments], argv: Sequence[str]) -> Iterator[tuple
             entry, _, value = value.partition("=")
             key = f"{key}.{entry}"
         yield key, value
+
+
+def _is_text(kind: Any, value: str) -> bool:
+    """Return whether a value is a text as typed: not null where that is allowed, and not [a,b] for several texts."""
+    kinds = {getattr(part, "__origin__", part) for part in get_args(kind) or (kind,)}
+    if kinds == {str, ...}:
+        return value[:1] not in ("", "[")
+    return kind is str or (kinds == {str, NoneType} and value not in ("", "null"))
+
+
+def _items(value: str) -> str:
+    """Return what stands in the brackets of a list in YAML."""
+    return value.strip("[]") if value[:1] == "[" else ",".join(map(json.dumps, value.split(",")))
 
 
 def describe(arguments: type[Arguments], module: str, description: str) -> str:

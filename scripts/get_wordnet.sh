@@ -42,5 +42,8 @@ for name in adj.all:3 adj.pert:3 adv.all:4 noun.Tops:1 noun.act:1 noun.animal:1 
 done > "$work/usr/share/wordnet/lexnames"
 
 mkdir -p "$(dirname "$target")"
-cp -r "$work/usr/share/wordnet" "$target"
+rm -rf "$target.new"
+cp -r "$work/usr/share/wordnet" "$target.new"
+rm -rf "$target" # what is there is incomplete
+mv "$target.new" "$target"
 echo "$target: ready"

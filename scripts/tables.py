@@ -61,6 +61,8 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"readme={arguments.readme}: expected no other key: it shows kept runs and records")
         return _fill(Path(arguments.readme))
     if not arguments.table and arguments.runs != DEFAULT_RUNS:
+        if arguments != TablesArguments(runs=arguments.runs):
+            raise UsageError(f"runs={','.join(arguments.runs)}: expected no other key without table=...")
         print(_fitted(compare([Path(folder) for folder in arguments.runs]), ["run"]))
         return 0
     if not arguments.table:

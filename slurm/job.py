@@ -43,7 +43,10 @@ def main(argv: Sequence[str]) -> int:
         check_count(config, allocation)
         run_dir = Path(config["run_dir"])
         log = run_dir / "slurm" / f"{allocation.job}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise JobError(f"run_dir={run_dir}: cannot be written ({error.strerror})", BAD_CONFIGURATION) from None
         with log.open("ab", buffering=0) as file:
             return Attempt(allocation, task, overrides, config, file).run()
     except JobError as error:
@@ -80,15 +83,21 @@ def is_elastic(config: Mapping[str, Any]) -> bool:
 
 def check_count(config: Mapping[str, Any], allocation: Allocation) -> None:
     """Raise JobError, once instead of on each rank, if the nodes do not have the ranks of the configured workers."""
-    workers, ranks = config["workers"], allocation.nodes * allocation.ranks_per_node
-    if is_elastic(config) or workers["kind"] != "processes":
+    workers, per_worker = config["workers"], config["parallel"].get("ranks_per_worker") or 1
+    elastic, nodes, per_node = is_elastic(config), allocation.nodes, allocation.ranks_per_node
+    count, available = workers["count"], nodes * per_node // per_worker
+    if workers["kind"] != "processes":
         return
-    count, available = workers["count"], ranks // (config["parallel"].get("ranks_per_worker") or 1)
-    if count not in (None, available):
-        raise JobError(
-            f"workers.count={count}: the launcher started {ranks} processes, expected {available} or null",
-            BAD_CONFIGURATION,
-        )
+    if elastic and per_node % per_worker:
+        wrong = f"parallel.ranks_per_worker={per_worker}: expected a divisor of the {per_node} ranks of a node"
+    elif elastic and (count or 0) > available and not newest_step(Path(config["run_dir"])):  # few may be left of a run
+        wrong = f"workers.count={count}: expected at most {available}, what {nodes} nodes of {per_node} ranks hold"
+    elif not elastic and count not in (None, available):
+        started = f"the launcher started {nodes * per_node} processes"
+        wrong = f"workers.count={count}: {started}, expected {available} or null"
+    else:
+        return
+    raise JobError(wrong, BAD_CONFIGURATION)
 
 
 def stamp(run_dir: Path) -> tuple[int, ...]:
@@ -113,16 +122,16 @@ class Attempt:
         self._restarts = os.environ.get("SLURM_RESTART_COUNT", "0")
         self._warned = self._stopped = self._node_failed = False
         self._steps: subprocess.Popen[bytes] | None = None
+        self._start: Path | None = None
 
     def run(self) -> int:
         """Train until the run is finished, the time is nearly over, or it fails; return the exit code."""
         signal.signal(signal.SIGUSR1, self._warn)  # --signal: the time limit is near
         signal.signal(signal.SIGTERM, self._stop)  # scancel, or Slurm is about to requeue the job itself
         job, nodes = self._allocation.job, self._allocation.node_list
-        start = None
         if read_status(self._run_dir) != "finished":
             try:
-                start = starts.begin(self._run_dir, job, nodes, self._tell)
+                self._start = starts.begin(self._run_dir, job, nodes, self._tell)
             except JobError as error:
                 self._tell(f"error: {error}")
                 return error.code
@@ -131,10 +140,13 @@ class Attempt:
         if code and not self._stopped and not self._elastic:
             self._wait_for_lost_nodes()
         end = self._end(code)
-        if start is not None:
-            with contextlib.suppress(OSError):  # a full disk
-                starts.end(start, end)
+        self._record(end)
         return self._conclude(end, code)
+
+    def _record(self, end: str) -> None:
+        if self._start is not None:
+            with contextlib.suppress(OSError):  # a full disk
+                starts.end(self._start, end)
 
     def _end(self, code: int) -> str:
         """Return how this start ended, in the words of starts.Start."""
@@ -170,7 +182,8 @@ class Attempt:
         allocation = self._allocation
         defaults = {"training.threads": allocation.threads, "resume": "true"}
         if self._elastic:
-            per_node, count = allocation.ranks_per_node, self._config["workers"]["count"]
+            per_node = allocation.ranks_per_node // (self._config["parallel"].get("ranks_per_worker") or 1)
+            count = self._config["workers"]["count"]
             defaults |= {"workers.count": count or allocation.nodes * per_node, "workers.per_host": per_node}
         given = {override.partition("=")[0] for override in self._overrides}
         added = [f"{key}={value}" for key, value in defaults.items() if key not in given]
@@ -189,6 +202,8 @@ class Attempt:
                 break
             except subprocess.TimeoutExpired:
                 self._pass_on()
+                if self._stopped:
+                    self._record(starts.STOPPED)  # already now: Slurm may kill this process before the ranks have saved
         copier.join()
         return code
 

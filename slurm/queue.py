@@ -21,7 +21,7 @@ HANDED_ON = ("SLURM_CONF", "SLURM_CLUSTERS")
 
 
 def submitted(table: Table, runs: Path, timeout_s: float = TIMEOUT_S) -> dict[Path, str]:
-    """Return {run folder: state and job} of the table's runs that wait or run in Slurm now.
+    """Return {absolute run folder: state and job} of the table's runs that wait or run in Slurm now.
 
     They are elements of the table's arrays, or were started by another job (slurm/train.sbatch). Raises UsageError if
     Slurm does not answer.
@@ -39,7 +39,7 @@ def submitted(table: Table, runs: Path, timeout_s: float = TIMEOUT_S) -> dict[Pa
                 logger.warning("job %s: %s: what it trains is not known (%s)", shown, match[1], error)
                 continue
             found[_run_dir_of(cell)] = states[job]
-    started = {cell.run_dir: last_job(cell.run_dir) for cell in table.cells(runs)}
+    started = {cell.run_dir.resolve(): last_job(cell.run_dir) for cell in table.cells(runs)}
     return {run_dir: states[job] for run_dir, job in started.items() if job in states} | found
 
 
@@ -61,7 +61,7 @@ def ended(run_dir: Path) -> str | None:
 
 
 def not_begun(table: Table, runs: Path) -> dict[Path, str]:
-    """Return {run folder: state and job} of elements of the table's arrays that have not begun; the newest counts.
+    """Return {absolute run folder: state and job} of elements of the table's arrays that have not begun; the newest.
 
     Without accounting Slurm forgets elements that are cancelled while they wait.
     """
@@ -112,5 +112,5 @@ def _environment() -> dict[str, str]:
 
 
 def _run_dir_of(cell: list[str]) -> Path:
-    """Return the run folder that the overrides of an array's line name."""
-    return Path(next(value for key, value in map(parse_override, cell[1:]) if key == "run_dir"))
+    """Return the run folder that the overrides of an array's line name, absolute."""
+    return Path(next(value for key, value in map(parse_override, cell[1:]) if key == "run_dir")).resolve()

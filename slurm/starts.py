@@ -50,7 +50,7 @@ def begin(run_dir: Path, job: str, nodes: str, tell: Callable[[str], None]) -> P
     while True:
         earlier = read(run_dir)
         last = earlier[-1] if earlier else None
-        other = last.job if last and last.job != job and last.end is None else None
+        other = last.job if last and last.job != job and last.end in (None, STOPPED) else None
         state = state_of(other) if other else ""
         if state in ("RUNNING", "SUSPENDED"):
             raise JobError(f"run_dir={run_dir}: job {other} is training it now", BAD_CONFIGURATION)

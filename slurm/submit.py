@@ -57,6 +57,8 @@ def split(groups: dict[tuple[str, ...], list[Cell]]) -> list[tuple[tuple[str, ..
         match = re.search(r"^MaxArraySize\s*=\s*(\d+)", ask("scontrol", "show", "config"), re.MULTILINE)
     except UsageError:
         match = None  # then --test-only says whether Slurm takes them
+    if match and int(match[1]) == 0:
+        raise UsageError("MaxArraySize=0: this Slurm takes no job arrays; --dry-run shows a command for each run")
     parts = []
     for options, cells in groups.items():
         most = int(match[1]) if match else len(cells)

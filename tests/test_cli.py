@@ -29,8 +29,9 @@ from scripts import emulate, figures, keep, reproduce, tables
         (reproduce.main, ["table=quickstart", "--dry"], "dry: unknown key; did you mean 'dry_run'?"),
         (tables.main, ["table=quickstart", "quickstart"], "quickstart: unknown key"),
         (tables.main, ["table=quickstart", "runs=[1"], "cannot be read as key=value"),
+        (tables.main, ["runs=x", "--keep"], "runs=x: expected no other key without table=..."),
         (tables.main, ["table=quickstart", "--dry-run"], "dry_run: unknown key"),
-        (reproduce.main, ["table=quickstart", f"seeds={'1' * 5000}"], "cannot be read as key=value (Exceeds the limit"),
+        (reproduce.main, ["table=quickstart", f"seeds={'1' * 5000}"], "expected integers, as seeds=1,2"),
         (
             keep.main,
             ["table=quickstart", "runs=results/runs", "output=results/runs/"],
@@ -58,6 +59,7 @@ class Sample(Arguments):
     what: Text = Field(description="first word")
     some_folder: Text = Field("runs", description="folder")
     runs: Folders = Field(("runs",), description="folders")
+    more: Text | None = Field(None, description="options")
     count: int | None = Field(3, description="number")
     options: dict[str, int] = Field({}, description="mapping")
     dry_run: bool = Field(False, description="only print")
@@ -72,6 +74,9 @@ class Sample(Arguments):
         (["count=-1", "--count -1"], {"count": -1}),
         (["dry_run=true", "--dry-run", "--dry-run=true", "--dry_run"], {"dry_run": True}),
         (["dry_run=false", "--dry-run=false"], {}),
+        (["more=007", "--more 007"], {"more": "007"}),
+        (["more=null runs=2025_01_15", "--runs=2025_01_15"], {"runs": ("2025_01_15",)}),
+        (["runs=on runs=[b]", "runs=on --runs b", "runs=['on',b]"], {"runs": ("on", "b")}),
         (["runs=[a,b]", "--runs [a,b]", "runs=a --runs b", "--runs a runs=[b]"], {"runs": ("a", "b")}),
         (
             ["options.k=2 options.l=3", "options={k: 2, l: 3}", "--options k=2 --options=l=3"],
@@ -113,6 +118,8 @@ def test_the_home_folder_is_found_in_any_spelling(monkeypatch):
     monkeypatch.setenv("HOME", "/somewhere")
     parsed = parse(Sample, ["~ is a tilde", "some_folder=~/a", "runs=[~/b,c]"], "some.module", "About it.")
     assert (parsed.what, parsed.some_folder, parsed.runs) == ("~ is a tilde", "/somewhere/a", ("/somewhere/b", "c"))
+    odd = {"runs": "runs #2", "more": "--comment='lr: 3'"}
+    assert parse(Sample, ["x", *(f"{key}={value}" for key, value in odd.items())], "m", "d") == Sample(what="x", **odd)
     with pytest.raises(UsageError, match="some_folder='~nobody-of-that-name/x': ~nobody-of-that-name/x: no such user"):
         parse(Sample, ["x", "some_folder=~nobody-of-that-name/x"], "some.module", "About it.")
 

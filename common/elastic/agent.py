@@ -7,6 +7,7 @@ disagree about the members; if it dies, all workers save and stop. It notices de
 operating system of their host; the loss of a host, and silence, after `parallel.timeout_s`.
 """
 
+import os
 import signal
 import socket
 import sys
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from common.config.elastic import ElasticConfig, Ranks
 from common.elastic.host import LocalHost, StoppedError
 from common.elastic.membership import RETRY_S, Membership, Notice, Report
-from common.elastic.remote import RemoteHost
+from common.elastic.remote import PATIENCE_S, RemoteHost
 from common.elastic.wire import LOCAL, Channel, Ended, Hello, is_proof, prove
 from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED
 from common.training.signals import SIGNALS
@@ -96,8 +97,12 @@ class Agent:
             self._start_workers()
             if missing := self._hosts.count(None):
                 self._log(f"waiting for {missing} of {len(self._hosts)} hosts")
+            give_up = time.monotonic() + (PATIENCE_S if os.environ.get("ELASTIC_LEADS") == "1" else float("inf"))
             while any(host.running for host in self._all_hosts()) or (self._to_start and not self._over):
                 self._turn()
+                if self._number < 0 and None in self._hosts and time.monotonic() > give_up:
+                    self._log(f"{self._hosts.count(None)} hosts have not come within {PATIENCE_S:g} s")
+                    self._kill_all()
             code = next((c for c in (FINISHED, INTERRUPTED, BAD_CONFIGURATION) if c in self._codes), FAILED)
         except StoppedError:
             code = INTERRUPTED
@@ -191,7 +196,7 @@ class Agent:
                 self._hosts[index] = waiting[0]
                 self._log_workers(f"host {waiting[0].name}", index)
         for number in sorted(self._to_start):
-            for host in self._host_of([number]):
+            for host in (host for host in self._host_of([number]) if not host.leaving):
                 host.start(number)
                 self._to_start.remove(number)
 
@@ -222,6 +227,7 @@ class Agent:
         if code == INTERRUPTED and not was_member and not self._over:
             self._log(f"{self._name(number)} leaves before it joined: its host was asked to stop")
             self._reports.pop(number, None)
+            self._host_of([number])[0].leaving = True
             self._to_start.add(number)  # when another host takes the place of this one
             return
         self._codes.append(code)
@@ -240,9 +246,8 @@ class Agent:
             return
         ranks = self._ranks_of_worker(number)
         for other in ranks - {number}:
-            for host in self._host_of([other]):
-                if other in host.running:
-                    host.kill(other)
+            for host in (host for host in self._host_of([other]) if other in host.running):
+                host.kill(other)
         self._alive -= ranks
         for rank in ranks:
             self._reports.pop(rank, None)
@@ -342,5 +347,4 @@ class Agent:
 
 def describe(code: int) -> str:
     """Return what ended a process: the name of a signal, or its exit code."""
-    known = {-number: number.name for number in signal.Signals}
-    return known.get(code, f"exit code {code}")
+    return {-number: number.name for number in signal.Signals}.get(code, f"exit code {code}")

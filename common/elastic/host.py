@@ -24,6 +24,8 @@ class LocalHost:
     start: creates a worker's process, given its number and its end of a pipe
     """
 
+    leaving = False  # it was asked to stop: no workers are started here any more
+
     def __init__(self, start: Start) -> None:
         self._start = start
         self._processes: dict[int, BaseProcess] = {}

@@ -195,6 +195,7 @@ def train_membership(
             return None
     status = "finished" if recorder.clock == timetable.steps and not membership.last else "interrupted"
     recorder.finish(status)
+    gather_objects(None)  # if rank 0 is lost before it has written the summary, another rank does
     group.close()
     return status
 

@@ -36,6 +36,7 @@ from common.training.signals import SIGNALS
 
 HELLO_S = 10.0  # within which a connection to the agent's port has to say Hello
 JOIN_S = 120.0  # the least time to look for the agent: it answers once it has imported everything
+PATIENCE_S = 5 * JOIN_S  # the nodes of a job start together: one that is missing for longer does not come
 
 
 class RefusedError(RuntimeError):
@@ -50,7 +51,7 @@ class RemoteHost:
         self.running: set[int] = set()
         self.name: str | None = None  # once the host is accepted
         self.nonce, self.their_nonce = draw_nonce(), ""
-        self.gone = False
+        self.gone = self.leaving = False
         self.why_gone = "is gone"
         self._hello_until = time.monotonic() + HELLO_S
         self._dying: Counter[int] = Counter()  # killed workers whose exit the host has not reported

@@ -10,7 +10,7 @@ import pandas as pd
 from common.experiments.runs import FinishedRun, RunError
 from common.options import GossipOptions
 from common.planner.cluster import Cluster
-from common.planner.steps import simulate_allreduce, simulate_gossip
+from common.planner.steps import simulate_allreduce, simulate_gossip, staggering_pays
 from common.topology import build
 
 # Like Table 2 and Figure 6 on A40s: 65 M fp32 parameters, 25 Gbit/s Ethernet. Compute and jitter are assumptions.
@@ -23,7 +23,9 @@ ASSUMED = (
 
 
 def predicted_step_ms(run: FinishedRun) -> float:
-    """Return the predicted mean ms of a step, with the run's buckets or order, and momentum if workers mix it too.
+    """Return the predicted mean ms of a step, with the run's buckets or order, phases, and momentum if it is mixed too.
+
+    All steps are predicted alike (local_steps_from = 0), in fp32 and without hooks.
 
     Raises RunError if the run's configuration lacks something.
     """
@@ -56,7 +58,8 @@ def _predict(config: str) -> float:
     rounds = {"merge_after": parallel.get("merge_after"), "fragments": parallel.get("fragments", 1)}
     local = GossipOptions(order, steps, **rounds).plan if steps > 1 else None
     momentum = bool(optimizer.get("momentum_mixing", False))
-    return float(simulate_gossip(cluster, graph, order, momentum=momentum, local=local).step)
+    phases = parallel.get("phases", "aligned") if staggering_pays(graph, per_host) else "aligned"
+    return float(simulate_gossip(cluster, graph, order, phases=phases, momentum=momentum, local=local).step)
 
 
 def is_simulated(run: FinishedRun) -> bool:

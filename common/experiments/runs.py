@@ -12,8 +12,9 @@ pd.read_parquet("results/runs/table3_fair/metrics.parquet").query("run == 'accum
 import io
 import json
 import math
+import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -157,10 +158,18 @@ def has_run(folder: Path) -> bool:
 
 def runs_below(folder: Path) -> list[Path]:
     """Return the sorted folders of all ended runs at or below a folder; for kept runs it need not exist."""
-    packs = {path.parent for path in folder.rglob(RUNS)} | {path for path in folder.parents if (path / RUNS).exists()}
+    packs = set(folders_with(folder, RUNS)) | {path for path in folder.parents if (path / RUNS).exists()}
     kept = [pack / name for pack in packs for name in read_pack(pack)]
-    found = {path.parent for path in folder.rglob("summary.json")}
+    found = set(folders_with(folder, "summary.json"))
     return sorted(found.union(run for run in kept if run.is_relative_to(folder)))
+
+
+def folders_with(root: Path, name: str) -> Iterator[Path]:
+    """Yield the folders at or below `root` with a file of this name, not checkpoints, which may vanish meanwhile."""
+    for folder, folders, files in os.walk(root):
+        folders[:] = [inner for inner in folders if inner != "checkpoints"]
+        if name in files:
+            yield Path(folder)
 
 
 def read_scores(folder: Path) -> str | None:

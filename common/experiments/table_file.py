@@ -123,8 +123,13 @@ class TableFile(Definition):
         if not isinstance(content, dict) or content.get("base") is None:
             return content
         base = read_definition(TABLES, content["base"], key="base")
-        own = {row.get("name"): row for row in content.get("rows", [])}
-        rows = [row | own.pop(row["name"], {}) for row in base["rows"]]
+        if not isinstance(base, dict) or base.get("base") is not None:
+            raise ValueError(f"base={content['base']}: expected a table that has no base itself")
+        ours, theirs = (of.get("rows") or [] for of in (content, base))
+        if not all(isinstance(rows, list) and all(isinstance(row, dict) for row in rows) for rows in (ours, theirs)):
+            raise ValueError("rows: expected a list of rows, each with keys such as name and method")
+        own = {str(row.get("name")): row for row in ours}
+        rows = [row | own.pop(str(row.get("name")), {}) for row in theirs]
         return base | content | {"base": None, "rows": [*rows, *own.values()]}
 
     @model_validator(mode="after")

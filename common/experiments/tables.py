@@ -101,9 +101,9 @@ class Table(TableFile):
         return self._with_workers_of(row, self.equivalent.get(row.name.removesuffix(f"_{row.workers}")))
 
     def _with_workers_of(self, row: Row, name: str | None) -> str | None:
-        """Return the name of the row called `name`, with the same number of workers as `row` if there are several."""
-        alike = f"{name}_{row.workers}"
-        return alike if alike in {other.name for other in self.rows} else name
+        """Return the name of the row called `name`, with as many workers if there are several; None without one."""
+        names = {other.name for other in self.rows}
+        return next((found for found in (f"{name}_{row.workers}", name) if found in names), None)
 
     @property
     def setting(self) -> str | None:
@@ -141,8 +141,18 @@ class Cell:
 
     @property
     def command(self) -> str:
-        """The shell command that makes this run."""
+        """The shell command that makes this run where there is none."""
         return shlex.join(["python", *self.arguments()])
+
+    @property
+    def command_here(self) -> str:
+        """The shell command that makes this run, or continues it."""
+        return shlex.join(["python", *self.arguments(*self.resume)])
+
+    @property
+    def resume(self) -> list[str]:
+        """The override that continues the run in this folder; none if there is no run."""
+        return ["resume=true"] if self.run_dir.is_dir() and any(self.run_dir.iterdir()) else []
 
     def arguments(self, *more: str) -> list[str]:
         """Return Python's arguments that make this run, with more overrides."""

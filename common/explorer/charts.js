@@ -13,7 +13,7 @@ const CONFIG = {
 };
 
 function chart(spec, description) {
-  const place = el("div", { class: "chart", role: "img", "aria-label": description });
+  const place = el("div", { class: "chart", role: "group", "aria-label": description }); // with a menu
   const drawn = spec.layer?.filter((layer) => layer && (!layer.data
     || layer.data.values.length)); // none without data
   const whole = { $schema: "https://vega.github.io/schema/vega-lite/v6.json", description, width: "container",

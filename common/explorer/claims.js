@@ -4,7 +4,8 @@
 VIEWS.scoreboard = ({ claim }) => {
   document.querySelectorAll("#claims tr[data-claim]").forEach((row) =>
     row.classList.toggle("chosen", row.dataset.claim === claim));
-  return DATA.claims[claim] ? evidence(DATA.claims[claim]) : null;
+  const shown = DATA.claims[Number.parseInt(claim, 10)];
+  return shown ? evidence(shown) : null;
 };
 
 function evidence(claim) {
@@ -48,6 +49,7 @@ function source(test) {
 
 // Compare
 
+const ROUNDING = 2e-5; // by how much differences of numbers with six digits may differ, relative to the numbers
 const MODES = [["tuned", "each tuned"], ["same", "same hyperparameters"], ["given", "set by hand, different"]];
 
 function tableOf(name) { // of a table's runs, or of the trials of its sweep
@@ -90,16 +92,19 @@ function valuesOf(of, row, variant, quantity) {
     .map((run) => [run.seed, run.values[place]]));
 }
 
-function compared(of, variant, quantity, a, b) { // seed by seed, with mean and interval
+function compared(of, variant, quantity, a, b) { // seed by seed, with mean and interval if all seeds have numbers
   const [one, other] = [a, b].map((row) => valuesOf(of, of.rows.indexOf(row), variant, quantity));
-  const seeds = Object.keys(one).filter((seed) => isNumber(one[seed]) && isNumber(other[seed]));
-  const lines = seeds.map((seed) => ({ seed, a: one[seed], b: other[seed], difference: one[seed] - other[seed] }));
+  const lines = Object.keys(one).filter((seed) => seed in other)
+    .map((seed) => ({ seed, a: one[seed], b: other[seed], difference: one[seed] - other[seed] }));
+  const has = (values) => lines.filter((line) => isNumber(line[values])).length;
+  const found = { lines, n: lines.length, numbers: [has("a"), has("b")],
+    left: Object.keys({ ...one, ...other }).filter((seed) => isNumber(one[seed]) !== isNumber(other[seed])).length };
+  if (!found.n || Math.min(...found.numbers) < found.n) return found; // some did not arrive, or diverged
   const differences = lines.map((line) => line.difference);
-  const found = { lines, n: lines.length, left: new Set([...Object.keys(one),
-    ...Object.keys(other)]).size - lines.length };
-  if (!found.n) return found;
+  const largest = Math.max(...lines.flatMap((line) => [line.a, line.b]).map(Math.abs));
   found.mean = mean(differences);
-  if (found.n < DATA.seeds.fewest) return found;
+  found.alike = differences.every((difference) => Math.abs(difference - differences[0]) <= ROUNDING * largest);
+  if (found.n < DATA.seeds.fewest || found.alike) return found;
   found.sd = spread(differences);
   const half = DATA.seeds.t[found.n - DATA.seeds.fewest] * found.sd / Math.sqrt(found.n);
   return { ...found, low: found.mean - half, high: found.mean + half };
@@ -114,7 +119,7 @@ function seedsNeeded(sd, effect) { // the fewest that tell it from zero with eno
 VIEWS.compare = (now) => {
   const tables = { tuned: (of) => of.rows.some((row) => row.tuned), same: hasEqual,
     given: (of) => of.rows.some((row) => !row.tuned) };
-  const given = DATA.tables[now.table] && pairIn(now);
+  const given = Object.hasOwn(DATA.tables, now.table) ? pairIn(now) : null;
   const mode = MODES.some(([name]) => name === now.mode) ? now.mode : given ?? "tuned";
   const names = Object.keys(DATA.tables).filter((name) => tables[mode](DATA.tables[name]))
     .concat(mode === "same" ? Object.keys(DATA.sweeps).map((name) => `trials:${name}`)
@@ -155,11 +160,16 @@ function comparison(of, variant, quantity, a, b, typed) {
   const effect = Number(typed) || Math.abs(found.mean) || 0;
   const settled = found.low == null ? "" : found.low > 0 || found.high < 0 ? "The difference is resolved."
     : "Not resolved: zero is inside the interval.";
-  const interval = found.low == null ? " (too few seeds for an interval)"
+  const interval = found.n < DATA.seeds.fewest ? " (too few seeds for an interval)" : found.alike ? " in every seed"
     : ` [${signed(found.low)}, ${signed(found.high)}]`;
   const settings = keys.map((key) =>
     `${key} ${JSON.stringify(a.settings[variant][key])} versus ${JSON.stringify(b.settings[variant][key])}`);
   if (!found.n) return [el("p", { class: "answer" }, "These rows have no numbers for the same seeds.")];
+  const seeds = table(["seed", a.name, b.name, "difference"], found.lines
+    .map((line) => [line.seed, line.a, line.b, isNumber(line.a) && isNumber(line.b) ? line.difference : ""]));
+  if (found.mean == null) return [el("p", { class: "answer", id: "answer" }, el("b", {}, a.name), " minus ",
+    el("b", {}, b.name), `, ${quantity}: no mean: of ${found.n} seeds, ${found.numbers[0]} and `
+    + `${found.numbers[1]} have a number.`), el("p", { class: "note" }, `${what}.`), seeds];
   const needed = found.sd ? seedsNeeded(found.sd, effect) : null;
   const rows = [...found.lines.map((line) => ({ ...line, label: "seeds" })),
     { label: "mean, 95 % interval", ...found, difference: found.mean }];
@@ -167,7 +177,7 @@ function comparison(of, variant, quantity, a, b, typed) {
   const x = (field) => ({ field, type: "quantitative", title: `${quantity}: difference`, scale: { zero: true } });
   return [
     el("p", { class: "answer", id: "answer" }, el("b", {}, a.name), " minus ", el("b", {}, b.name), `, ${quantity}: `,
-      el("b", {}, `${signed(found.mean)}${interval}`), ` over ${found.n} seeds. ${settled}`),
+      el("b", {}, `${signed(found.mean)}${interval}`), `, ${found.n} seeds. ${settled}`),
     el("p", { class: "note" }, `${what}. ${settings.length ? `The hyperparameters differ: ${settings.join("; ")}.`
       : "The rows have the same hyperparameters."}${found.left
         ? ` ${found.left} seeds have a number in one row only.` : ""}`),
@@ -189,6 +199,5 @@ function comparison(of, variant, quantity, a, b, typed) {
       el("b", { id: "power" }, `${needed ?? "–"} seeds`),
     `: the differences have a standard deviation of ${show(found.sd, 3)} (estimated from ${found.n} seeds).`)
       : null,
-    table(["seed", a.name, b.name, "difference"], found.lines
-      .map((line) => [line.seed, line.a, line.b, line.difference]))];
+    seeds];
 }

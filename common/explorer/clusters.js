@@ -3,7 +3,8 @@ const SIZES = { workers: [2, 3, 4, 6, 8, 12, 16, 24, 32, 64], hosts: [2, 4, 8, 1
 const named = (values) => values.map((value) => [String(value), String(value)]);
 
 VIEWS.topology = (now) => {
-  const { families, shared } = DATA.topologies, family = now.family in families ? now.family : "one_peer_exponential";
+  const { families, shared } = DATA.topologies;
+  const family = Object.hasOwn(families, now.family) ? now.family : "one_peer_exponential";
   const sizes = Object.keys(families[family]).map((size) => size.split("/")),
     workers = [...new Set(sizes.map(([n]) => n))];
   const n = workers.includes(now.n) ? now.n : workers.includes("8") ? "8" : workers[0];
@@ -19,7 +20,8 @@ VIEWS.topology = (now) => {
     el("p", { class: "answer" }, `${n} workers on ${n / L} hosts, ${period}. Spectral gap `,
       el("b", {}, show(of.gap)), ". ",
       exact && of.period ? el("b", {},
-        `${of.period === 1 ? "Every round averages exactly" : `${of.period} consecutive rounds average exactly`}`)
+        of.period === 1 ? "Every round averages exactly"
+          : `A period of ${of.period} rounds, from its first on, averages exactly`)
         : of.consensus ? `It takes ${of.consensus} rounds to average to within 1e-10`
           : "It takes more than 2,000 rounds to average to within 1e-10", ".",
       of.spread ? ` Predicted consensus distance: ${show(of.spread[0], 3)} times that of a single displacement `
@@ -124,6 +126,7 @@ VIEWS.planner = (now) => {
   const standard = DATA.planner.examples[0].settings, number = (key) =>
     (now[key] != null && Number.isFinite(Number(now[key])) ? Number(now[key]) : standard[key]);
   const settings = Object.fromEntries(Object.keys(standard).map((key) => [key, number(key)]));
+  if (!SIZES.perHost.includes(settings.per_host)) settings.per_host = standard.per_host;
   const sizes = SIZES.hosts.filter((hosts) =>
     DATA.topologies.families.complete[`${hosts * settings.per_host}/${settings.per_host}`]);
   if (!sizes.includes(settings.hosts)) settings.hosts = sizes.filter((hosts) => hosts <= settings.hosts).pop()

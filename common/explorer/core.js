@@ -40,7 +40,7 @@ const spread = (values) => { // sample standard deviation
 };
 
 function table(head, lines, caption, attributes = () => ({})) {
-  const cell = (value, first) => value instanceof Node ? el("td", {}, value)
+  const cell = (value, first) => value instanceof Node ? el(first ? "th" : "td", { scope: first && "row" }, value)
     : first ? el("th", { scope: "row" }, show(value)) : el("td", { class: isNumber(value) && "n" }, show(value));
   const numeric = head.map((_, place) => place > 0 && lines.some((line) => isNumber(line[place])));
   return el("div", { class: "table" }, el("table", {}, caption ? el("caption", {}, caption) : null,
@@ -101,7 +101,8 @@ function search(event) {
 // Drawing
 
 function draw() {
-  const now = state(), name = TITLES[now.view] ? now.view : "scoreboard", focus = document.activeElement?.id;
+  const now = state(), name = Object.hasOwn(TITLES, now.view) ? now.view : "scoreboard";
+  const focus = document.activeElement?.id;
   for (const section of document.querySelectorAll("section")) section.classList.toggle("shown", section.id === name);
   document.getElementById("views").replaceChildren(...Object.entries(TITLES).map(([view, title]) =>
     el("a", { href: link({ view }), "aria-current": view === name && "page" }, title)));

@@ -47,7 +47,7 @@ function curvesOf(of, chosen, metric, x, error, everySeed) {
 }
 
 VIEWS.curves = (now) => {
-  const names = Object.keys(DATA.tables), name = DATA.tables[now.table] ? now.table : names.includes("table3_fair")
+  const names = Object.keys(DATA.tables), name = names.includes(now.table) ? now.table : names.includes("table3_fair")
     ? "table3_fair" : names[0];
   if (!name) return el("p", {}, "No run has finished.");
   const of = DATA.tables[name], metrics = Object.keys(DATA.curves)
@@ -108,9 +108,10 @@ VIEWS.curves = (now) => {
 // Law of the gap
 
 VIEWS.gap = (now) => {
-  const { points, causes, units, sources } = DATA.gap, unit = now.quantity in units ? now.quantity
+  const { points, causes, units, sources } = DATA.gap, unit = Object.hasOwn(units, now.quantity) ? now.quantity
     : "validation_loss";
-  const cause = now.x in causes ? now.x : "horizon", kinds = [["tuned", "each tuned"], ["given", "set by hand"]];
+  const cause = Object.hasOwn(causes, now.x) ? now.x : "horizon";
+  const kinds = [["tuned", "each tuned"], ["given", "set by hand"]];
   const all = points.filter((point) => point.quantity === unit && isNumber(point[cause]));
   const tables = [...new Set(all.map((point) => point.table))],
     of = all.filter((point) => !tables.includes(now.table) || point.table === now.table);
@@ -158,7 +159,8 @@ VIEWS.gap = (now) => {
     el("p", { class: "note" }, `${shown.length} of ${points.length} points; click one of ours to see its seeds. `,
       Object.values(sources).map((text) => `Published: ${text}. `)),
     table(["table", "row", "gap", "low", "high", "seeds", causes[cause]],
-      shown.map((point) => [point.name, point.series + (point.variant ? `, ${point.variant}` : ""),
+      shown.map((point) => [point.href ? el("a", { href: point.href }, point.name) : point.name,
+      point.series + (point.variant ? `, ${point.variant}` : ""),
       point.gap, point.low, point.high, point.seeds, point.x]))];
 };
 
@@ -171,13 +173,15 @@ VIEWS.rates = (now) => {
   const sweep = DATA.sweeps[name], RATE = "optimizer.lr", places = sweep.methods.map((_, place) => place);
   const only = sweep.methods.findIndex((method) => method.id === now.method), shown = only < 0 ? places : [only];
   const rateOf = (method) => Number(method.chosen.find((text) => text.startsWith(`${RATE}=`))?.split("=")[1]);
-  const trials = sweep.trials.filter(([method, , , value]) => shown.includes(method) && isNumber(value))
+  const every = sweep.trials.filter(([method]) => shown.includes(method))
     .map(([method, place, seed, value]) => [method, sweep.points[place], seed, value])
     .map(([method, point, seed, value]) => ({ name: sweep.methods[method].name, rate: point[RATE], seed, value,
       others: Object.entries(point).filter(([key]) => key !== RATE)
         .map(([key, of]) => `${key.split(".").pop()} ${of}`).join(", ") }));
-  const means = Object.values(Object.groupBy(trials, (trial) => `${trial.name} ${trial.others} ${trial.rate}`))
-    .map((some) => ({ ...some[0], value: mean(some.map((trial) => trial.value)) }));
+  const trials = every.filter((trial) => isNumber(trial.value));
+  const complete = Object.values(Object.groupBy(every, (trial) => `${trial.name} ${trial.others} ${trial.rate}`))
+    .filter((some) => some.every((trial) => isNumber(trial.value))); // as a sweep's choice leaves out what diverged
+  const means = complete.map((some) => ({ ...some[0], value: mean(some.map((trial) => trial.value)) }));
   const better = (a, b) => (sweep.best === "highest" ? b.value - a.value : a.value - b.value);
   const best = Object.values(Object.groupBy(means, (point) => `${point.name} ${point.rate}`))
     .map((some) => some.sort(better)[0]);
@@ -189,8 +193,8 @@ VIEWS.rates = (now) => {
   const tooltip = tips({ name: "method", rate: "rate", others: "other values", value: sweep.quantity, seed: "seed" });
   const nextOf = (method) => { // how little may have decided
     const [first, second] = best.filter((point) => point.name === method.name).sort(better);
-    const groups = Object.values(Object.groupBy(trials.filter((trial) => trial.name === method.name),
-      (trial) => `${trial.others} ${trial.rate}`)).filter((some) => some.length > 1).map((some) => some.map((trial) => trial.value));
+    const groups = complete.filter(([trial, ...more]) => trial.name === method.name && more.length)
+      .map((some) => some.map((trial) => trial.value));
     if (!second || !groups.length) return "";
     const scatter = Math.sqrt(mean(groups.map((values) => spread(values) ** 2)));
     return `; at ${show(second.rate, 3)} the mean is ${show(Math.abs(first.value - second.value), 2)} worse, `

@@ -148,18 +148,20 @@ def _mean(values: Mapping[int, float | None], others: Mapping[int, float | None]
 
 
 def _partner(collection: Collection, row: Row, runs: Mapping[str, Sequence[FinishedRun]]) -> Row | None:
-    """Return the all-reduce row closest to a gossip row: as many workers, the same horizon, most labels equal."""
-    if not runs[row.name] or is_allreduce(runs[row.name][0]):
+    """Return the all-reduce row closest to a gossip row: by workers, horizon, labels, optimizer (AccumAdam as Adam)."""
+    first, baseline = {name: of[0] for name, of in runs.items() if of}, collection.table.baseline_of(row)
+    if row.name not in first or is_allreduce(first[row.name]):
         return None
-    workers, baseline = runs[row.name][0].total("workers"), collection.table.baseline_of(row)
     found = [
         other
         for other in collection.table.rows
-        if runs[other.name] and is_allreduce(runs[other.name][0]) and runs[other.name][0].total("workers") == workers
+        if other.name in first and is_allreduce(first[other.name])
+        if first[other.name].total("workers") == first[row.name].total("workers")
         if other.labels.get("horizon") == row.labels.get("horizon")
     ]
-    alike = {other.name: sum(other.labels[key] == row.labels[key] for key in row.labels) for other in found}
-    return max(found, key=lambda other: (alike[other.name], other.name == baseline), default=None)
+    kinds = {name: run.config.get("optimizer", {}).get("name", "").removeprefix("accum") for name, run in first.items()}
+    alike = {of.name: sum(of.labels[key] == row.labels[key] for key in row.labels) for of in found}
+    return max(found, key=lambda o: (alike[o.name], kinds[o.name] == kinds[row.name], o.name == baseline), default=None)
 
 
 def _cause(cause: str, row: Row, runs: Sequence[FinishedRun]) -> float | None:

@@ -1,7 +1,6 @@
 """Runs that have not ended: how far they are, when they may end, and their last loss."""
 
 import json
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -9,8 +8,10 @@ from typing import Any
 
 import yaml
 
+from common.experiments.runs import folders_with
 from common.explorer.records import short
 from common.record import read_status
+from common.record.run_lock import SILENCE_S
 
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 RECENT = 20  # training rows whose times say how long the rest takes
@@ -18,14 +19,14 @@ RECENT = 20  # training rows whose times say how long the rest takes
 
 def unfinished(roots: Sequence[Path]) -> list[dict[str, Any]]:
     """Return a line for each run below these folders that has not finished, running ones first."""
-    folders = sorted({path.parent for root in roots for path in root.rglob(CONFIG)})
+    folders = sorted({folder for root in roots for folder in folders_with(root, CONFIG)})
     lines = [line for folder in folders if (line := _line(folder)) is not None]
     return sorted(lines, key=lambda line: (line["state"] != "running", line["run"]))
 
 
 def ended(roots: Sequence[Path]) -> frozenset[Path]:
     """Return the summaries of ended runs below these folders: once there are more, the page's data are out of date."""
-    return frozenset(path for root in roots for path in root.rglob(SUMMARY))
+    return frozenset(folder / SUMMARY for root in roots for folder in folders_with(root, SUMMARY))
 
 
 def _line(folder: Path) -> dict[str, Any] | None:
@@ -42,7 +43,8 @@ def _line(folder: Path) -> dict[str, Any] | None:
     last = train[-1] if train else {}
     done = _share(last, training)
     evaluated = next((row for row in reversed(rows) if row.get("split") == "validation"), {})
-    holds = (folder / ".lock").exists()
+    written, beat = (_modified(folder / name) for name in (METRICS, ".lock"))
+    holds = datetime.now(UTC).timestamp() - beat < SILENCE_S  # a process that was killed leaves its lock
     return {
         "run": str(folder),
         "state": "running" if holds else status or "stopped",
@@ -51,7 +53,7 @@ def _line(folder: Path) -> dict[str, Any] | None:
         "seconds_left": short(_seconds_left(train, done)) if holds else None,
         "loss": short(last.get("loss")),
         "validation": {key: short(evaluated[key]) for key in ("loss", "accuracy", "bleu") if evaluated.get(key)},
-        "written": _written(folder / METRICS),
+        "written": datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds") if written else "",
         "curve": [[row["step"], short(row["loss"])] for row in train[:: -(-len(train) // 60) or 1] if row.get("loss")],
     }
 
@@ -79,10 +81,11 @@ def _seconds_left(train: Sequence[dict[str, Any]], done: float | None) -> float 
     times = [row["time_step_ms"] for row in train[-RECENT:] if row.get("time_step_ms")]
     if not times or not done:
         return None
-    left = train[-1]["step"] / done - train[-1]["step"]
-    seconds = left * sum(times) / len(times) / 1000
-    return seconds if math.isfinite(seconds) else None
+    return train[-1]["step"] * (1 / done - 1) * sum(times) / len(times) / 1000
 
 
-def _written(path: Path) -> str:
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds") if path.exists() else ""
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

@@ -179,7 +179,10 @@ function hierarchical(cluster, between) { // reduce-scatter inside hosts, a roun
 function travel(launched, busy, even, odd) {
   if (!odd || launched.length === 1) return even(launched, busy);
   const other = { ...busy }, half = (parity) => launched.filter((_, b) => b % 2 === parity);
-  const first = even(half(0), busy), second = odd(half(1), other);
+  const first = even(half(0), busy);
+  Object.assign(other, { sent: busy.sent, received: busy.received });
+  const second = odd(half(1), other);
+  Object.assign(busy, { sent: other.sent, received: other.received });
   busy.across = maxima(busy.across, other.across);
   busy.inside = maxima(busy.inside, other.inside);
   return launched.map((_, b) => (b % 2 ? second : first)[Math.floor(b / 2)]);

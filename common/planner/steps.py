@@ -203,11 +203,14 @@ def _simulate_local_steps(
 def _travel(launched: np.ndarray, busy: Busy, even: RoundTime, odd: RoundTime | None) -> np.ndarray:
     if odd is None or len(launched) == 1:
         return even(launched, busy)
-    # The two halves do not see each other's messages of this step; both occupy the links from the next step on.
+    # In the queues of links that workers share, the odd half's messages follow the even half's. Elsewhere the halves do
+    # not see each other's messages of this step; both occupy the links from the next step on.
     other = replace(busy)
     done = np.empty_like(launched)
     done[::2] = even(launched[::2], busy)
+    other.sent, other.received = busy.sent, busy.received
     done[1::2] = odd(launched[1::2], other)
+    busy.sent, busy.received = other.sent, other.received
     busy.across = np.maximum(busy.across, other.across)
     busy.inside = np.maximum(busy.inside, other.inside)
     return done

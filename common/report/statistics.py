@@ -134,6 +134,8 @@ def difference(
     """Return values - others, or others / values as geometric mean; given a margin, test whether it is within it."""
     if ratios and math.inf in (*values.values(), *others.values()):
         return Comparison(reason="not reached by all")
+    if ratios and any(value is not None and value <= 0 for value in (*values.values(), *others.values())):
+        return Comparison(reason="not positive")
     if ratios:
         others, values = ({seed: v and math.log(v) for seed, v in of.items()} for of in (values, others))
     try:
@@ -193,7 +195,8 @@ def _value(table: Table, row: Row, column: Column, values: Mapping[str, Values])
         return difference(values[row.name], values[other], other, margin) if other else Comparison()
     baseline = table.baseline_of(row)
     if baseline is None:
-        return Comparison(reason="baseline")
+        own_name = row.name.removesuffix(f"_{row.workers}")
+        return Comparison(reason="baseline" if own_name == table.baseline else "no baseline")
     return difference(values[row.name], values[baseline], ratios=column.statistic == "speedup")
 
 

@@ -78,7 +78,7 @@ def table_page(collection: Collection, frame: pd.DataFrame, command: str, kept: 
             f"Made by `{command}`",
             "\n".join([f"Runs made by `{reproduce_command(table, collection.root)}`; one by one:", "", *made_by]),
         ],
-        "Missing": [f"{what}: {why}. `{command}`" for what, why, command in _missing(collection)],
+        "Missing": [f"{what}: {why}. `{command}`" for what, why, command in _missing(collection, kept)],
     }
     texts = f"{markdown(shown(frame, table), left_of(table))}\n\n{_caption(table, frame, kept)}"
     return page(table.title, table.note, texts, table.findings if kept else "", parts)
@@ -140,7 +140,9 @@ def mark(table: Table, row: Row, column: Column) -> str:
     """Return the remark that follows a row's learning rate: values inherited, or best at an end; "" if neither."""
     if not row.takes_tuned or table.untuned:
         return ""
-    tuned = table.tuned.methods[table.method(row, column.variant)]
+    tuned = table.tuned.methods.get(table.method(row, column.variant))
+    if tuned is None:  # the column is over variants, and each was tuned by itself
+        return ""
     marks = ["inherited"] * (row.tuned_with not in (None, row.name))
     marks += ["edge"] * bool(tuned.edge) + [*(tuned.ends or ())]
     return f" ({', '.join(marks)})" if marks else ""
@@ -179,18 +181,19 @@ def missing_summary(collection: Collection) -> list[str]:
     for each in _missing(collection):
         by_reason.setdefault(each[1], []).append(each)
     table = collection.table
-    of_all = sweep_command(table.name) if table.untuned else reproduce_command(table, collection.root)
+    of_all = sweep_command(table.tuned_by or table.name) if table.untuned else reproduce_command(table, collection.root)
     return [
         f"{len(these)} runs, the first is {these[0][0]}: {why}: {of_all}" if len(these) > 1 else ": ".join(these[0])
         for why, these in by_reason.items()
     ]
 
 
-def _missing(collection: Collection) -> list[tuple[str, str, str]]:
-    """Return triples: what is missing, why, and the shell command that makes it."""
+def _missing(collection: Collection, kept: bool = False) -> list[tuple[str, str, str]]:
+    """Return triples: what is missing, why, and the shell command that makes it; kept: on any machine, else here."""
     table = collection.table
-    tuning = sweep_command(table.name) if table.untuned else None
-    runs = [(m.cell.label, m.reason, tuning or m.cell.command) for m in collection.missing]
+    tuning = sweep_command(table.tuned_by or table.name) if table.untuned else None
+    cells = [(m.cell, m.reason) for m in collection.missing]
+    runs = [(c.label, why, tuning or (c.command if kept else c.command_here)) for c, why in cells]
     scores = [(str(run.folder), score_arguments(table, run.folder)) for run in collection.all_runs]
     return runs + [(run, "no scores of the test set", shlex.join(["python", *call])) for run, call in scores if call]
 

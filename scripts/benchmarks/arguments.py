@@ -1,5 +1,6 @@
 """Arguments of scripts.benchmarks.hosts for each measure, and the names to choose from."""
 
+import re
 from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -12,7 +13,7 @@ from common.planner.conditions import CONDITIONS
 MODULE = "scripts.benchmarks.hosts"
 Row = dict[str, object]
 EMULATED_RATE = "200"  # Mbit/s
-LAYOUTS, NUMBERS = r"^\d+x\d+(,\d+x\d+)*$", r"^[\d.]+(,[\d.]+)*$"
+LAYOUTS, NUMBERS = (rf"^{x}(,{x})*$" for x in (r"([1-9]|[1-5]\d|60)x[1-9]\d*", r"\d*\.?\d+"))  # at most 60 hosts
 MODELS = ("gpt_5m", "gpt_30m", "digits_resnet")
 BETWEEN = "_between_hosts"  # complete inside hosts
 AVERAGES = ("allreduce", "complete", "one_peer_exponential", f"one_peer_exponential{BETWEEN}")
@@ -143,6 +144,6 @@ KINDS = {"averaging": AveragingArguments, "scaling": ScalingArguments, "step": S
 
 def read(argv: Sequence[str]) -> HostsArguments:
     """Return the arguments of the measure that the command line names. Raises UsageError."""
-    chosen = [word.partition("=")[2] for word in argv if word.startswith("measure=")]
+    chosen = re.findall(r"^(?:--)?measure[=\n](.*)", "\n".join(argv), re.MULTILINE)  # --measure X, too
     kind = KINDS.get(chosen[-1] if chosen else "", HostsArguments)
     return parse(kind, argv, MODULE, "Measure on several hosts, emulated or provided by a launcher.")

@@ -5,6 +5,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -46,21 +47,12 @@ def state_of(table: Table, cell: Cell) -> str:
     return status
 
 
-def _resume(cell: Cell) -> list[str]:
-    """Return the override that continues the run in the cell's folder; none if there is no run."""
-    return ["resume=true"] if cell.run_dir.is_dir() and any(cell.run_dir.iterdir()) else []
-
-
-def _command(cell: Cell) -> str:
-    return shlex.join(["python", *cell.arguments(*_resume(cell))])
-
-
 def print_plan(table: Table, cells: Sequence[Cell], states: Sequence[str]) -> None:
     """Print the commands of the runs to make; all else is a comment, so that a shell accepts the whole output."""
     for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):
         print(f"# [{number}/{len(cells)}] {cell.label}: {state}")
         if state not in table.settled:
-            print(_command(cell))
+            print(cell.command_here)
         if scoring := score_arguments(table, cell.run_dir):
             print(shlex.join(["python", *scoring]))
     print(f"# {settled(table, states)} of {len(cells)} finished")
@@ -91,7 +83,7 @@ def make(table: Table, cells: Sequence[Cell], states: Sequence[str], jobs: int) 
         outcome = f"FAILED: {failure}" if failure else _result(table, cell)
         print(f"{heads[cell]} {outcome}  {duration:.1f} s  {timedelta(seconds=round(left))} left", flush=True)
     for cell, failure in failures:
-        print(f"failed: {cell.label}: {failure}; to repeat: {_command(cell)}", file=sys.stderr)
+        print(f"failed: {cell.label}: {failure}; to repeat: {cell.command_here}", file=sys.stderr)
     print(f"{len(cells) - len(failures)} of {len(cells)} runs finished")
     unscored = score(table, [cell.run_dir for cell in cells if cell not in dict(failures)])
     for run in unscored:
@@ -108,13 +100,15 @@ def _train_all(table: Table, cells: Sequence[Cell], jobs: int) -> Iterator[tuple
     threads = max(1, cores // jobs)
     former = signal.signal(signal.SIGTERM, signal.default_int_handler)
     running: set[subprocess.Popen[bytes]] = set()
+    stopped = threading.Event()  # no run starts any more
     with ThreadPoolExecutor(jobs) as pool:  # at its end it waits for the runs that are being made
         try:
-            train = partial(_train_beside_others, table, threads, running)
+            train = partial(_train_beside_others, table, threads, running, stopped)
             futures = [pool.submit(_timed, train, cell) for cell in cells]
             for future in as_completed(futures):
                 yield future.result()
         except KeyboardInterrupt:
+            stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
                 process.terminate()  # it saves a checkpoint and stops
@@ -129,13 +123,21 @@ def _timed(train: Callable[[Cell], str | None], cell: Cell) -> tuple[Cell, str |
     return cell, failure, time.monotonic() - started
 
 
-def _train_beside_others(table: Table, threads: int, running: set[subprocess.Popen[bytes]], cell: Cell) -> str | None:
-    """Do what _train does, in a process that is in `running` while it runs."""
+def _train_beside_others(
+    table: Table, threads: int, running: set[subprocess.Popen[bytes]], stopped: threading.Event, cell: Cell
+) -> str | None:
+    """Do what _train does, in a process that is in `running` while it runs; not at all once it has `stopped`."""
+    if stopped.is_set():
+        raise KeyboardInterrupt
     quiet = [f"training.threads={threads}", "logging.progress=false"]
-    process = subprocess.Popen([sys.executable, *cell.arguments(*quiet, *_resume(cell))])
+    process = subprocess.Popen([sys.executable, *cell.arguments(*quiet, *cell.resume)])
     running.add(process)
+    if stopped.is_set():  # since, perhaps too late to be ended with the others
+        process.terminate()
     code = process.wait()
     running.discard(process)
+    if code == INTERRUPTED:
+        stopped.set()
     return _judge(table, cell, code)
 
 
@@ -145,7 +147,7 @@ def _train(table: Table, cell: Cell) -> str | None:
     from common.launch.processes import launch
 
     try:
-        code = launch(cell.task, [*cell.overrides, "logging.progress=false", *_resume(cell)])
+        code = launch(cell.task, [*cell.overrides, "logging.progress=false", *cell.resume])
     except SystemExit as stop:
         code = stop.code
     except Exception as error:

@@ -71,15 +71,16 @@ def submit_missing(
     todo = [
         cell
         for cell, state in zip(cells, states, strict=True)
-        if state not in table.settled and cell.run_dir not in queue
+        if state not in table.settled and cell.run_dir.resolve() not in queue
     ]
     groups = sized(table, todo, arguments.cluster, arguments.sbatch)
     options_of = {cell.run_dir: options for options, alike in groups.items() for cell in alike}
     waited = not_begun(table, runs) if asked else {}
     for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):
-        last = waited.get(cell.run_dir) or ended(cell.run_dir) if asked and cell.run_dir in options_of else None
+        folder_of_run = cell.run_dir.resolve()
+        last = waited.get(folder_of_run) or ended(cell.run_dir) if asked and cell.run_dir in options_of else None
         state += f"; its last job: {last}" * bool(last)
-        print(f"# [{number}/{len(cells)}] {cell.label}: {queue.get(cell.run_dir, state)}")
+        print(f"# [{number}/{len(cells)}] {cell.label}: {queue.get(folder_of_run, state)}")
         if arguments.dry_run and cell.run_dir in options_of:  # submitted as elements of arrays
             print(shlex.join(["sbatch", *options_of[cell.run_dir], "slurm/train.sbatch", cell.task, *cell.overrides]))
     for problem in missing_data([cell for cell in todo if cell.run_dir in options_of]):
@@ -87,7 +88,7 @@ def submit_missing(
     if todo and arguments.dry_run:
         sizes = ", ".join(str(len(alike)) for alike in groups.values())
         print(f"# each command trains one run; without --dry-run they are submitted as job arrays, of {sizes} runs")
-    waiting = sum(cell.run_dir in queue for cell in cells)
+    waiting = sum(cell.run_dir.resolve() in queue for cell in cells)
     print(f"# {settled(table, states)} of {len(cells)} finished, {waiting} with Slurm, {len(todo)} to submit")
     if len(cells) - len(todo) < known:
         print(f"error: {known - len(cells) + len(todo)} of these runs failed; see above", file=sys.stderr)

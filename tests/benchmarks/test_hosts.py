@@ -222,8 +222,11 @@ def test_a_table_is_of_one_machine_one_commit_and_one_setting(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("measure=averaging topologies=allreduce,triangle", "topologies='allreduce,triangle': 'triangle': "),
+        ("--measure averaging topologies=allreduce,triangle", "topologies='allreduce,triangle': 'triangle': "),
         ("measure=averaging layouts=4", "layouts='4'"),
+        ("measure=averaging layouts=4x2,70x1", "layouts='4x2,70x1'"),
+        ("measure=scaling layouts=0x2", "layouts='0x2'"),
+        ("--measure=step compute_ms=400,1.2.3", "compute_ms='400,1.2.3'"),
         ("measure=averaging iterations=0", "iterations=0"),
         ("measure=scaling methods=all", "methods='all': 'all': expected one of: allreduce"),
         ("measure=scaling blocks=1", "blocks=1"),

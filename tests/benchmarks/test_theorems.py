@@ -60,3 +60,9 @@ def test_the_program_writes_both_tables(tmp_path: Path) -> None:
     assert table.loc["complete", "relative_speedup"] == 1
     assert set(pd.read_csv(tmp_path / "theorems_logistic.csv").method) == {"Adam", "DAdam", "AccumAdam"}
     assert "Predicted" in (tmp_path / "theorems_logistic.md").read_text()
+
+
+def test_conclusions_are_drawn_from_the_topologies_that_exist() -> None:
+    row = {"method": "DAdam", "workers": 2, "steps": 8, "slope": -0.5}
+    table = pd.DataFrame([row | {"topology": name} for name in theorems.topologies(2)])
+    assert "Measured: 1 to 1 times them." in theorems.conclude_logistic(table)[0]

@@ -372,6 +372,28 @@ def test_a_signal_ends_a_spare_host(tmp_path: Path) -> None:
     server.close()
 
 
+def test_a_host_that_was_asked_to_stop_gets_no_more_workers() -> None:
+    agent = Agent(LocalHost(lambda *_: pytest.fail("started")), 2, (0,), ElasticConfig(), TIMEOUT_S)
+    agent._to_start.clear()
+    agent._on_exit(1, INTERRUPTED)
+    agent._start_workers()
+    assert agent._to_start == {1}
+
+
+@pytest.mark.parametrize("leads", ["1", ""])
+def test_a_job_does_not_wait_for_ever_for_a_missing_node(tmp_path: Path, monkeypatch, capfd, leads: str) -> None:
+    """Where somebody starts the hosts by hand, the leading one waits until a signal comes."""
+    monkeypatch.setenv("ELASTIC_LEADS", leads)
+    monkeypatch.setattr("common.elastic.agent.PATIENCE_S", 0.5)
+    monkeypatch.setattr("common.elastic.membership.RETRY_S", 0.1)
+    if not leads:
+        signal_soon(signal.SIGTERM)
+    host = LocalHost(starting({}, tmp_path / "log"))
+    agent = Agent(host, 2, (0, 1), ElasticConfig(), TIMEOUT_S, per_host=1, listener=listen("127.0.0.1:0"))
+    assert agent.run() == (FAILED if leads else INTERRUPTED)
+    assert ("1 hosts have not come within 0.5 s" in capfd.readouterr().err) == bool(leads)
+
+
 def test_a_worker_without_a_state_does_not_wait_after_a_signal() -> None:
     _, theirs = ends = Pipe()
     with pytest.raises(DismissedError, match="asked to stop"):

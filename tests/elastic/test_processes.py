@@ -110,6 +110,17 @@ def test_survivors_go_on_as_in_a_replay(groups: str, tmp_path: Path) -> None:
     assert_equals_replay(folder, *arguments)
 
 
+def test_another_worker_writes_the_summary_that_the_first_can_not(tmp_path: Path) -> None:
+    folder, arguments = tmp_path / "run", ["workers.count=3", "training.batch_size=48", "training.steps=8"]
+
+    def disturb() -> None:
+        wait_for((folder / "checkpoints" / "step_00000008" / "manifest.json").exists)
+        kill(0)
+
+    assert train(folder, disturb, *arguments, "task=tests.training.slow_summary") == 0
+    assert (summary(folder)["status"], membership_rows(folder)[-1]["members"]) == ("finished", [1, 2])
+
+
 @pytest.mark.slow
 def test_a_worker_that_loses_a_rank_is_lost_as_a_whole(groups: str, tmp_path: Path) -> None:
     """Three workers of two ranks. The ranks of those that are left go on alike."""

@@ -136,6 +136,15 @@ def test_predicted_time_knows_rounds_and_fragments(tmp_path):
     assert times[0] > 1.1 * times[1] > 1.1 * 1.1 * times[2]  # a third of the bytes at a time
 
 
+def test_predicted_time_knows_phases(tmp_path):
+    run, times = read_run(write_run(tmp_path / "run", [], workers=8, topology={"name": "aer"})), {}
+    run.config["workers"]["per_host"] = 2
+    for phases in ("aligned", "staggered"):
+        run.config["parallel"] = {"method": "decentralized", "order": "awc", "phases": phases}
+        times[phases] = QUANTITIES["predicted_step_ms"].of(run)
+    assert times["staggered"] < 0.9 * times["aligned"]
+
+
 def test_predicted_time_needs_a_configuration(tmp_path):
     run = read_run(write_run(tmp_path / "run", []))
     for parallel in ({}, {"method": "sgp", "order": "awc"}):

@@ -12,6 +12,8 @@ import pytest
 
 from common.experiments.collect import score_arguments
 from common.experiments.definitions import ROOT, parse_override
+from common.experiments.runs import runs_below
+from common.explorer import live
 from scripts.reproduce import main
 from tests.experiments.synthetic import write_run
 from tests.waiting import LIMIT_S, wait_for
@@ -258,6 +260,25 @@ def test_several_runs_at_a_time_share_the_cores(registered, capsys, monkeypatch,
     assert "training.threads=" in environment
     assert main(["table=small", "seeds=1"]) == 0
     assert capsys.readouterr().out.count("already finished") == 2
+
+
+def test_a_checkpoint_may_vanish_while_runs_are_looked_for(monkeypatch, tmp_path: Path) -> None:
+    run, scan = write_run(tmp_path / "seed_1", []), os.scandir
+    (run / "checkpoints" / "step_1").mkdir(parents=True)
+    (run / "evaluation").mkdir()
+    monkeypatch.setattr(os, "scandir", lambda path: scan(path if Path(path) in (tmp_path, run) else "gone"))
+    assert runs_below(tmp_path) == [run]
+    assert live.ended([tmp_path]) == {run / "summary.json"}
+    assert live.unfinished([tmp_path]) == []
+
+
+def test_no_run_starts_after_one_was_interrupted_alone(registered, monkeypatch, tmp_path: Path) -> None:
+    trainer = tmp_path / "python"
+    trainer.write_text(f"#!/bin/sh\necho >>{tmp_path}/started\nexit 75\n")
+    trainer.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(trainer))
+    assert main(["table=small", "jobs=2"]) == 75
+    assert len((tmp_path / "started").read_text()) <= 2
 
 
 def test_the_test_set_is_scored_where_the_table_shows_that(registered, launched, monkeypatch, capsys):

@@ -14,12 +14,13 @@ from matplotlib.image import imread
 from omegaconf import OmegaConf
 
 from common.cli import UsageError
+from common.experiments.collect import collect
 from common.experiments.definitions import meaning
 from common.experiments.sweeps import folder_of, read_tuned
 from common.experiments.tables import load_table
 from common.experiments.trials import methods_of, read_trials
 from common.report.sweep_files import tuned_text
-from common.report.tables import mark
+from common.report.tables import mark, missing_summary
 from scripts.reproduce import main as reproduce
 from scripts.sweep import main as sweep
 from scripts.tables import main as tables
@@ -285,7 +286,7 @@ def test_what_was_chosen_for_another_definition_is_refused(undrawn, launched):
 def test_choices_and_variants_are_tuned_for_each_method(undrawn, launched):
     values = ["[0.9,0.999]", "[0.8,0.9]"]
     variants = {"noisy": ["data.label_noise=0.2"], "clean": ["data.label_noise=0"]}
-    columns = ["method", "noisy_accuracy"]
+    columns = ["method", "noisy_accuracy", "learning_rate"]
     define(sweep={"choices": {"optimizer.betas": values}, "extensions": 0}, variants=variants, columns=columns)
     launched.accuracy = lambda settings: (
         80 - abs(log2(settings["optimizer.lr"] / 0.02)) + (settings["optimizer.betas"] == [0.8, 0.9])
@@ -295,6 +296,7 @@ def test_choices_and_variants_are_tuned_for_each_method(undrawn, launched):
     table = load("small")
     expected = ("optimizer.lr=0.02", "optimizer.betas=[0.8,0.9]")
     assert {table.tuned_overrides(row, variant) for row in table.rows for variant in variants} == {expected}
+    assert [mark(table, row, table.numbers[1]) for row in table.rows] == [""] * 3  # of several sweeps
     assert launched.calls[4]["run_dir"] == "runs/sweeps/small/allreduce/lr_0.01_betas_0.8_0.9/noisy/seed_7"
     assert folder_of(["optimizer.lr=1e-05", "data=digits"]) == "lr_1e-05_data_digits"
 
@@ -366,6 +368,8 @@ def test_values_that_another_table_tuned():
     assert not any(text.startswith("optimizer.lr") for text in last.overrides)
     assert table("alreduce").untuned == "results/sweeps/table3_fair.yaml: has no alreduce"
     assert table(sweeps=SWEEPS).untuned.startswith("table3_fair is not tuned yet: results/sweeps/table3_fair.yaml is")
+    (line,) = missing_summary(collect(table(sweeps=SWEEPS), Path("runs"), allow_empty=True))
+    assert line.endswith("python -m scripts.sweep table=table3_fair")
 
 
 def test_a_wrong_sweep_is_refused(capsys):

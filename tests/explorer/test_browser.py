@@ -98,6 +98,7 @@ def test_each_view_is_drawn(tab, view):
     if view != "scoreboard":
         assert page.locator("section.shown .chart svg.marks").count() >= 1
         assert page.locator("section.shown .panel table tr").count() >= 2
+        assert page.locator("[role=img] summary").count() == 0  # whose content the keyboard could not reach
 
 
 @pytest.mark.parametrize(
@@ -112,10 +113,45 @@ def test_each_view_is_drawn(tab, view):
         "view=compare&mode=given&table=gpt2_gap",
         "view=compare&table=none&a=none&mode=none",
         "view=none",
+        "view=toString",
+        "view=planner&per_host=3",
+        "view=scoreboard&claim=length",
+        "view=topology&family=constructor",
+        "view=compare&table=constructor",
     ],
 )
 def test_settings_are_drawn(tab, fragment):
     tab(fragment)
+
+
+DIGITS = "view=compare&table=steps_to_target_digits&a=gossip_diloco&b=allreduce"
+
+
+@pytest.mark.parametrize(
+    ("fragment", "shown"),
+    [
+        (f"{DIGITS}&quantity=steps_to_target", "steps_to_target: no mean: of 16 seeds, 1 and 16 have a number."),
+        (f"{DIGITS}&quantity=learning_rate", " in every seed, 16 seeds."),
+        ("view=topology&family=aer&n=8", "A period of 6 rounds, from its first on, averages exactly."),
+    ],
+)
+def test_answers_claim_no_more_than_the_numbers_say(tab, fragment, shown):
+    assert shown in tab(fragment).inner_text("section.shown .answer")
+
+
+def test_a_learning_rate_with_a_diverged_seed_has_no_mean(tab, browser, tmp_path):
+    data, _ = read_page(ROOT / "results" / "explorer.html")
+    data["sweeps"]["table3_fair"]["trials"][0][3] = "nan"  # one of two seeds
+    (tmp_path / "diverged.html").write_text(render(data))
+    fragment, other = "view=rates&table=table3_fair&method=allreduce", browser.new_page()
+    other.goto(f"{(tmp_path / 'diverged.html').as_uri()}#{fragment}", timeout=120_000)
+    lines, trials = ".mark-line.role-mark path", ".mark-symbol.role-mark path"
+    before, after = (
+        (drawn(page).locator(f"#rates {lines}").get_attribute("d").count("L"), page.locator(f"#rates {trials}").count())
+        for page in (tab(fragment), other)
+    )
+    assert [one - two for one, two in zip(before, after, strict=True)] == [1, 1]
+    other.close()
 
 
 def test_on_a_phone_no_view_is_wider_than_the_window_and_claims_are_read_downwards(tab):
@@ -146,6 +182,7 @@ def test_a_row_of_several_horizons_is_one_series_beside_the_others(tab):
     labels = marks.evaluate_all("marks => marks.map(mark => mark.ariaLabel)")
     ours = [re.search(r"tokens per parameter: ([\d.]+)", label)[1] for label in labels if "gpt2_horizon: " in label]
     assert len(set(ours)) == len(ours) > 1
+    assert "view=compare" in page.locator("#gap th a").first.get_attribute("href")  # for those without a mouse
 
 
 def test_a_click_on_a_claim_leads_to_its_evidence_and_that_to_its_seeds(tab):

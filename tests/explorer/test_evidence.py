@@ -84,6 +84,13 @@ def test_of_accuracies_the_gap_is_how_many_points_gossip_is_behind():
     assert point["gap"] == pytest.approx(difference(other, one).mean, rel=1e-5)
 
 
+def test_gossip_is_compared_with_all_reduce_of_its_optimizer():
+    points = gaps([collect(load_table("muon"), ROOT / "results" / "runs")])
+    partners = {point["row"]: point["partner"] for point in points if point["table"] == "muon"}
+    gossip, allreduce = ("adamw_aer", "accumadamw_aer", "muon_aer"), ("adamw_allreduce",) * 2 + ("muon_allreduce",)
+    assert partners == dict(zip(gossip, allreduce, strict=True))
+
+
 def test_published_gaps_of_the_first_author():
     """At 20, 40 and 80 tokens per parameter, as the source has them."""
     points = [point for point in gaps([]) if "cosine" in point["name"]]

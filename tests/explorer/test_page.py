@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 from functools import cache
 from html.parser import HTMLParser
@@ -147,6 +148,7 @@ def test_unfinished_runs_say_how_far_they_are():
     unfinished("runs/a", 20, steps=80, lock=True)
     unfinished("runs/b", 20, epochs=4.0)
     unfinished("runs/c", 20, steps=20, status="failed")
+    os.utime(unfinished("runs/killed", 20, steps=80, lock=True) / ".lock", (0, 0))
     write_run(Path("runs/done"), [])
     first, *others = live.unfinished([Path("runs")])
     assert (first["run"], first["state"], first["step"], first["share"], first["loss"]) == (
@@ -162,8 +164,9 @@ def test_unfinished_runs_say_how_far_they_are():
     assert [(line["run"], line["state"], line["share"]) for line in others] == [
         ("runs/b", "stopped", 0.25),
         ("runs/c", "failed", 1),
+        ("runs/killed", "stopped", 0.25),
     ]
-    assert [line["seconds_left"] for line in others] == [None, None]
+    assert [line["seconds_left"] for line in others] == [None] * 3
     assert len(live.ended([Path("runs")])) == 2
 
 

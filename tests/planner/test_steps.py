@@ -200,11 +200,14 @@ def test_the_recurrence_worker_by_worker(order: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "L", "phases"),
-    [("aer", 2, "aligned"), ("aer", 2, "staggered"), ("one_peer_ring", 2, "aligned"), ("complete", 2, "aligned")],
-)
-def test_no_step_is_shorter_than_computing_or_than_its_bytes(name: str, L: int, phases: str) -> None:
-    c = cluster(hosts=8 // L, workers_per_host=L, jitter=0.5, compute_ms=70.0, update_ms=5.0)
+    ("name", "phases"),
+    [("aer", "aligned"), ("aer", "staggered"), ("one_peer_ring", "aligned"), ("one_peer_ring", "staggered"),
+     ("complete", "aligned")],
+)  # fmt: skip
+@pytest.mark.parametrize("inter_gbps", [5.0, 10.0])
+def test_no_step_is_shorter_than_computing_or_than_its_bytes(name: str, phases: str, inter_gbps: float) -> None:
+    L = 2
+    c = cluster(hosts=4, workers_per_host=L, jitter=0.5, compute_ms=70.0, update_ms=5.0, inter_gbps=inter_gbps)
     topology = build(name, 8, L)
     leaving = [bytes_leaving_hosts(round_, L, c.payload_mb) for round_ in topology.sample]
     bytes_per_step = sum(map(sum, map(dict.values, leaving))) / len(leaving) / c.hosts

@@ -172,6 +172,20 @@ def test_comparisons_are_among_equal_numbers_of_workers_and_of_one_variant():
     assert tests[3].beyond == pytest.approx(4 * p_beyond([5.9, 5.8, 5.7], 3))
 
 
+def test_a_row_without_a_baseline_of_its_workers_says_so():
+    rows = [CONTENT["rows"][0], CONTENT["rows"][1] | {"name": "accumadam_aer_8"}]
+    rows = [row | {"overrides": [*row["overrides"], f"workers.count={n}"]} for row, n in zip(rows, (4, 8), strict=True)]
+    rows[0] = rows[0] | {"name": "allreduce_4"}
+    table = make_table(rows=rows, baseline="allreduce", columns=["top1_difference"])
+    found = columns_of(collect(table, RUNS, allow_empty=True))["top1_difference"]
+    assert [cell.reason for cell in found] == ["baseline", "no baseline"]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0])
+def test_speedups_are_of_positive_numbers(value):
+    assert difference(ROW | {1: value}, OTHER, ratios=True).reason == "not positive"
+
+
 def test_no_minus_sign_before_zero_and_no_interval_without_spread():
     assert show(DIFFERENCE, Comparison(-0.001, -0.1, 0.098)) == "+0.00 [-0.10, +0.10]"
     alike = difference({1: 1.0, 2: 2.0, 3: 3.0}, {1: 1.0, 2: 2.0, 3: 3.0})

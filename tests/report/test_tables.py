@@ -99,9 +99,8 @@ def test_missing_seeds_are_listed_with_their_commands(registered, capsys):
     assert out.count("missing: ") == 1
     write_run(cells[5].run_dir, cells[5].overrides, accuracy=[80.0], status="interrupted")
     assert main(["table=small", "output=out"]) == 0
-    assert f"missing: accumadam_aer seed 3: not finished: status 'interrupted' at step 30: {cells[5].command}\n" in (
-        capsys.readouterr().out
-    )
+    why = "accumadam_aer seed 3: not finished: status 'interrupted' at step 30"
+    assert f"missing: {why}: {cells[5].command} resume=true\n" in capsys.readouterr().out
 
 
 def test_the_kept_page_is_made_from_kept_runs_alone_and_has_findings(monkeypatch, capsys):
@@ -299,6 +298,7 @@ def test_steps_to_a_target_and_how_much_faster_a_row_is(all_arrive):
 
 
 def test_a_definition_takes_what_it_does_not_state_from_its_base():
+    assert [*TableFile.model_validate({"base": "quickstart", "rows": None}).rows] == [*load_table("quickstart").rows]
     row = {"name": "allreduce", "topology": "grid"}
     table = TableFile.model_validate({"base": "steps_to_target", "title": "Mine", "rows": [row]})
     base = load_table("steps_to_target")
@@ -313,6 +313,8 @@ def test_a_definition_takes_what_it_does_not_state_from_its_base():
     [
         ({"base": "steps_to_taget"}, "base=steps_to_taget: unknown; did you mean 'steps_to_target'"),
         ({"base": "quickstart", "rows": [{"method": "A"}]}, "rows.7.name"),
+        ({"base": "quickstart", "rows": ["A"]}, "rows: expected a list of rows, each with keys"),
+        ({"base": "gpt2_horizon_20"}, "base=gpt2_horizon_20: expected a table that has no base itself"),
     ],
 )
 def test_wrong_bases_are_refused(changes, message):

@@ -30,10 +30,17 @@ START = Start(job="7", step=0, time="2026-01-01T00:00:00+00:00", nodes="node[1-4
 
 
 def attempt(
-    task: str, overrides: list[str], run: Path, log: IO[bytes], min_workers: int | None = None, count: int | None = None
+    task: str,
+    overrides: list[str],
+    run: Path,
+    log: IO[bytes],
+    min_workers: int | None = None,
+    count: int | None = None,
+    per_worker: int = 1,
 ) -> Attempt:
     """One start of a job on four nodes; min_workers makes its run elastic."""
     config = {"run_dir": str(run), "elastic": {"min_workers": min_workers}, "workers": {"count": count}}
+    config["parallel"] = {"ranks_per_worker": per_worker}
     return Attempt(Allocation.read(VARIABLES), task, overrides, config, log)
 
 

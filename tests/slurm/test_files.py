@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -156,15 +157,15 @@ def test_a_job_shares_out_cpus_and_resumes(job, tmp_path: Path, monkeypatch, ove
     assert shlex.join(["slurm.rank", "gpt2.train", *expected]) + "\n" in (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize(("count", "expected"), [(None, 8), (6, 6)])
-def test_an_elastic_job_runs_an_agent_on_each_node(job, tmp_path: Path, count: int | None, expected: int) -> None:
-    """Two workers on each of four nodes; nodes that the workers leave over stand by."""
-    job([], min_workers=3, count=count)
+@pytest.mark.parametrize(("count", "per_worker", "expected"), [(None, 1, 8), (6, 1, 6), (None, 2, 4)])
+def test_an_elastic_job_runs_an_agent_on_each_node(job, tmp_path: Path, count, per_worker: int, expected: int) -> None:
+    """Two ranks on each of four nodes; nodes that the workers leave over stand by."""
+    job([], min_workers=3, count=count, per_worker=per_worker)
     (command,) = re.findall(r"^\[slurm\] (srun .*)$", (tmp_path / "log").read_text(), re.MULTILINE)
     before, after = command.split(" slurm/node.sh ")
     assert {"--no-kill", "--kill-on-bad-exit=0", "--wait=0"} <= set(before.split())
     threads = "training.threads=16 resume=true"
-    assert after == f"--elastic gpt2.train {threads} workers.count={expected} workers.per_host=2"
+    assert after == f"--elastic gpt2.train {threads} workers.count={expected} workers.per_host={2 // per_worker}"
 
 
 @pytest.mark.parametrize(
@@ -315,6 +316,45 @@ def test_what_a_cluster_needs_may_use_variables_that_are_not_set(tmp_path: Path)
         done = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
         assert (done.returncode, done.stdout) == (code, out)
         assert error in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("count", "per_worker", "saved", "told"),
+    [
+        (32, 1, False, "workers.count=32: expected at most 8, what 4 nodes of 2 ranks hold"),
+        (5, 2, False, "workers.count=5: expected at most 4,"),
+        (4, 3, False, "parallel.ranks_per_worker=3: expected a divisor of the 2 ranks of a node"),
+        (32, 1, True, ""),
+        (None, 2, False, ""),
+    ],
+)
+def test_an_elastic_job_whose_nodes_cannot_hold_its_workers_does_not_wait(count, per_worker, saved, told, tmp_path):
+    """But of a run that continues, fewer workers may be left."""
+    manifest = tmp_path / "checkpoints" / "step_00000010" / "manifest.json"
+    if saved:
+        manifest.parent.mkdir(parents=True)
+        manifest.touch()
+    config = {"workers": {"kind": "processes", "count": count}, "elastic": True, "run_dir": str(tmp_path)}
+    config["parallel"] = {"ranks_per_worker": per_worker}
+    with pytest.raises(JobError, match=told) if told else nullcontext():
+        check_count(config, Allocation.read(VARIABLES))
+
+
+def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    for name, value in (VARIABLES | {"SLURM_JOB_NUM_NODES": "1"}).items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "file").touch()
+    assert main(["cnn", "experiment=quickstart", "workers.count=2", f"run_dir={tmp_path}/file/run"]) == 2
+    assert capsys.readouterr().err == f"error: run_dir={tmp_path}/file/run: cannot be written (Not a directory)\n"
+
+
+def test_the_report_draws_the_table_that_it_builds(program, tmp_path: Path) -> None:
+    program("python", '#!/bin/sh\necho "$*"\n', raw=True)
+    environment = os.environ | {"VENV": "", "SLURM_SUBMIT_DIR": str(ROOT)}
+    for table, figure in (("2", "table2"), ("table2", "table2"), ("quickstart", "quickstart")):
+        command = ["bash", ROOT / "slurm" / "report.sbatch", f"table={table}", "runs=my runs"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+        assert f"-m scripts.figures figure={figure} runs=my runs\n" in done.stdout
 
 
 @pytest.mark.parametrize(("content", "number"), [(None, "0"), ('["cnn"]', ""), ('["cnn"]', "1"), ("[]", "0")])

@@ -24,6 +24,7 @@ def start(run: Path, job: str = "7") -> Path:
         ("6", None, "5 RUNNING\n6 SUSPENDED", True),  # of an array, whose id is that of its last element
         ("6", None, "5 RUNNING", False),
         ("6", None, "", False),
+        ("6", "stopped", "6 RUNNING", True),  # its ranks are still saving
         ("6", "failed", "6 RUNNING", False),  # it notes its end last of all
         ("7", None, "7 RUNNING", False),  # its own earlier start
     ],
@@ -151,6 +152,22 @@ def test_a_job_stays_until_slurm_has_noticed_a_lost_node(
     assert told in text
     assert read(run)[-1].end == end
     assert len((tmp_path / "asked").read_text().splitlines()) == asked
+
+
+def test_a_job_that_is_stopped_says_so_before_its_ranks_have_saved(tmp_path: Path, program, monkeypatch) -> None:
+    """They may take longer than Slurm waits."""
+    file = tmp_path / "slurm" / "starts" / "0001.json"
+    steps = (
+        f"trap '' USR1; for k in $(seq 99); do grep -q stopped {file} && exit 0; sleep 0.1; done; touch {tmp_path}/late"
+    )
+    program("srun", f"#!/bin/sh\n{steps}\n", raw=True)
+    monkeypatch.setattr("slurm.job.REMIND_S", 0.1)
+    monkeypatch.setattr("slurm.job.signal.signal", lambda *_: None)
+    with (tmp_path / "log").open("ab", buffering=0) as log:
+        start = attempt("cnn", [], tmp_path, log)
+        start._stop(15, None)
+        assert start.run() == INTERRUPTED
+    assert not (tmp_path / "late").exists()
 
 
 class Full:

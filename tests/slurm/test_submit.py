@@ -38,6 +38,14 @@ def test_what_slurm_has_is_not_submitted_again(tmp_path: Path, program, caplog: 
     assert [record.args[0] for record in caplog.records] == ["7_0"]
 
 
+def test_a_folder_is_the_same_in_any_spelling(table: Table, tmp_path: Path, calls: Path, program, capsys) -> None:
+    assert main(["table=quickstart", "launcher=slurm"]) == 0
+    file = shlex.split(calls.read_text().splitlines()[1])[-1]
+    program("squeue", "\n".join(f"5 5_{k} {k} PENDING train.sbatch --cells {file}" for k in range(len(table.rows))))
+    assert main(["table=quickstart", "launcher=slurm", f"runs={tmp_path}/runs"]) == 0
+    assert f"{len(table.rows)} with Slurm, 0 to submit" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("answer", ["CANCELLED by 1000", "NODE_FAIL", "OUT_OF_MEMORY"])
 def test_accounting_says_how_a_job_ended(tmp_path: Path, program, answer: str) -> None:
     assert ended(tmp_path) is None
@@ -128,6 +136,12 @@ def test_more_runs_than_an_array_takes_are_split_or_refused(
     cells = [json.loads(line) for array in arrays for line in Path(array[-1]).read_text().splitlines()]
     assert cells == [[cell.task, *cell.overrides] for cell in table.cells(Path("runs"))]
     assert arrays[0][1] == "--array=0-3"
+
+
+def test_where_there_are_no_arrays_none_is_submitted(table: Table, calls: Path, program, capsys) -> None:
+    program("scontrol", "MaxArraySize            = 0")
+    assert main(["table=quickstart", "launcher=slurm"]) == 2
+    assert "MaxArraySize=0: this Slurm takes no job arrays" in capsys.readouterr().err
 
 
 def test_a_value_of_a_table_is_not_an_argument(capsys) -> None:

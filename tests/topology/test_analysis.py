@@ -65,6 +65,13 @@ def test_gap_of_a_push_sum_round_removes_its_perron_vector():
     assert topology.spectral_gap() == pytest.approx(1 - moduli[1])
 
 
+def test_the_gap_is_one_if_several_periods_average_exactly():
+    """De Bruijn's graph of 16 workers does after 4, but not a graph with a small second eigenvalue."""
+    de_bruijn = np.vstack([np.kron(np.eye(8), [[0.5, 0.5]])] * 2)
+    for W, gap in ((de_bruijn, 1), (np.full((16, 16), 1 / 16) + 1e-4 * (np.eye(16) - 1 / 16), 1 - 1e-4)):
+        assert Topology("mine", 16, schedule=(Round.from_matrix(W),)).spectral_gap() == pytest.approx(gap, abs=1e-12)
+
+
 @pytest.mark.parametrize("W", [np.eye(4), np.kron(np.eye(2), np.full((2, 2), 0.5)), np.eye(4)[[1, 2, 3, 0]]])
 def test_no_gap_without_consensus(W):
     topology = Topology("mine", 4, schedule=(Round.from_matrix(W),))

@@ -109,6 +109,7 @@ def test_wordnet_out_of_debian_packages(tmp_path: Path) -> None:
         (root / f"usr/share/wordnet/{name}.txt").write_text("content")
         subprocess.run(["dpkg-deb", "--build", root, tmp_path / f"{name}_1_all.deb"], check=True, capture_output=True)
     command = ["scripts/get_wordnet.sh", tmp_path / "nltk", tmp_path]
+    (tmp_path / "nltk/corpora/wordnet").mkdir(parents=True)  # of an interrupted call
     assert "ready" in subprocess.run(command, check=True, capture_output=True, text=True).stdout
     target = tmp_path / "nltk/corpora/wordnet"
     assert {file.name for file in target.iterdir()} == {"wordnet-base.txt", "wordnet-sense-index.txt", "lexnames"}
