@@ -141,6 +141,13 @@ class AllReduceDataParallel(DataParallel):
         average_buffers_(self._mean_state(), self.world_size, self._groups.world)
 
 
+def _bucket_after_bucket(state: powerSGD_hook.PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Compress a bucket as PyTorch does, and wait: it starts collectives in callbacks, which gloo runs in any order."""
+    future = powerSGD_hook.powerSGD_hook(state, bucket)
+    future.wait()
+    return future
+
+
 class Compression:
     """A communication hook of DDP, its state, and what it sends.
 
@@ -162,7 +169,8 @@ class Compression:
             self._state = powerSGD_hook.PowerSGDState(
                 group, matrix_approximation_rank=self._rank, start_powerSGD_iter=self._from
             )
-            model.register_comm_hook(self._state, powerSGD_hook.powerSGD_hook)
+            queued = is_queued(self._device)
+            model.register_comm_hook(self._state, powerSGD_hook.powerSGD_hook if queued else _bucket_after_bucket)
         elif self._hook == "fp16":
             model.register_comm_hook(group, default_hooks.fp16_compress_hook)
 

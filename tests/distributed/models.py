@@ -14,6 +14,17 @@ def aligned() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 16, bias=False), nn.Tanh(), nn.Linear(16, 3, bias=False))
 
 
+class Backwards(nn.Module):
+    """Layers that are registered in another order than they are used; inputs [16]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first, self.middle = nn.Linear(8, 3), nn.Linear(16, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x).tanh()).tanh())
+
+
 def conv_bn() -> nn.Module:
     """Return a model with convolutions in channels_last and BatchNorm statistics; inputs [3, 6, 6]."""
     model = nn.Sequential(

@@ -11,7 +11,7 @@ from tests.distributed import models
 from tests.distributed.processes import run_processes
 from tests.distributed.scenarios import Scenario, in_process, simulated
 
-BASE = Scenario(model=models.aligned, inputs=(16,), method="allreduce", steps=10)
+BASE = Scenario(model=models.Backwards, inputs=(16,), method="allreduce", steps=10)
 HOOKS = {
     "fp16": 2.0**-11,  # relative error of rounding a gradient
     "powersgd": 1.0,
@@ -23,15 +23,20 @@ def parameters(results: list[dict]) -> np.ndarray:
 
 
 def test_hooks_compress_and_keep_ranks_equal() -> None:
-    """Plain all-reduce is the oracle: 16 bits are as near as their rounding, PowerSGD of full rank is the same."""
+    """Plain all-reduce is the oracle: 16 bits are as near as their rounding, PowerSGD of full rank is the same.
+
+    With small buckets, too, whose collectives gloo must not mix up.
+    """
     whole = replace(BASE, options={"hook": "powersgd", "powersgd_rank": 16, "powersgd_from": 2})
     scenarios = [replace(BASE, options={"hook": hook, "powersgd_from": 2}) for hook in (None, *HOOKS)]
-    ranks = run_processes(in_process, 3, [*scenarios, whole])
-    plain, *compressed, same = ([rank[i] for rank in ranks] for i in range(len(scenarios) + 1))
+    small = replace(whole, options=whole.options | {"bucket_mb": 0.0001})
+    ranks = run_processes(in_process, 3, [*scenarios, whole, small])
+    plain, *compressed, same, bucketed = ([rank[i] for rank in ranks] for i in range(len(scenarios) + 2))
     expected = parameters(plain)
     start = torch.cat([p.detach().ravel() for p in simulated(1, BASE).model.parameters()]).numpy()
     moved = np.linalg.norm(expected - start)
-    np.testing.assert_allclose(parameters(same), expected, rtol=0, atol=1e-6)
+    for results in (same, bucketed):
+        np.testing.assert_allclose(parameters(results), expected, rtol=0, atol=1e-6)
     for (hook, tolerance), results in zip(HOOKS.items(), compressed, strict=True):
         error = np.linalg.norm(parameters(results) - expected) / moved
         assert 0 < error < tolerance, hook
