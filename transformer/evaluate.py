@@ -125,13 +125,11 @@ def evaluate(arguments: EvaluateArguments) -> None:
         "rows": rows,
     }
     write_json(folder / f"{arguments.split}.json", record)
-    placed = bool(frame["step"].notna().any())  # best.pt of a run that has no summary yet has no step
-    if placed:
-        draw(frame, folder / f"{arguments.split}.png", f"{config.name}, {arguments.split}")
+    draw(frame, folder / f"{arguments.split}.png", f"{config.name}, {arguments.split}")
     print(f"sacreBLEU signature: {signatures['bleu']}\nchrF signature: {signatures['chrf']}")
     print(f"paper_bleu: {DEFINITIONS['paper_bleu']}")
     print(wordnet_problem() or f"meteor: {DEFINITIONS['meteor']}")
-    print(f"written: {folder / arguments.split}.{{csv,json{',png' * placed}}}")
+    print(f"written: {folder / arguments.split}.{{csv,json,png}}")
 
 
 def find(run: Path, models: str, average: int) -> Iterator[Candidate]:
@@ -177,16 +175,17 @@ def losses(translator: Translator, config: TrainedConfig, text: ParallelText) ->
 def draw(frame: pd.DataFrame, file: Path, title: str) -> None:
     """Plot BLEU, METEOR and loss of the kept models against steps; best.pt, last.pt and averages as single points."""
     import seaborn as sns
+    from matplotlib.figure import Figure
 
     panels = {"bleu": "sacreBLEU", "meteor": "METEOR (nltk)", "loss": "loss (nats)"}
+    panels = {name: label for name, label in panels.items() if name in frame}
     frame = frame.assign(model=frame["model"].where(~frame["model"].str.startswith("step_"), "kept"))
-    shown = frame.dropna(subset=["step"]).rename(columns=panels)
-    values = shown.melt(["model", "step"], [label for label in panels.values() if label in shown], "score")
-    looks = {"kind": "line", "marker": "o", "height": 2.8, "aspect": 1.15, "facet_kws": {"sharey": False}}
-    grid = sns.relplot(values, x="step", y="value", hue="model", col="score", **looks)
-    grid.set_titles("{col_name}").set_ylabels("")
-    grid.figure.suptitle(title, fontsize=9, y=1.02)
-    grid.savefig(file, dpi=150)
+    figure = Figure(figsize=(3.2 * len(panels), 2.8), layout="constrained")
+    for ax, (name, label) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        sns.lineplot(frame, x="step", y=name, hue="model", marker="o", legend=name == "bleu", ax=ax)
+        ax.set(ylabel=label)
+    figure.suptitle(title, fontsize=9)
+    figure.savefig(file, dpi=150)
 
 
 if __name__ == "__main__":
