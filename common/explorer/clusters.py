@@ -31,7 +31,6 @@ EXAMPLES = [  # settings of the page's sliders, for its table and its tests
 ]
 
 
-@cache
 def topologies() -> dict[str, Any]:
     """Return every family on some numbers of workers and hosts: rounds as they travel, spectral gap, consensus.
 
