@@ -25,13 +25,14 @@ MOST_PROCESSES = 1024  # or threads, on one machine; with far more, a run dies w
 Processes = Annotated[int, Field(gt=0, le=MOST_PROCESSES)]
 FilePath = Annotated[str, Field(min_length=1), AfterValidator(expand_home)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-# Keys for where a run computes, reads and writes, what it prints, and how many workers it can lose. A run may be
+# Keys for where a run computes, reads and writes, what it prints, how long it waits and when it gives up. A run may be
 # resumed with other values of these, and runs with other values still count as runs of a table.
-BOOKKEEPING = re.compile(
+FORMER_BOOKKEEPING = re.compile(
     r"run_dir|resume|name|profile|peak_tflops|logging(\..*)?"
     r"|training\.(threads|device|checkpoint_every|checkpoints_kept)|data\.(folder|path|copy_to|workers)"
     r"|elastic\.(min_workers|restarts|agent|groups)"
 )
+BOOKKEEPING = re.compile(FORMER_BOOKKEEPING.pattern + r"|parallel\.timeout_s|training\.on_nan")
 
 
 class Strict(BaseModel):

@@ -92,9 +92,7 @@ class DecentralizedConfig(Strict):
     @model_validator(mode="after")
     def _shards_fit(self) -> "DecentralizedConfig":
         if self.shard and self.ranks_per_worker == 1:
-            raise ValueError(
-                "ranks_per_worker=1 with shard=true: expected 2 or more ranks to share a replica out among"
-            )
+            raise ValueError("ranks_per_worker=1 with shard=true: expected 2 or more ranks to share a replica")
         if self.shard and self.find_unused_parameters:
             raise ValueError("find_unused_parameters=true with shard=true: expected false: FSDP averages gradients")
         return self

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from yaml import YAMLError
 from common.arguments import differences
 from common.atomic import strict_json, write_atomically
 from common.cli import one_line
-from common.config.base import is_bookkeeping
+from common.config.base import BOOKKEEPING, FORMER_BOOKKEEPING, is_bookkeeping
 from common.config.config import Config, ConfigError
 from common.config.overrides import flatten, typed
 from common.parallel.collectives import gather_objects, rank
@@ -28,9 +29,10 @@ from common.record.run_lock import RunLock
 
 GONE = "was removed or moved while the run trained in it, so the run ends"
 RECORDS = ("config.yaml", "environment.json", "metrics.jsonl")
-# Keys that do not change a result and were left out of fingerprints from the beginning.
-FIRST_FREE_KEYS = ("run_dir", "resume", "logging.", "profile", "training.threads", "training.checkpoint")
-FIRST_FREE_KEYS += ("elastic.min_workers", "elastic.restarts", "elastic.agent")
+FIRST_BOOKKEEPING = re.compile(
+    r"(run_dir|resume|logging\.|profile|training\.(threads|checkpoint)|elastic\.(min_workers|restarts|agent)).*"
+)
+EARLIER_BOOKKEEPING = (FIRST_BOOKKEEPING, FORMER_BOOKKEEPING)  # left out of the fingerprints in older checkpoints
 
 
 class FinishedError(Exception):
@@ -250,26 +252,18 @@ def last_step(file: Path) -> int:
     return 0
 
 
-def fingerprint(config: Config) -> str:
+def fingerprint(config: Config, bookkeeping: re.Pattern[str] = BOOKKEEPING) -> str:
     """Return a hash of the configuration's keys that change a result, which identifies the computation."""
-    return _hash(config, is_bookkeeping)
+    values = flatten(config.model_dump(mode="json"))
+    fixed = {key: value for key, value in values.items() if not bookkeeping.fullmatch(key)}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 def checkpoints_of(config: Config) -> Checkpoints:
-    """Return the checkpoints of a run."""
+    """Return the checkpoints of a run; those of earlier versions are its own too."""
     folder, keep = Path(config.run_dir) / "checkpoints", config.training.checkpoints_kept
-    return Checkpoints(folder, fingerprint(config), keep, also=(first_fingerprint(config),))
-
-
-def first_fingerprint(config: Config) -> str:
-    """Return the fingerprint that older checkpoints have, from when fewer keys were free."""
-    return _hash(config, lambda key: key.startswith(FIRST_FREE_KEYS))
-
-
-def _hash(config: Config, is_free: Callable[[str], bool]) -> str:
-    values = flatten(config.model_dump(mode="json"))
-    fixed = {key: value for key, value in values.items() if not is_free(key)}
-    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
+    earlier = [fingerprint(config, bookkeeping) for bookkeeping in EARLIER_BOOKKEEPING]
+    return Checkpoints(folder, fingerprint(config), keep, also=earlier)
 
 
 def to_yaml(config: Config) -> str:

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import io
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,9 @@ import pytest
 import torch
 
 from common.atomic import Hashing, describe, write_atomically
+from common.launch.compose import compose_config
 from common.record.checkpoint import Checkpoint, CheckpointError, Checkpoints
+from common.record.run_folder import EARLIER_BOOKKEEPING, checkpoints_of, fingerprint
 from common.training.worker_group import WorkerGroup
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -63,6 +66,15 @@ def test_what_a_run_keeps_of_the_state_does_not_hold_the_file(device: torch.devi
     kept = state["vector"] if device == CPU else state["steps"]
     del state
     assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if "rank_0.pt" in line], kept
+
+
+@pytest.mark.parametrize("bookkeeping", EARLIER_BOOKKEEPING)
+def test_a_checkpoint_of_an_earlier_version_is_the_runs_own(bookkeeping: re.Pattern[str], tmp_path: Path) -> None:
+    config = compose_config("cnn", [f"run_dir={tmp_path}"])
+    earlier = fingerprint(config, bookkeeping)
+    assert earlier != fingerprint(config)
+    Checkpoints(tmp_path / "checkpoints", earlier, 1).save(3, {}, 0)
+    assert checkpoints_of(config).load(CPU, print)[0].step == 3
 
 
 def test_a_checkpoint_of_an_earlier_format_is_refused_by_name(tmp_path: Path) -> None:
