@@ -22,11 +22,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from common.arguments import require, require_count, require_decay_rate, require_non_negative
-from common.dtensors import count_writes, local
+from common.dtensors import count_writes, local, local_parts
 from common.flat import Bucket, FlatVector
 from common.optim.flat_state import STATE_NAMES, Alone, FlatState, Incoming
-from common.optim.foreach import check_keys, dense_grad, loss_of, scale_
-from common.optim.functional import Hyper, accum_adam_update
+from common.optim.foreach import check_keys, chunked, dense_grad, loss_of, scale_
+from common.optim.functional import Hyper, update_lists, update_one
 
 OPTIONS = ("lr", "betas", "eps", "weight_decay", "accumulation_steps", "foreach", "fused")
 
@@ -145,7 +145,7 @@ class AccumAdam(Optimizer):
             if group["fused"]:
                 fused |= {param: (k, hyper) for param, k in zip(params, steps, strict=True)}
             else:
-                self._update_lists(params, steps, hyper, foreach=group["foreach"] is not False)
+                self._update(params, steps, hyper, foreach=group["foreach"] is not False)
         for flat in self._flat:
             flat.begin(fused, self.state)
         missing = [param for param in fused if param not in self._alone or not self._alone[param].vector.is_current]
@@ -192,12 +192,17 @@ class AccumAdam(Optimizer):
             for moment in (local(state[name]) for state in states if name in state and now != before):
                 scale_([moment], now / before if before else 0.0)
 
-    def _update_lists(self, params: list[nn.Parameter], steps: list[int], hyper: Hyper, foreach: bool) -> None:
+    def _update(self, params: list[nn.Parameter], steps: list[int], hyper: Hyper, foreach: bool) -> None:
+        """Update parameters, of which `steps` counts the updates, this one included."""
         states = [self.state[param] for param in params]
-        columns = [[state[name] for state in states] for name in state_names(hyper.s)]
-        accumulators = columns[2] if len(columns) > 2 else ()
-        grads = [param.grad for param in params]
-        accum_adam_update(params, grads, *columns[:2], accumulators, steps, hyper, foreach=foreach)
+        lists = [params, [param.grad for param in params]]
+        lists += [[state[name] for state in states] for name in state_names(hyper.s)]
+        if foreach:
+            for k, chunk in chunked(lists, keys=steps):
+                update_lists(*chunk, k=k, hyper=hyper)
+        else:
+            for *tensors, k in zip(*lists, steps, strict=True):
+                update_one(*local_parts(tensors), k=k, hyper=hyper)
         count_writes(params)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

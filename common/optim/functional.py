@@ -14,15 +14,14 @@ m and v are stored already multiplied by b1 and b2 for their next use. With s = 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from common.dtensors import local_parts
-from common.optim.foreach import chunked, scale_
+from common.optim.foreach import scale_
 
 
 @dataclass(frozen=True)
@@ -57,40 +56,6 @@ class Hyper:
         return 1 - self.b1**window, 1 - self.b2**window
 
 
-def accum_adam_update(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    accumulators: Sequence[Tensor],
-    steps: Sequence[int],
-    hyper: Hyper,
-    *,
-    foreach: bool = True,
-) -> None:
-    """Make one update of accumulated Adam, in place on everything but `grads` (and `steps`).
-
-    The tensors are any floating-point tensors (parameters or segments of a flat vector alike); at each index they have
-    one shape, dtype and device, and start as x, g, 0, 0, 0. With windows of one step the accumulators are not read:
-    pass (). `steps[i]` is k for index i, this update included: the caller counts, so that the segments of one
-    parameter can be updated in several calls. `foreach=False` takes the plain loop, one tensor and one equation at a
-    time. For DTensors the local parts are updated. Must be called under `torch.no_grad()`. Raises ValueError when the
-    lists differ in length, and RuntimeError for DTensors at one index that are placed differently.
-    """
-    lists = [params, grads, exp_avgs, exp_avg_sqs, *([accumulators] if hyper.s > 1 else [])]
-    if any(len(entries) != len(steps) for entries in lists):
-        raise ValueError(
-            "accum_adam_update: expected lists of equal length, got "
-            f"{[len(entries) for entries in lists]} tensors and {len(steps)} steps"
-        )
-    if foreach:
-        for k, chunk in chunked(lists, keys=steps):
-            _update_lists(*chunk, k=k, hyper=hyper)
-    else:
-        for *tensors, k in zip(*lists, steps, strict=True):
-            update_one(*local_parts(tensors), k=k, hyper=hyper)
-
-
 def update_one(x: Tensor, g: Tensor, m: Tensor, v: Tensor, a: Tensor | None = None, *, k: int, hyper: Hyper) -> None:
     """Compute the recurrence of the module's docstring as it is written there: the reference for the fast versions."""
     if hyper.weight_decay != 0:
@@ -110,7 +75,7 @@ def update_one(x: Tensor, g: Tensor, m: Tensor, v: Tensor, a: Tensor | None = No
             a.zero_()
 
 
-def _update_lists(
+def update_lists(
     xs: list[Tensor],
     gs: list[Tensor],
     ms: list[Tensor],
@@ -121,6 +86,8 @@ def _update_lists(
     hyper: Hyper,
 ) -> None:
     """Compute the same in few passes and two temporaries, for tensors of one device, one dtype and one count k.
+
+    At each index the tensors have one shape. There are no accumulators with windows of one step.
 
     Reads and writes, in units of the model's size: 17 (19 with decoupled, 20 with coupled decay, which takes a third
     temporary) and 11 more at the end of a window; 4 fewer with s = 1. torch's foreach AdamW has 20. The bias

@@ -30,7 +30,7 @@ computes m <- (mu + (1 - mu) beta) m + (1 - mu) g.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from common.arguments import require_decay_rate, require_non_negative
-from common.dtensors import count_writes
+from common.dtensors import count_writes, local
 from common.optim.foreach import check_keys, chunked, dense_grad, loss_of, scale_
 
 
@@ -109,6 +109,8 @@ class DmSGD(MomentumOptimizer):
     for a sparse gradient.
     """
 
+    _moving: Sequence[tuple[list[Tensor], float]] = ()  # parameters that accumulate() took in, and the lr of then
+
     def __init__(
         self, params: ParamsT, lr: float, momentum: float = 0.9, weight_decay: float = 0.0, momentum_mixing: bool = True
     ) -> None:
@@ -133,6 +135,11 @@ class DmSGD(MomentumOptimizer):
     @torch.no_grad()
     def accumulate(self) -> None:
         """Take the first half, local: m <- momentum m + (g + weight_decay x)."""
+        self._moving = [
+            (params, group["lr"])
+            for group in self.param_groups
+            if (params := [param for param in group["params"] if param.grad is not None])
+        ]
         for group, params, grads, momenta in self._chunks():
             if group["weight_decay"] != 0:
                 grads = torch._foreach_add(grads, params, alpha=group["weight_decay"])
@@ -141,9 +148,14 @@ class DmSGD(MomentumOptimizer):
 
     @torch.no_grad()
     def descend(self) -> None:
-        """Take the second half, local: x <- x - lr m, for the parameters that (still) have a gradient."""
-        for group, params, _, momenta in self._chunks():
-            torch._foreach_add_(params, momenta, alpha=-group["lr"])
+        """Take the second half, local: x <- x - lr m, for what accumulate() took in, with the lr of then.
+
+        In between, gradients may have been dropped, schedules stepped, and momenta moved to other memory.
+        """
+        for params, lr in self._moving:
+            momenta = [local(self.state[param]["momentum_buffer"]) for param in params]
+            torch._foreach_add_([local(param) for param in params], momenta, alpha=-lr)
+            count_writes(params)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a pickle or a deep copy keeps."""

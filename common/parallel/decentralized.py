@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from common.arguments import TIMEOUT_S, check_arguments
@@ -39,7 +38,7 @@ from common.parallel.gossip import Mixer
 from common.parallel.gossip.buckets import fragments_of
 from common.parallel.optimizers import Deferred, LateBackward, check_layout_is_free, is_bucketwise, warn_of_window
 from common.parallel.process_groups import ProcessGroups, group_timeout
-from common.parallel.replica import ranks_per_worker_of, replica_of
+from common.parallel.replica import replica_of
 from common.topology import Topology
 
 
@@ -58,9 +57,7 @@ class DecentralizedDataParallel(DataParallel):
     topology:         a name of `common.topology.NAMES` or a Topology over the workers
     order:            "awc" or "atc", see above; None: "atc" if merge_after is 0, else "awc"
     ranks_per_worker: ranks that share one replica: gradients are averaged among them (DDP or FSDP), gossip runs
-                      between workers (arXiv 2110.13363 treats a server of 8 GPUs as one node). None: 1
-    mesh:             instead of ranks_per_worker: a mesh of all ranks, with dimensions "replicate", along which gossip
-                      runs, and, for sharded modules, "shard"
+                      between workers (arXiv 2110.13363 treats a server of 8 GPUs as one node)
     workers_per_host: workers on each host, for topologies that know hosts (aer) and for how rounds travel; ignored if
                       `topology` is a Topology, which carries it. None: 1, with a warning if the launcher announces
                       another number and it matters
@@ -87,9 +84,8 @@ class DecentralizedDataParallel(DataParallel):
         module: nn.Module,
         topology: str | Topology,
         order: Literal["awc", "atc"] | None = None,
-        ranks_per_worker: int | None = None,
+        ranks_per_worker: int = 1,
         *,
-        mesh: DeviceMesh | None = None,
         workers_per_host: int | None = None,
         transport: Literal["auto", "send_recv", "subgroup"] = "auto",
         message_dtype: torch.dtype | None = None,
@@ -105,9 +101,7 @@ class DecentralizedDataParallel(DataParallel):
             gossip.check_topology(topology)  # before process groups are made
         check_message_dtype(message_dtype, module.parameters())
         timeout = timedelta(seconds=timeout_s)
-        if mesh is not None:
-            ranks_per_worker = ranks_per_worker_of(mesh, module, ranks_per_worker)
-        groups = ProcessGroups(1 if ranks_per_worker is None else ranks_per_worker, group_timeout(timeout, device))
+        groups = ProcessGroups(ranks_per_worker, group_timeout(timeout, device))
         super().__init__(module, groups.worker, groups.workers, groups.world)
         workers_per_host = workers_of_host(workers_per_host, topology, groups.ranks_per_worker, groups.rank)
         self.topology = resolve_topology(topology, gossip, groups.workers, workers_per_host, warns=groups.rank == 0)
@@ -215,7 +209,7 @@ class DecentralizedDataParallel(DataParallel):
         self._debiasing.scale(self.mixer.clock)  # by the weight that follows from the rounds merged so far
         for momentum in self._deferred.momentum:
             self.mixer.mix_now(momentum.flat())  # m_i <- sum_j w_ij (beta m_j + g_j)
-            momentum.descend()
+            momentum.optimizer.descend()
         if self._local is not None:
             self._local.end(self.clock, self.mixer.merge)
         elif self.order == "atc":

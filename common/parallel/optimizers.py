@@ -163,9 +163,7 @@ class Deferred:
 
     def close(self) -> None:
         """Let the optimizers take whole steps again."""
-        for momentum in self.momentum:
-            momentum.close()
-        for optimizer in self._tracking:
+        for optimizer in (*(momentum.optimizer for momentum in self.momentum), *self._tracking):
             optimizer.deferred = False
         self.momentum.clear()
         self._tracking.clear()
@@ -174,7 +172,7 @@ class Deferred:
 class MomentumVectors:
     """The momentum of one DmSGD in vectors laid out like the parameters.
 
-    From now on the optimizer's `step()` only accumulates; the owner mixes `flat()` and calls `descend()`.
+    From now on its `step()` only accumulates; the owner mixes `flat()` and calls its `descend()`.
     """
 
     def __init__(self, optimizer: DmSGD, vectors: Sequence[FlatVector]) -> None:
@@ -182,31 +180,8 @@ class MomentumVectors:
         self._vectors = vectors
         self._flat = [torch.zeros_like(vector.data) for vector in vectors]
         self._slots = [vector.slots for vector in vectors]
-        self._moving: list[tuple[list[Tensor], float]] = []
         optimizer.init_state()
         optimizer.deferred = True
-        self._handle = optimizer.register_step_pre_hook(lambda *_: self._remember())
-
-    def close(self) -> None:
-        """Let the optimizer take whole steps again."""
-        self._handle.remove()
-        self.optimizer.deferred = False
-
-    def _remember(self) -> None:
-        # What this step moves, and how far: before the last optimizer (or simulated worker) has stepped, the user may
-        # call this one's zero_grad() and step its schedule.
-        self._moving = [
-            (moved, group["lr"])
-            for group in self.optimizer.param_groups
-            if (moved := [p for p in group["params"] if p.grad is not None])
-        ]
-
-    @torch.no_grad()
-    def descend(self) -> None:
-        """Compute x <- x - lr m where there was a gradient in this step: the second half of DmSGD's step."""
-        for parameters, lr in self._moving:
-            momenta = [self.optimizer.state[p]["momentum_buffer"] for p in parameters]
-            torch._foreach_add_(parameters, momenta, alpha=-lr)
 
     def flat(self) -> list[Tensor]:
         """Return the momentum as 1-D tensors, one for each flat vector; padding and others' parameters are 0.

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Muon, Optimizer
 
 from common.dtensors import is_dtensor, local, placement
@@ -23,8 +22,6 @@ from common.optim import MuonAdamW
 from common.parallel.collectives import broadcast_from_first
 from common.parallel.process_groups import ProcessGroups
 from common.torch_internals import fsdp_parameters, gathered_parameter, move_shard, shard_memory, version_of
-
-REPLICATE, SHARD = "replicate", "shard"  # dimensions of a mesh
 
 
 class Replica:
@@ -195,32 +192,6 @@ def replica_of(module: nn.Module, groups: ProcessGroups, find_unused_parameters:
     return ShardedReplica(module, groups)
 
 
-def ranks_per_worker_of(mesh: DeviceMesh, module: nn.Module, given: int | None) -> int:
-    """Return how many ranks share a replica: the size of the mesh's dimension "shard", 1 without it.
-
-    Raises ValueError if ranks_per_worker was `given` too, for dimensions other than ("replicate",) and ("replicate",
-    "shard"), for a mesh that is not all ranks in order, and for several shards if the module is not sharded.
-    """
-    if given is not None:
-        raise ValueError(f"ranks_per_worker={given} with a mesh: expected one of the two")
-    names = mesh.mesh_dim_names
-    if names not in ((REPLICATE,), (REPLICATE, SHARD)):
-        raise ValueError(
-            f"mesh with dimensions {names}: expected ('{REPLICATE}',) or ('{REPLICATE}', '{SHARD}'): gossip runs along "
-            "the first, fully_shard along the second, and nothing along others such as tensor parallelism"
-        )
-    ranks, world_size = mesh.mesh.flatten().tolist(), dist.get_world_size()
-    if ranks != list(range(world_size)):
-        raise ValueError(f"mesh over ranks {ranks}: expected all {world_size} ranks in order, as of init_device_mesh")
-    shards = mesh[SHARD].size() if SHARD in names else 1
-    if shards > 1 and not is_sharded(module):
-        raise ValueError(
-            f"mesh with {SHARD}={shards}, but no parameter of the module is sharded: expected "
-            f"fully_shard(module, mesh=mesh['{SHARD}']) first, or ranks_per_worker={shards} for whole replicas"
-        )
-    return shards
-
-
 def is_sharded(module: nn.Module) -> bool:
     """Return whether any parameter of the module is a DTensor, or was before FSDP gathered it."""
     return any(map(is_fsdp, module.modules())) or any(map(is_dtensor, module.parameters()))
@@ -257,22 +228,11 @@ def check_parameter(name: str, parameter: nn.Parameter, managed: Any) -> None:
 def check_ranks(managed: dict[str, Any], groups: ProcessGroups) -> None:
     """Raise ValueError unless each parameter is sharded over the ranks of this worker, in their order."""
     own = list(groups.ranks_of_worker)
-    ranks = {name: dist.get_process_group_ranks(m.mesh_info.shard_process_group) for name, m in managed.items()}
-    name, found = next(iter(ranks.items()))
-    for other, theirs in ranks.items():
-        if theirs != found:
+    for name, record in managed.items():
+        found = dist.get_process_group_ranks(record.mesh_info.shard_process_group)
+        if found != own:
             raise ValueError(
-                f"parameter '{name}' is sharded over ranks {found}, '{other}' over ranks {theirs}; expected one mesh "
-                "for all parameters"
+                f"parameter '{name}' is sharded over ranks {found}, but with ranks_per_worker={len(own)} worker "
+                f"{groups.worker} is ranks {own}; expected mesh['shard'] of mesh = init_device_mesh(device, (workers, "
+                "ranks_per_worker), mesh_dim_names=('replicate', 'shard'))"
             )
-    if len(found) != len(own):
-        raise ValueError(
-            f"ranks_per_worker={len(own)}: expected {len(found)}, the number of ranks over which fully_shard spreads "
-            "the parameters"
-        )
-    if found != own:
-        raise ValueError(
-            f"parameters are sharded over ranks {found}, but worker {groups.worker} is ranks {own}; expected "
-            "mesh['shard'] of mesh = init_device_mesh(device, (workers, ranks_per_worker), "
-            "mesh_dim_names=('replicate', 'shard'))"
-        )

@@ -202,7 +202,7 @@ class Cohort:
             for row, mixed in zip(workers, matrix, strict=True):
                 row.copy_(mixed)
         for momentum in momenta:
-            momentum.descend()
+            momentum.optimizer.descend()
 
     def _count_allreduce(self) -> None:
         """Count what a rank would have sent in a ring all-reduce of the gradients."""

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from common import optim
 from common.config.config import ConfigError
@@ -72,20 +72,20 @@ def rate_of(group: Mapping[str, Any], config: OptimizerConfig, lr: float) -> flo
     return lr if own is None else own * (lr / config.lr)
 
 
-def build_schedule(config: ScheduleConfig, optimizer: Optimizer, total_steps: int, steps_per_epoch: int) -> LRScheduler:
+def build_schedule(config: ScheduleConfig, optimizer: Optimizer, total_steps: int, steps_per_epoch: int) -> LambdaLR:
     """Build the configured learning-rate schedule, in units of committed updates."""
     unit = steps_per_epoch if config.unit == "epochs" else 1
     warmup = {"warmup_steps": round(config.warmup * unit), "warmup_start": config.warmup_start}
     match config.name:
         case "constant":
-            return optim.constant_with_warmup(optimizer, **warmup)
+            factor = optim.Constant(**warmup)
         case "cosine":
             hold = steps_per_epoch if config.change == "epoch" else 1
-            return optim.cosine_with_warmup(
-                optimizer, total_steps, final_fraction=config.final_fraction, hold=hold, **warmup
-            )
+            final = config.final_fraction
+            factor = optim.Cosine(total_steps=total_steps, final_fraction=final, hold=hold, **warmup)
         case "inverse_square_root":
-            return optim.inverse_square_root(optimizer, **warmup, first=config.first)
+            factor = optim.InverseSquareRoot(first=config.first, **warmup)
         case "multistep":
-            milestones = [round(milestone * unit) for milestone in config.milestones]
-            return optim.multistep_with_warmup(optimizer, milestones=milestones, gamma=config.gamma, **warmup)
+            milestones = tuple(round(milestone * unit) for milestone in config.milestones)
+            factor = optim.MultiStep(milestones=milestones, gamma=config.gamma, **warmup)
+    return LambdaLR(optimizer, factor)

@@ -7,8 +7,9 @@ from itertools import cycle
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
-from common.optim import cosine_with_warmup
+from common.optim import Cosine
 from common.parallel import Mixing, Outer
 from common.topology import Round, Topology, build
 from tests.distributed import models
@@ -18,7 +19,7 @@ from tests.distributed.scenarios import Scenario, real
 
 BASE = Scenario(topology="one_peer_exponential", optimizer="momentum", steps=12)
 CONV = replace(BASE, model=models.conv_bn, inputs=(3, 6, 6))
-SCHEDULE = partial(cosine_with_warmup, total_steps=12, warmup_steps=3)
+SCHEDULE = partial(LambdaLR, lr_lambda=Cosine(total_steps=12, warmup_steps=3))
 FEATURES = {
     "gradient accumulation": replace(BASE, accumulate=3),
     "clipping": replace(BASE, clip=0.1),

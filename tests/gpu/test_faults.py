@@ -27,13 +27,12 @@ from tests.gpu.test_races import queued  # noqa: F401
 
 CPU = Device("cpu")
 AER = {"topology": "aer", "workers_per_host": 2}
-update, update_compiled = accum_adam.accum_adam_update, flat_state.update_compiled
+update, update_compiled = accum_adam.update_lists, flat_state.update_compiled
 launch, wait_for, append = Mixer.launch, HierarchicalByCollectives._wait_for, RunFolder.append
 
 
-def larger_steps(*tensors: Any, foreach: bool) -> None:
-    *others, hyper = tensors
-    update(*others, dataclasses.replace(hyper, lr=1.2 * hyper.lr) if foreach else hyper, foreach=foreach)
+def larger_steps(*lists: Any, k: int, hyper: Any) -> None:
+    update(*lists, k=k, hyper=dataclasses.replace(hyper, lr=1.2 * hyper.lr))
 
 
 def next_correction(vectors: Any, k: int, *others: Any) -> None:
@@ -80,7 +79,7 @@ SKIPPED_WAIT = (Mixer, "_wait", lambda *_: None)
 MOVED = "late messages change parameters"
 FAULTS = {
     "update": (
-        accum_adam, "accum_adam_update", larger_steps, versions("foreach", AccumAdamW, torch.float32, 3), "foreach",
+        accum_adam, "update_lists", larger_steps, versions("foreach", AccumAdamW, torch.float32, 3), "foreach",
     ),
     "fused update": (
         flat_state, "update_compiled", next_correction, versions("fused", AccumAdam, torch.float32, 1), "fused, Acc",

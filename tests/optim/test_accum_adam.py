@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from common.optim import AccumAdam, AccumAdamW, Hyper, accum_adam_update
+from common.optim import AccumAdam, AccumAdamW
 from tests.optim.accum_reference import accum_adam_reference
 
 pytestmark = pytest.mark.usefixtures("eager_kernel")
@@ -208,10 +208,3 @@ def test_a_change_of_the_window_does_not_change_the_size_of_a_step(before, after
         old, param.grad = param.detach().clone(), torch.ones(3, dtype=torch.float64)
         optimizer.step()
         torch.testing.assert_close(old - param, torch.full_like(param, 0.1), rtol=1e-9, atol=0)
-
-
-def test_lists_of_different_length_are_refused():
-    tensors = [torch.zeros(2)]
-    hyper = Hyper(lr=0.1, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0, decoupled=True, s=4)
-    with pytest.raises(ValueError, match=r"equal length, got \[1, 0, 1, 1, 1\] tensors and 1 steps"):
-        accum_adam_update(tensors, [], tensors, tensors, tensors, [1], hyper)

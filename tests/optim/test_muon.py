@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from common.config.config import ConfigError
 from common.config.optimization import MuonConfig
-from common.optim import MuonAdamW, cosine_with_warmup, hidden_matrices
+from common.optim import Cosine, MuonAdamW, hidden_matrices
 from common.parallel import DecentralizedDataParallel
 from common.training.optimization import build_optimizer
 
@@ -80,7 +81,7 @@ def separate(module: Language) -> list[Optimizer]:
 def plain(steps: int) -> Language:
     module = model()
     optimizers = separate(module)
-    schedules = [cosine_with_warmup(optimizer, STEPS, warmup_steps=2) for optimizer in optimizers]
+    schedules = [LambdaLR(optimizer, Cosine(total_steps=STEPS, warmup_steps=2)) for optimizer in optimizers]
     for step in range(steps):
         backward(module, step)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
@@ -97,7 +98,7 @@ class Run:
         self.module = model()
         self.model = DecentralizedDataParallel(self.module, "complete")
         self.optimizer = self.model.attach(build_optimizer(CONFIG, CONFIG.lr, self.module))
-        self.schedule = cosine_with_warmup(self.optimizer, STEPS, warmup_steps=2)
+        self.schedule = LambdaLR(self.optimizer, Cosine(total_steps=STEPS, warmup_steps=2))
 
     def train(self, steps: Iterator[int] | range) -> "Run":
         for step in steps:

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from common.flat import FlatVector
-from common.optim import AccumAdam, AccumAdamW, DmSGD, Hyper, QGDmSGD, compiled, cosine_with_warmup
+from common.optim import AccumAdam, AccumAdamW, Cosine, DmSGD, Hyper, QGDmSGD, compiled
 from tests.host_sync import NoHostSync
 
 pytestmark = pytest.mark.usefixtures("eager_kernel")
@@ -30,7 +31,7 @@ def train(make: Callable[..., Optimizer], prepare: Callable[[Optimizer, list[Fla
     """Take 4 steps with a schedule, on parameters of which one is a number and one gets no gradient."""
     parameters = [nn.Parameter(torch.ones(shape)) for shape in ((3, 4), (), (5,), (2,))]
     optimizer = make(parameters)
-    schedule = cosine_with_warmup(optimizer, total_steps=9, warmup_steps=2)
+    schedule = LambdaLR(optimizer, Cosine(total_steps=9, warmup_steps=2))
     prepare(optimizer, [FlatVector([(str(index), parameter) for index, parameter in enumerate(parameters)])])
     with NoHostSync():
         for _ in range(4):

@@ -152,7 +152,7 @@ def mix_momentum(everybody: Sequence[Replica], trained: Sequence[Replica], mixes
     for replica, mix in zip(trained, mixes, strict=True):
         assert replica.momentum is not None
         mix(replica.momentum.flat()[0], sent, 0, [])
-        replica.momentum.descend()
+        replica.momentum.optimizer.descend()
 
 
 def adapt_then_combine(
