@@ -1,7 +1,5 @@
 """Links as queues: the times at which messages that share them arrive."""
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 
 from common.planner.cluster import Cluster
@@ -27,49 +25,21 @@ def allreduce_ms(cluster: Cluster, megabytes: float) -> float:
     return mb_ms(2 * (n - 1) / n * megabytes, rate) + 2 * (n - 1) * latency_us / 1000
 
 
-@dataclass(frozen=True)
-class Messages:
-    """Messages in queues; each array has one entry per message.
-
-    turn:     messages of a queue are served in this order
-    ready:    earliest time at which it may begin
-    duration: for how long it occupies its queue
-    queue:    number of its queue
-    end:      time at which it leaves the queue, as far as is known
-    """
-
-    turn: np.ndarray
-    ready: np.ndarray
-    duration: np.ndarray
-    queue: np.ndarray
-    end: np.ndarray
-
-    def after(self, time: float) -> "Messages":
-        """Return the messages that end later than `time`."""
-        late = self.end > time
-        return self if late.all() else Messages(*(values[late] for values in self._values()))
-
-    def _values(self) -> tuple[np.ndarray, ...]:
-        return self.turn, self.ready, self.duration, self.queue, self.end
-
-    def and_also(self, others: "Messages") -> "Messages":
-        """Return these messages and `others`."""
-        pairs = zip(self._values(), others._values(), strict=True)
-        return Messages(*(np.concatenate(pair) for pair in pairs)) if len(others.queue) else self
-
-
-NONE = Messages(*(np.zeros(0),) * 3, np.zeros(0, dtype=int), np.zeros(0))
+# A message in a queue: messages are served in the order of `turn`; `ready` is the earliest time at which one may begin,
+# `duration` for how long it occupies its queue, and `end` when it leaves, as far as is known.
+MESSAGE = np.dtype([("turn", float), ("ready", float), ("duration", float), ("queue", int), ("end", float)])
+NONE = np.empty(0, MESSAGE)
 
 
 def serve(
-    ready: np.ndarray, duration: np.ndarray, node: np.ndarray, before: Messages = NONE, shared: bool = True
-) -> tuple[np.ndarray, np.ndarray, Messages]:
+    ready: np.ndarray, duration: np.ndarray, node: np.ndarray, before: np.ndarray = NONE, shared: bool = True
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Send messages through queues, each of which serves one message at a time.
 
     ready:    [buckets, edges], earliest time at which bucket b of edge e may begin
     duration: [edges], for how long a bucket of edge e occupies its queue
     node:     [edges], the queue of edge e
-    before:   messages of earlier steps that may still be in the queues (workers of a host need not be in step)
+    before:   [messages], those of earlier steps that may still be in the queues (workers of a host need not be in step)
     shared:   whether other edges may use a queue in other steps; if not, `before` and the messages returned are empty
 
     Returns begin and end of each message, [buckets, edges], and all messages, to be passed as `before` next time.
@@ -78,28 +48,30 @@ def serve(
     take turns, like connections that share a link.
     """
     end = queue(ready, duration)
-    alone = len(np.unique(node)) == len(node) and not len(before.queue)  # a queue for each edge
+    alone = len(np.unique(node)) == len(node) and not len(before)  # a queue for each edge
     if alone and not shared:
         return end - duration, end, NONE
     shape = ready.shape
-    durations, nodes = (np.broadcast_to(values, shape).ravel() for values in (duration, node))
     start = (end - duration).ravel()
-    every = Messages(start, start if alone else ready.ravel(), durations, nodes, end.ravel()).and_also(before)
+    every = np.empty(ready.size, MESSAGE)
+    every["turn"], every["ready"], every["end"] = start, start if alone else ready.ravel(), end.ravel()
+    every["duration"], every["queue"] = (np.broadcast_to(values, shape).ravel() for values in (duration, node))
     if alone:
         return end - duration, end, every
-    order = np.argsort(every.queue * (np.ptp(every.turn) + 1.0) + every.turn, kind="stable")
-    durations = every.duration[order]
+    every = np.concatenate([every, before])
+    order = np.argsort(every["queue"] * (np.ptp(every["turn"]) + 1.0) + every["turn"], kind="stable")
+    durations = every["duration"][order]
     # Within a queue: end_k = max_{j <= k} (ready_j + d_j + ... + d_k), as a running maximum.
-    heads = np.flatnonzero(np.diff(every.queue[order], prepend=-1))
+    heads = np.flatnonzero(np.diff(every["queue"][order], prepend=-1))
     lengths = np.diff(heads, append=len(order))
     done_before = np.cumsum(durations) - durations
     done_before -= np.repeat(done_before[heads], lengths)
-    slack = every.ready[order] - done_before
+    slack = every["ready"][order] - done_before
     # One running maximum for all queues: each is lifted above the one before.
     lift = np.repeat(np.arange(len(heads)) * (np.ptp(slack) + 1.0), lengths)
     start = np.empty(len(order))
     start[order] = np.maximum.accumulate(slack + lift) - lift + done_before
-    every = replace(every, ready=start, end=start + every.duration)
+    every["ready"], every["end"] = start, start + every["duration"]
     start = start[: ready.size].reshape(shape)
     return start, start + duration, every
 

@@ -4,8 +4,6 @@ Only sizes that follow from the size of the parameters are counted: no activatio
 temporarily, and nothing that libraries allocate.
 """
 
-from dataclasses import astuple, dataclass
-
 from common.options import LocalSteps
 from common.planner.cluster import Cluster
 from common.topology import Round, Topology, Transport, bytes_sent, transport_of
@@ -13,37 +11,21 @@ from common.topology import Round, Topology, Transport, bytes_sent, transport_of
 STATE = {"sgd": 1, "adamw": 2, "accumadamw": 3}  # state vectors as large as the parameters; sgd has momentum
 
 
-@dataclass(frozen=True)
-class RankMemory:
-    """Sizes of the tensors of one rank, in MB (1e6 bytes).
-
-    outer:    anchors and outer momenta of local steps
-    messages: receive buffers
-    """
-
-    parameters: float
-    gradients: float
-    optimizer: float
-    outer: float
-    messages: float
-
-    @property
-    def total(self) -> float:
-        """The sum of all fields."""
-        return sum(astuple(self))
-
-
 def rank_memory(
     cluster: Cluster, optimizer: str, topology: Topology | None = None, local: LocalSteps | None = None
-) -> RankMemory:
-    """Predict the memory of a rank under gossip; parameters, gradients and state have one dtype.
+) -> dict[str, float]:
+    """Predict how many MB (1e6 bytes) of tensors a rank holds under gossip; they all have one dtype.
 
     optimizer: a key of STATE
     topology:  None: all workers average in every round
+
+    Returns sizes by name; "outer" are anchors and outer momenta of local steps, "messages" receive buffers.
     """
     part = cluster.payload_mb / cluster.shards
     outer = local.keeps_anchors + bool(local.outer.momentum) if local is not None else 0
-    return RankMemory(part, part, STATE[optimizer] * part, outer * part, received(cluster, topology) * part)
+    vectors = {"parameters": 1, "gradients": 1, "optimizer": STATE[optimizer], "outer": outer}
+    vectors["messages"] = received(cluster, topology)
+    return {name: count * part for name, count in vectors.items()}
 
 
 def received(cluster: Cluster, topology: Topology | None) -> float:

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 
 from common.planner.cluster import Cluster
-from common.planner.links import NONE, Messages, mb_ms, queue, serve
+from common.planner.links import NONE, mb_ms, queue, serve
 from common.topology import Round, Transport, bytes_leaving_hosts, transport_of
 
 
@@ -34,13 +34,13 @@ class Busy:
 
     across: np.ndarray
     inside: np.ndarray
-    sent: Messages = NONE
-    received: Messages = NONE
+    sent: np.ndarray
+    received: np.ndarray
 
     @classmethod
     def nothing(cls, workers: int) -> "Busy":
         """Return the state before the first step."""
-        return cls(np.zeros(workers), np.zeros(workers))
+        return cls(np.zeros(workers), np.zeros(workers), NONE, NONE)
 
 
 RoundTime = Callable[[np.ndarray, Busy], np.ndarray]
@@ -141,13 +141,13 @@ class _Edges:
     shared: bool
 
     def send(
-        self, launched: np.ndarray, busy: np.ndarray, sent: Messages = NONE, received: Messages = NONE
-    ) -> tuple[np.ndarray, Messages, Messages]:
+        self, launched: np.ndarray, busy: np.ndarray, sent: np.ndarray = NONE, received: np.ndarray = NONE
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return when each agent is done, [buckets, agents]: `launched` where it neither sends nor receives.
 
         sent, received: messages of earlier steps in both kinds of queues; returned along with the messages of this step
         """
-        sent, received = sent.after(launched.min()), received.after(launched.min())
+        sent, received = (messages[messages["end"] > launched.min()] for messages in (sent, received))
         if not len(self.edges):
             return launched, sent, received
         sender, receiver = self.edges.T

@@ -31,7 +31,7 @@ def test_edges_that_share_a_queue_take_turns() -> None:
 def test_a_message_waits_for_what_an_earlier_step_left_in_its_queue() -> None:
     node, duration = np.array([0, 0]), np.array([10.0, 10.0])
     _, _, left = serve(np.array([[0.0, 1.0]]), duration, node)  # over at 10 and 20
-    start, _, _ = serve(np.array([[12.0, 30.0]]), duration, node, left.after(11.0))
+    start, _, _ = serve(np.array([[12.0, 30.0]]), duration, node, left[left["end"] > 11.0])
     assert start.tolist() == [[20, 30]]
 
 
