@@ -57,17 +57,16 @@ class Allocation:
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> "Allocation":
         """Read the variables that Slurm sets; raise JobError if this is not a job, or if its nodes are not alike."""
-        if "SLURM_JOB_ID" not in environment:
+        if not {"SLURM_JOB_ID", "SLURMD_NODENAME"} <= environment.keys():  # salloc sets only the former
             raise JobError("not inside a Slurm job: sbatch slurm/train.sbatch TASK [overrides ...]", BAD_CONFIGURATION)
-        _require(environment, "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURMD_NODENAME", "SLURM_JOB_CPUS_PER_NODE")
         try:
             shlex.split(environment.get("SRUN_OPTIONS", ""))
         except ValueError as error:
             raise JobError(f"SRUN_OPTIONS={environment['SRUN_OPTIONS']}: {error}", BAD_CONFIGURATION) from None
         job = environment["SLURM_JOB_ID"]
-        if not job.isdecimal() or _number(environment, "SLURM_HET_SIZE") > 1:
+        if not job.isdecimal() or int(environment.get("SLURM_HET_SIZE") or 1) > 1:
             raise JobError(f"job {job} is heterogeneous: expected one component, all of equal nodes", BAD_CONFIGURATION)
-        nodes, gpus = _number(environment, "SLURM_JOB_NUM_NODES"), _number(environment, "SLURM_GPUS_ON_NODE")
+        nodes, gpus = int(environment["SLURM_JOB_NUM_NODES"]), int(environment.get("SLURM_GPUS_ON_NODE") or 0)
         asked = environment.get("SLURM_GPUS", "").split(":")[-1]  # only with sbatch --gpus, such as a40:6
         if asked.isdecimal() and int(asked) != nodes * gpus:
             raise JobError(
@@ -76,7 +75,7 @@ class Allocation:
             )
         # If no tasks were asked for, Slurm fills the nodes with them: one for each CPU.
         wanted = "SLURM_NTASKS" in environment or "SLURM_NTASKS_PER_NODE" in environment
-        counts = _counts(environment, "SLURM_TASKS_PER_NODE") if wanted else {1}
+        counts = _counts(environment["SLURM_TASKS_PER_NODE"]) if wanted else {1}
         if not gpus and len(counts) > 1:
             tasks = environment["SLURM_TASKS_PER_NODE"]
             raise JobError(f"tasks on the nodes: {tasks}; expected equal nodes (--ntasks-per-node)", BAD_CONFIGURATION)
@@ -87,7 +86,7 @@ class Allocation:
             first_node=environment["SLURMD_NODENAME"],  # where the batch script runs
             gpus_per_node=gpus,
             ranks_per_node=gpus or counts.pop(),
-            cpus_per_node=min(_counts(environment, "SLURM_JOB_CPUS_PER_NODE")),
+            cpus_per_node=min(_counts(environment["SLURM_JOB_CPUS_PER_NODE"])),
         )
 
     @property
@@ -156,25 +155,8 @@ def _for_srun() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in NOT_FOR_SRUN}
 
 
-def _require(environment: Mapping[str, str], *names: str) -> None:
-    for name in names:
-        if name not in environment:
-            raise JobError(f"{name} is not set: expected to run as sbatch starts slurm/train.sbatch", BAD_CONFIGURATION)
-
-
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = environment.get(name) or "0"
-    if not text.isdecimal():
-        raise JobError(f"{name}={text}: expected a number, as Slurm sets it", BAD_CONFIGURATION)
-    return int(text)
-
-
-def _counts(environment: Mapping[str, str], name: str) -> set[int]:
-    _require(environment, name)
-    counts = set(map(int, re.findall(COUNTS, environment[name])))
-    if 0 in (*counts, len(counts)):
-        raise JobError(f"{name}={environment[name]}: expected numbers > 0, as Slurm sets them", BAD_CONFIGURATION)
-    return counts
+def _counts(numbers: str) -> set[int]:
+    return set(map(int, re.findall(COUNTS, numbers)))
 
 
 def slurmd_timeout_s() -> int:

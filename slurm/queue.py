@@ -60,28 +60,6 @@ def ended(run_dir: Path) -> str | None:
     return None
 
 
-def not_begun(table: Table, runs: Path) -> dict[Path, str]:
-    """Return {absolute run folder: state and job} of elements of the table's arrays that have not begun; the newest.
-
-    Without accounting Slurm forgets elements that are cancelled while they wait.
-    """
-    found = {}
-    for record in sorted(folder(table, runs).glob("*.job")):
-        array = record.read_text().strip()
-        try:
-            listing = ask("sacct", "-X", "-n", "-P", "--array", "-j", array, "-o", "JobID,State")
-        except UsageError:
-            listing = ""
-        states = dict(line.split("|")[:2] for line in listing.splitlines())
-        for number, line in enumerate(record.with_suffix(".jsonl").read_text().splitlines()):
-            run_dir, element = _run_dir_of(json.loads(line)), f"{array}_{number}"
-            last = last_job(run_dir)
-            if last is None or int(last) < int(array):
-                state = states.get(element, "left the queue before it began, as after scancel").partition(" by ")[0]
-                found[run_dir] = f"{state.lower()} (job {element})"
-    return found
-
-
 def folder(table: Table, runs: Path) -> Path:
     """Return the folder of the array files and logs of a table, absolute, to compare it with the paths of jobs."""
     return (runs / table.runs / "slurm").resolve()

@@ -91,7 +91,6 @@ def submit(table: Table, groups: dict[tuple[str, ...], list[Cell]], runs: Path) 
             file.write_text("".join(json.dumps([c.task, *c.overrides]) + "\n" for c in cells))
             array = [f"--array=0-{len(cells) - 1}", f"--job-name={table.name}", f"--output={file.parent}/%A_%a.log"]
             jobs.append(sbatch(*array, *options, "slurm/train.sbatch", "--cells", str(file)))
-            file.with_suffix(".job").write_text(jobs[-1])
     except UsageError:
         if jobs:
             ask("scancel", *jobs)

@@ -1,10 +1,28 @@
 """Waits of tests end when something happens; their limit is for hangs, far above what a slow machine takes."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 LIMIT_S = 900.0
+
+
+class Resources(NamedTuple):
+    """What a process holds."""
+
+    threads: int
+    files: int
+    megabytes: float
+
+
+def held(process: int | str = "self") -> Resources:
+    """Return what a process holds now."""
+    folder = Path(f"/proc/{process}")
+    pages = int((folder / "statm").read_text().split()[1])
+    threads, files = (len(os.listdir(folder / what)) for what in ("task", "fd"))
+    return Resources(threads, files, pages * os.sysconf("SC_PAGE_SIZE") / 1e6)
 
 
 def wait_for(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:

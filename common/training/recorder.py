@@ -17,7 +17,7 @@ from common.record.run_folder import RunFolder
 from common.record.sinks import Console, Sinks
 from common.training.noise_meter import NoiseMeter
 from common.training.task import Task
-from common.training.timing import StepClock, cpu_wait_s
+from common.training.timing import StepClock
 from common.training.worker import Worker
 
 MOST_SKIPPED = 100  # steps in a row; halved so often, no loss scale is too large
@@ -43,7 +43,6 @@ class Recorder:
         self._norms: list[Tensor] = []  # of committed steps
         self._times: list[float] = []
         self._recent = deque[float](maxlen=REMEMBERED_STEPS)
-        self._waited = [0.0, 0.0]  # seconds that threads waited for a core, and seconds of the steps concerned
         self._sinks: Sinks | None = None
         self._console: Console | None = None
         self._bytes_of_leavers = 0.0
@@ -71,7 +70,6 @@ class Recorder:
         self._window_exposed = self._exposed_s()
         self._step_clock = StepClock(self._device)
         self.noise.begin(self._task, workers, config)
-        self._begin_waiting()
 
     def release(self) -> None:
         """Let go of the workers and everything that they hold, until `begin` names others."""
@@ -110,7 +108,6 @@ class Recorder:
     def begin_step(self) -> None:
         """Begin the next step now: its time excludes whatever followed the last one: an evaluation or a checkpoint."""
         self._step_clock.restart()
-        self._begin_waiting()
 
     def validation(self, metrics: dict[str, float]) -> bool:
         """Record an evaluation of the mean model; return whether it is the best so far."""
@@ -163,7 +160,6 @@ class Recorder:
             "time_step_ms": 1000 * statistics.median(self._recent) if self._recent else None,
             "time_step_ms_mean": 1000 * statistics.fmean(self._recent) if self._recent else None,
             "time_exposed_comm_ms": 1000 * exposed / max(1, self.clock),
-            "time_cpu_wait_share": self._waited[0] / self._waited[1] if self._waited[1] else None,
         }
         self.folder.finish(summary)
         self._console.close(summary, self.folder.path)
@@ -179,7 +175,6 @@ class Recorder:
             "norms": self._norms,
             "times": self._times,
             "recent_times": list(self._recent),
-            "waited": self._waited,
             "bytes_of_leavers": self._bytes_of_leavers,
             "noise": self.noise.state_dict(),
         }
@@ -189,7 +184,6 @@ class Recorder:
         self._last, self._best, self.skipped = state["last"], state["best"], state["skipped"]
         self._losses, self._norms, self._times = state["losses"], state["norms"], state["times"]
         self._recent.extend(state["recent_times"])
-        self._waited = state.get("waited", self._waited)  # older checkpoints have none
         self._bytes_of_leavers = state["bytes_of_leavers"]
         if "noise" in state:  # older checkpoints have none
             self.noise.load_state_dict(state["noise"])
@@ -200,16 +194,11 @@ class Recorder:
         norms = torch.stack(self._norms) if self._norms else self._scalar(math.nan)
         clipped = (norms > (self._config.training.clip or math.inf)).double()
         # One sum over processes and one wait for the device; then means over these steps, workers and processes.
-        counted = self._wait_began is not None
-        means = [losses.mean(), norms.mean(), clipped.mean()]
-        means.append(self._scalar(cpu_wait_s() - self._wait_began if counted else 0.0))
-        means += self.noise.sums.flatten()
+        means = [losses.mean(), norms.mean(), clipped.mean(), *self.noise.sums.flatten()]
         everyone = self._workers[0].model.everyone  # in this group no rank waits for rank 0 to write a model
         sums = sum_over_ranks(torch.stack([*means, self._scalar(self._local_bytes())]), everyone).tolist()
-        loss, mean_norm, clipped_fraction, waited, *noise = (value / world_size() for value in sums[:-1])
+        loss, mean_norm, clipped_fraction, *noise = (value / world_size() for value in sums[:-1])
         self._read_times()
-        if counted:
-            self._waited = [self._waited[0] + waited, self._waited[1] + sum(self._times)]
         if not math.isfinite(loss):
             self._diverged(losses)
         row = self._row("train") | {"loss": loss, "lr": self._workers[0].optimizer.param_groups[0]["lr"]}
@@ -226,10 +215,6 @@ class Recorder:
         row |= {f"time_{name}": value for name, value in speed.items()}
         row["time_exposed_comm_ms"] = 1000 * (self._exposed_s() - self._window_exposed) / len(self._times)
         self._write(row)
-
-    def _begin_waiting(self) -> None:
-        """Count from now on how long threads wait for a core, unless that leaves out steps since the last row."""
-        self._wait_began = None if self._losses else cpu_wait_s()
 
     def _read_times(self) -> None:
         """Read the times of the steps since the last reading; wait until the device has finished these steps."""

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: its steps, waits for a core, and the trace of a few steps."""
+"""Where the time of a run goes: its steps, and the trace of a few steps."""
 
 import sys
 import time
@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-TASKS = Path("/proc/self/task")
 SKIPPED, WARMUP, RECORDED = 10, 2, 4  # steps of a trace, counted from the start
 
 
@@ -51,17 +50,6 @@ class StepClock:
             return end - begin
         end.synchronize()
         return begin.elapsed_time(end) / 1000
-
-
-def cpu_wait_s() -> float:
-    """Return the seconds for which threads of this process were ready to run but waited for a core; 0 without Linux."""
-    waited = 0
-    for task in TASKS.glob("*/schedstat"):
-        try:
-            waited += int(task.read_text().split()[1])  # ns
-        except (OSError, IndexError):  # the thread has ended
-            continue
-    return waited / 1e9
 
 
 class Trace(AbstractContextManager["Trace"]):

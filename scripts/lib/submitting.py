@@ -61,7 +61,7 @@ def submit_missing(
     A dry run also works without Slurm: it then says that the queue could not be asked, and why.
     """
     from slurm.options import DEFAULT_CLUSTER, SbatchOptions
-    from slurm.queue import ended, folder, not_begun
+    from slurm.queue import ended, folder
     from slurm.submit import after, sized, submit
 
     default = SbatchOptions.load(arguments.cluster or table.cluster or DEFAULT_CLUSTER, arguments.sbatch)
@@ -75,12 +75,10 @@ def submit_missing(
     ]
     groups = sized(table, todo, arguments.cluster, arguments.sbatch)
     options_of = {cell.run_dir: options for options, alike in groups.items() for cell in alike}
-    waited = not_begun(table, runs) if asked else {}
     for number, (cell, state) in enumerate(zip(cells, states, strict=True), start=1):
-        folder_of_run = cell.run_dir.resolve()
-        last = waited.get(folder_of_run) or ended(cell.run_dir) if asked and cell.run_dir in options_of else None
+        last = ended(cell.run_dir) if asked and cell.run_dir in options_of else None
         state += f"; its last job: {last}" * bool(last)
-        print(f"# [{number}/{len(cells)}] {cell.label}: {queue.get(folder_of_run, state)}")
+        print(f"# [{number}/{len(cells)}] {cell.label}: {queue.get(cell.run_dir.resolve(), state)}")
         if arguments.dry_run and cell.run_dir in options_of:  # submitted as elements of arrays
             print(shlex.join(["sbatch", *options_of[cell.run_dir], "slurm/train.sbatch", cell.task, *cell.overrides]))
     for problem in missing_data([cell for cell in todo if cell.run_dir in options_of]):

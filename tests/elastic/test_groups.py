@@ -1,9 +1,7 @@
 """Groups of members that change, in real processes."""
 
 import gc
-import os
 from datetime import timedelta
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,24 +11,10 @@ from common.parallel import making_groups
 from common.parallel.making_groups import NewGroups, ReconfiguredGroups, abort_groups, groups_of_members
 from tests.distributed.processes import run_processes
 from tests.ports import free_port
+from tests.waiting import Resources, held
 
 MEMBERSHIPS, SETTLED, N = 240, 40, 3
 TIMEOUT = timedelta(seconds=60)
-
-
-class Resources(NamedTuple):
-    """What a process holds."""
-
-    threads: int
-    files: int
-    pages: int
-
-
-def held() -> Resources:
-    """Return what this process holds."""
-    with open("/proc/self/statm") as file:
-        pages = int(file.read().split()[1])
-    return Resources(len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), pages)
 
 
 def changing(process: int, n: int, how: str, port: int) -> list[Resources]:
@@ -86,10 +70,7 @@ def test_nothing_is_left_of_former_memberships(groups: str) -> None:
         early, late = resources[SETTLED : 2 * SETTLED], resources[-SETTLED:]
         assert max(r.threads for r in late) <= max(r.threads for r in early)
         assert max(r.files for r in late) <= max(r.files for r in early)
-        assert (
-            max(r.pages for r in late) * os.sysconf("SC_PAGE_SIZE")
-            < max(r.pages for r in early) * os.sysconf("SC_PAGE_SIZE") + 8e6
-        )
+        assert max(r.megabytes for r in late) < max(r.megabytes for r in early) + 8
 
 
 @pytest.mark.parametrize(

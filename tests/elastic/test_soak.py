@@ -12,13 +12,12 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from tests.elastic.test_processes import assert_equals_replay, train, trained
 from tests.training.replay import membership_rows
-from tests.waiting import LIMIT_S, wait_for
+from tests.waiting import LIMIT_S, Resources, held, wait_for
 
 WORKERS, KILLS, STOPS, SEED = (
     int(os.environ.get(f"SOAK_{name}", default))
@@ -28,26 +27,10 @@ WATCHED = 1  # the worker that stays
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT_S + 60 * (KILLS + STOPS))]
 
 
-class Resources(NamedTuple):
-    """What a process holds."""
-
-    threads: int
-    files: int
-    megabytes: float
-
-
 def worker(number: int) -> int:
     """Return the process of a worker."""
     (process,) = [child for child in multiprocessing.active_children() if child.name == f"rank {number}"]
     return process.pid or 0
-
-
-def held() -> Resources:
-    """Return what the watched worker holds now."""
-    folder = Path(f"/proc/{worker(WATCHED)}")
-    pages = int((folder / "statm").read_text().split()[1])
-    threads, files = (len(os.listdir(folder / what)) for what in ("task", "fd"))
-    return Resources(threads, files, pages * os.sysconf("SC_PAGE_SIZE") / 1e6)
 
 
 def replaced(folder: Path, times: int) -> Callable[[], bool]:
@@ -66,7 +49,7 @@ def test_random_losses(groups: str, tmp_path: Path) -> None:
 
     def disturb() -> None:
         wait_for(trained(folder, 20))
-        used.append(held())
+        used.append(held(worker(WATCHED)))
         lost = 0
         while signals:
             time.sleep(draw.uniform(0, 0.5))
@@ -77,7 +60,7 @@ def test_random_losses(groups: str, tmp_path: Path) -> None:
             lost += together
             wait_for(replaced(folder, lost))
         wait_for(trained(folder, membership_rows(folder)[-1]["step"] + 40))
-        used.append(held())
+        used.append(held(worker(WATCHED)))
         os.kill(os.getpid(), signal.SIGTERM)
 
     run = ["elastic.restarts=1000", "parallel.timeout_s=8", f"elastic.groups={groups}"]

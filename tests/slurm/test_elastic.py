@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from common.record import read_status
 from slurm import starts
 from tests.elastic.test_processes import ENDLESS, PACED, RUN, assert_equals_replay, joined, trained
 from tests.slurm.conftest import NODES, Slurm, command_of, parent_of, processes_with
-from tests.slurm.runs import status
 from tests.training.replay import membership_rows
 
 pytestmark = pytest.mark.slow  # on a real Slurm
@@ -35,6 +35,6 @@ def test_a_job_that_loses_nodes_goes_on_and_equals_a_replay(slurm: Slurm, tmp_pa
     slurm.until(trained(run, membership_rows(run)[-1]["step"] + 8), job)
     slurm.call("scancel", job)
     assert slurm.wait(job) == "CANCELLED"
-    slurm.until(lambda: status(run) == "interrupted", job)
+    slurm.until(lambda: read_status(run) == "interrupted", job)
     assert [start.job for start in starts.read(run)] == [job]
     assert_equals_replay(run, *ELASTIC)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.elastic.test_processes import trained
 from tests.slurm.conftest import TWO_RANKS, Slurm, command_of, processes_with
-from tests.slurm.runs import SMALL, reached
+from tests.slurm.runs import SMALL
 
 pytestmark = pytest.mark.slow  # on a real Slurm
 
@@ -26,7 +27,7 @@ def test_a_rank_that_dies_or_hangs_fails_the_job_and_the_log_says_why(slurm: Slu
     long += ["training.steps=100000", "parallel.timeout_s=10"]
     jobs = {number: slurm.sbatch(*long, f"run_dir={tmp_path}/{int(number)}") for number in ENDS}
     for number, job in jobs.items():
-        slurm.until(lambda run=tmp_path / f"{int(number)}": reached(run, 5), job)
+        slurm.until(trained(tmp_path / f"{int(number)}", 5), job)
         ranks = [pid for pid in processes_with("RANK=1") if f"run_dir={tmp_path}/{int(number)}" in command_of(pid)]
         (last,) = ranks
         os.kill(last, number)

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from common.record import read_status
 from slurm import starts
 from slurm.options import CLUSTERS
+from tests.elastic.test_processes import trained
 from tests.slurm.conftest import FOUR_GPUS, TWO_RANKS, Slurm
-from tests.slurm.runs import MIDDLE, RUN, reached, status
+from tests.slurm.runs import MIDDLE, RUN
 from tests.training.runs import rows
 
 pytestmark = pytest.mark.slow  # on a real Slurm
@@ -46,7 +48,7 @@ def test_a_row_trains_on_a_part_of_its_cluster(slurm: Slurm, tmp_path: Path) -> 
     assert (config.workers.count, config.optimizer.name, config.training.threads) == (4, "accumadam", 1)
     assert "--cpus-per-task=32 --gpus-per-node=2" in slurm.log(job)
     assert slurm.field(job, "CpusPerTres") == "gres:gpu:16"
-    assert status(run) == "finished"
+    assert read_status(run) == "finished"
     assert (run / "slurm" / f"{job}.log").read_text() == slurm.log(job)  # beside the run
 
 
@@ -84,12 +86,12 @@ def test_an_interrupted_run_goes_on_and_gives_the_metrics_of_an_uninterrupted_on
     slurm.kill_wait(300)  # a slow machine saves, too
     command = ["--partition=spot", *TWO_RANKS, "slurm/train.sbatch", "cnn", *RUN, *TWO_HOSTS, f"run_dir={run}"]
     job = slurm.sbatch(*command)
-    slurm.until(lambda: reached(run, MIDDLE), job)
+    slurm.until(trained(run, MIDDLE), job)
     time_limit(slurm, job, start=2)
-    slurm.until(lambda: slurm.log(job).count("resumed at step") == 1 and reached(run, 2 * MIDDLE), job)
+    slurm.until(lambda: slurm.log(job).count("resumed at step") == 1 and trained(run, 2 * MIDDLE)(), job)
     preemption(slurm, job, start=3)
     assert "Traceback" not in slurm.log(job)
-    slurm.until(lambda: slurm.log(job).count("resumed at step") == 2 and reached(run, 3 * MIDDLE), job)
+    slurm.until(lambda: slurm.log(job).count("resumed at step") == 2 and trained(run, 3 * MIDDLE)(), job)
     slurm.kill_wait(30)
     crash(slurm, job, start=4)
     assert slurm.wait(job) == "COMPLETED", slurm.log(job)

@@ -11,7 +11,7 @@ import pytest
 from common.experiments.tables import Cell, Table, load_table
 from scripts.lib.submitting import missing_data
 from scripts.reproduce import main
-from slurm.queue import ended, folder, not_begun, submitted
+from slurm.queue import ended, folder, submitted
 from slurm.submit import sized
 from tests.slurm.fakes import SBATCH, VARIABLES, started
 
@@ -61,22 +61,6 @@ def test_without_accounting_an_element_has_the_name_that_squeue_shows(tmp_path: 
     program("sacct", "Slurm accounting storage is disabled", fails=True)
     program("scontrol", "JobId=7 ArrayJobId=4 ArrayTaskId=3 JobName=a JobState=CANCELLED Reason=None")
     assert ended(tmp_path) == "cancelled (job 4_3)"
-
-
-@pytest.mark.parametrize("accounting", [True, False])
-def test_elements_that_were_cancelled_while_they_waited(tmp_path: Path, program, accounting: bool) -> None:
-    """Of three the first has run since; Slurm without accounting does not know them any more."""
-    table = load_table("table3")
-    cells = list(table.cells(tmp_path))[:3]
-    file = folder(table, tmp_path) / "20260101-000000-1-0.jsonl"
-    file.parent.mkdir(parents=True)
-    file.write_text("".join(json.dumps([cell.task, *cell.overrides]) + "\n" for cell in cells))
-    file.with_suffix(".job").write_text("8")
-    started(cells[0].run_dir, "9", "failed")
-    started(cells[1].run_dir, "7", "failed")  # by an earlier job
-    program("sacct", "8_0|FAILED\n8_1|CANCELLED by 1000\n8_2|CANCELLED by 1000", fails=not accounting)
-    word = "cancelled" if accounting else "left the queue before it began, as after scancel"
-    assert not_begun(table, tmp_path) == {cells[1].run_dir: f"{word} (job 8_1)", cells[2].run_dir: f"{word} (job 8_2)"}
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def collect(value: Any, name: str, found: dict[str, torch.Tensor]) -> None:
         found[name] = value
     elif isinstance(value, dict):
         for key, item in value.items():
-            if not str(key).startswith(("times", "recent_times", "waited", "launch_to_merge_s", "exposed_s")):
+            if not str(key).startswith(("times", "recent_times", "launch_to_merge_s", "exposed_s")):
                 collect(item, f"{name}.{key}", found)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):

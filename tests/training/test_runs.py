@@ -102,7 +102,6 @@ def test_median_and_mean_time_of_a_step(tmp_path: Path, capsys: pytest.CaptureFi
     record = summary(run)
     assert record["time_step_ms_mean"] == pytest.approx(sum(times) / len(times))
     assert 0 < record["time_step_ms"] != record["time_step_ms_mean"]
-    assert 0 <= record["time_cpu_wait_share"] < 50  # of several threads
     shown = dict(re.findall(r"ms per step \((median|mean)\) +([\d.]+)", capsys.readouterr().err))
     assert shown == {"median": f"{record['time_step_ms']:.5g}", "mean": f"{record['time_step_ms_mean']:.5g}"}
 

@@ -1,9 +1,6 @@
-"""Times of steps, on a GPU by events (here of a device made of two numbers), waits for a core, and traces."""
+"""Times of steps, on a GPU by events (here of a device made of two numbers), and traces."""
 
-import hashlib
 import json
-import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,9 +13,8 @@ from common.launch.compose import compose_config
 from common.launch.processes import launch
 from common.record.checkpoint import Checkpoints
 from common.training import recorder as module
-from common.training import timing
 from common.training.recorder import Recorder
-from common.training.timing import StepClock, cpu_wait_s
+from common.training.timing import StepClock
 from common.training.worker import build_workers
 from scripts.plot_trace import main, read_spans
 from tests.training.runs import RUN
@@ -123,24 +119,6 @@ def test_rows_wait_for_the_device_before_they_read_the_time(gpu: Gpu, recorded) 
     assert recorder.state_dict()["recent_times"] == pytest.approx([0.1] * 10, rel=0.02)
 
 
-def test_waiting_for_a_core_counts_in_windows_without_an_evaluation(
-    gpu: Gpu, recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 0.5 s of steps 0.1 s was waited for; an evaluation inside the second window leaves that out as a whole."""
-    recorder, _ = recorded
-    waited = 0.0
-    monkeypatch.setattr(module, "cpu_wait_s", lambda: waited)
-    recorder.begin_step()
-    for number in range(10):
-        gpu.launch(0.1)
-        waited += 0.02
-        step(recorder)
-        if number in (4, 6):  # after the first window, and inside the second
-            waited += 9.0
-            recorder.begin_step()
-    assert recorder.state_dict()["waited"] == pytest.approx([0.1, 0.5], rel=0.02)
-
-
 def test_a_checkpoint_holds_the_times_since_the_last_row(gpu: Gpu, recorded) -> None:
     recorder, _ = recorded
     for _ in range(3):
@@ -174,38 +152,6 @@ def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path: Path, monke
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     times = [row["time_step_ms"] for row in rows if row["split"] == "train"]
     assert max(times[1:]) < 1000
-
-
-def test_threads_are_added_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for thread, content in {"1": "5000 2000000000 7", "2": "1 500000000 2", "3": ""}.items():
-        (tmp_path / thread).mkdir()
-        (tmp_path / thread / "schedstat").write_text(content)
-    monkeypatch.setattr(timing, "TASKS", tmp_path)
-    assert cpu_wait_s() == 2.5
-    monkeypatch.setattr(timing, "TASKS", tmp_path / "elsewhere")
-    assert cpu_wait_s() == 0
-
-
-@pytest.mark.skipif(not timing.TASKS.exists(), reason="only Linux tells")
-def test_who_shares_a_core_waits() -> None:
-    """Two threads that compute for 0.2 s on one core wait for each other; hashing lets go of Python's lock."""
-    everywhere, before = os.sched_getaffinity(0), cpu_wait_s()
-    os.sched_setaffinity(0, {min(everywhere)})
-    try:
-        end = time.monotonic() + 0.2
-
-        def compute() -> None:
-            while time.monotonic() < end:
-                hashlib.sha256(bytes(1 << 20)).digest()
-
-        other = threading.Thread(target=compute)
-        other.start()
-        compute()
-        waited = cpu_wait_s() - before  # before the other one ends, and is no longer counted
-        other.join()
-    finally:
-        os.sched_setaffinity(0, everywhere)
-    assert waited > 0.01
 
 
 def test_messages_travel_during_the_passes(tmp_path: Path) -> None:
