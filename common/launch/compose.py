@@ -102,8 +102,10 @@ def check(task: type[Task], composed: DictConfig) -> Config:
     except ValidationError as error:
         raise ConfigError(explain(error, task.config_class, flatten(values))) from error
     config.build_topology()
-    for change in config.elastic.script:
-        config_of(config, config.elastic.members(config.n, change.step))
+    remaining = [config.elastic.members(config.n, change.step) for change in config.elastic.script]
+    remaining += [config.all_workers[:n] for n in range(config.elastic.min_workers or config.n, config.n)]
+    for members in remaining:
+        config_of(config, members)
     if config.workers.batched and not task.fixed_shapes:
         raise ConfigError("workers.batched=true: expected false: the shapes of this task's batches differ")
     micro_batches = config.ranks * config.training.gradient_accumulation

@@ -243,6 +243,9 @@ def test_the_adamw_of_muon_keeps_its_own_rate() -> None:
     assert {rate for rate, _ in before} == {config.lr, 0.003}
 
 
+REAL = ["elastic.script=[]", "workers=processes", "elastic=true"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -253,9 +256,10 @@ def test_the_adamw_of_muon_keeps_its_own_rate() -> None:
         (["elastic.script=[{step: 3, leave: [0, 1, 2, 3]}]"], "expected at least one worker to stay"),
         (["elastic.fallback=rign"], "elastic.fallback='rign': expected 'complete', 'ring'"),
         (["topology=hypercube", "elastic.fallback=hypercube"], "topology=hypercube (workers=3, per_host=3)"),
+        ([*REAL, "topology=hypercube", "elastic.fallback=hypercube"], "topology=hypercube (workers=3, per_host=3)"),
         (["data.partition=dirichlet"], "elastic.script with data.partition=dirichlet: expected data.partition=iid"),
         (
-            ["data.partition=dirichlet", "elastic.script=[]", "workers=processes", "elastic=true"],
+            ["data.partition=dirichlet", *REAL],
             "elastic.min_workers=2 with data.partition=dirichlet: expected data.partition=iid",
         ),
     ],
