@@ -18,6 +18,7 @@ from common.parallel import AllReduceDataParallel, DecentralizedDataParallel, Mi
 from common.simulate import simulate
 from common.topology import Round, Topology, build
 
+HUGE = 10**30
 TAKERS = (DecentralizedDataParallel, AllReduceDataParallel, simulate, GossipOptions)
 
 
@@ -50,6 +51,7 @@ def test_an_argument_of_another_type_is_named(taker: Callable[..., Any], name: s
         ({"local_steps": True}, "local_steps=True: expected an integer"),
         ({"local_steps": 4, "merge_after": 2.5}, "merge_after=2.5: expected an integer or None"),
         ({"local_steps": 4, "fragments": np.float64(2)}, "fragments=np.float64(2.0): expected an integer"),
+        ({"order": "wac"}, "order='wac': expected 'awc' or 'atc' or None"),
         ({"phases": "stagered"}, "phases='stagered': expected 'aligned' or 'staggered'"),
         ({"push_sum": 1}, "push_sum=1: expected True or False"),
         ({"bucket_mb": float("inf")}, "bucket_mb=inf: expected a number in [1e-09, 1e+09] (MiB) or 'auto'"),
@@ -74,19 +76,7 @@ def test_what_users_try(options: dict[str, Any], message: str) -> None:
         (lambda: build("file", 3, path=7), "topology 'file': path=7: expected a string or a PathLike"),
         (lambda: Topology("mine", 2, schedule=[Round.idle(2)]), "expected a tuple in which each item is a Round or"),
         (lambda: Topology("mine", 2, options=3, schedule=(Round.idle(2),)), "topology: options=3: expected a dict"),
-    ],
-)
-def test_records_check_their_fields(make: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        make()
-
-
-HUGE = 10**30
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
+        # Numbers that no computer counts to.
         (lambda: build("ring", 4, idle_rounds=HUGE), "topology 'ring': idle_rounds: expected an integer <= 1000000"),
         (lambda: build("random_matching", 4, seed=HUGE), "seed: expected an integer <= 9223372036854775807"),
         (lambda: build("ring", HUGE), "topology 'ring': world_size: expected an integer <= 16384"),
@@ -99,7 +89,7 @@ HUGE = 10**30
         (lambda: AccumAdam([nn.Parameter(torch.ones(1))], lr=10**400), "expected a finite number >= 0"),
     ],
 )
-def test_numbers_that_no_computer_counts_to_are_named(make: Callable[[], object], message: str) -> None:
+def test_records_check_their_fields(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
 

@@ -3,6 +3,7 @@
 import hashlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -109,10 +110,7 @@ def test_a_file_that_is_another_one_is_refused_and_kept(server: Server, file: Pa
 
 
 def test_several_at_once_download_once(server: Server, file: Path) -> None:
-    threads = [threading.Thread(target=fetch, args=(server.url, file)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fetch, [server.url] * 4, [file] * 4))
     assert len(server.ranges) == 1
     assert file.read_bytes() == CONTENT

@@ -3,18 +3,14 @@
 import json
 import shutil
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from cnn.prepare import main as prepare
 from common.launch.processes import launch
-from tests.cnn.trees import write_tree
+from tests.cnn.trees import HAS_FFCV, LOADERS, needs_ffcv, write_tree
 
-HAS_FFCV = find_spec("ffcv") is not None
-NO_FFCV = pytest.mark.skipif(not HAS_FFCV, reason="FFCV is not installed (see `make env`)")
-LOADERS = [pytest.param("ffcv", marks=NO_FFCV), "torchvision"]
 SHORT = ["data=digits_images", "data.workers=1", "workers=simulated", "workers.count=2", "training.batch_size=64"]
 SHORT += ["training.threads=1", "model.width=8", "logging.progress=false", "logging.every=1"]
 
@@ -54,7 +50,7 @@ def test_both_loaders_train_on_the_digits(loader: str, tmp_path: Path) -> None:
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
-@NO_FFCV
+@needs_ffcv
 def test_files_that_are_missing_or_do_not_fit_are_refused(images: Path, tmp_path: Path, capsys) -> None:
     folder = tmp_path / "data"
     error = refused(f"data.folder={folder}", capsys=capsys)
@@ -85,7 +81,7 @@ def test_files_that_are_missing_or_do_not_fit_are_refused(images: Path, tmp_path
     )
 
 
-@NO_FFCV
+@needs_ffcv
 def test_without_ffcv_the_way_out_is_told(images: Path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "ffcv", None)  # import fails
     error = refused(f"data.folder={images}", capsys=capsys)

@@ -3,7 +3,6 @@
 import shutil
 import threading
 from collections.abc import Iterable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,10 @@ from cnn.images.tree import MEAN, STD
 from cnn.prepare import main as prepare
 from cnn.torchvision_shim import torchvision
 from common.training.task import Batch
-from tests.cnn.trees import write_tree
+from tests.cnn.trees import HAS_FFCV, LOADERS, needs_ffcv, write_tree
 
 CPU = torch.device("cpu")
 TRAIN, VALIDATION = {"ant": 14, "bee": 12, "cat": 16}, {"ant": 7, "bee": 3, "cat": 9}  # 42 and 19 images
-NO_FFCV = "FFCV is not installed (see `make env`)"
-LOADERS = [pytest.param("ffcv", marks=pytest.mark.skipif(find_spec("ffcv") is None, reason=NO_FFCV)), "torchvision"]
-needs_ffcv = pytest.mark.skipif(find_spec("ffcv") is None, reason=NO_FFCV)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +28,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("images")
     write_tree(folder / "train", TRAIN, seed=0)
     write_tree(folder / "val", VALIDATION, seed=1)
-    if find_spec("ffcv"):
+    if HAS_FFCV:
         assert prepare([f"source={folder}", "write_mode=raw", "resolution=100", "workers=1"]) == 0
     return folder
 
@@ -46,9 +42,7 @@ def config(folder: Path, loader: str, **changes: object) -> ImageFolder:
 @pytest.fixture(scope="module")
 def opened(tree: Path) -> dict[str, ImageFolderData]:
     """Each loader, opened once: FFCV compiles for seconds."""
-    return {
-        loader: ImageFolderData(config(tree, loader), seed=3) for loader in ("ffcv", "torchvision") if find_spec(loader)
-    }
+    return {loader: ImageFolderData(config(tree, loader), seed=3) for loader in [*["ffcv"] * HAS_FFCV, "torchvision"]}
 
 
 def draw(batches: Iterable[Batch]) -> list[tuple[Tensor, Tensor]]:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +15,11 @@ from cnn.digits import MEAN, STD, load_digits
 from cnn.images.tree import read_rgb, read_tree
 from cnn.prepare import main
 from common.training.signals import SIGNALS
-from tests.cnn.trees import smooth_image, write_tree
+from tests.cnn.trees import needs_ffcv, smooth_image, write_tree
 
 kept: list[object] = []  # numba stumbles when the garbage collector takes FFCV's own decoders away
 
 CLASSES = {"ant": 3, "bee": 2, "cat": 4}
-
-needs_ffcv = pytest.mark.skipif(find_spec("ffcv") is None, reason="FFCV is not installed (see `make env`)")
 
 
 @pytest.fixture

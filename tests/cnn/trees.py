@@ -1,9 +1,15 @@
-"""Small trees of images for tests."""
+"""Small trees of images for tests, and what reads them."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
+
+HAS_FFCV = find_spec("ffcv") is not None
+needs_ffcv = pytest.mark.skipif(not HAS_FFCV, reason="FFCV is not installed (see `make env`)")
+LOADERS = [pytest.param("ffcv", marks=needs_ffcv), "torchvision"]
 
 
 def smooth_image(random: np.random.Generator, height: int, width: int) -> Image.Image:

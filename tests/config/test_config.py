@@ -109,18 +109,8 @@ def test_batch_and_ranks() -> None:
         ),
         (["parallel.local_steps=0"], ["parallel.local_steps=0", "greater than 0"]),
         (["parallel.local_steps=4", "parallel.merge_after=5"], ["parallel.merge_after=5: expected 0 to local_steps=4"]),
-        (
-            ["parallel.order=awc", "parallel.merge_after=0"],
-            ["parallel.merge_after=0 with order=awc", "expected order=atc"],
-        ),
-        (["parallel.order=atc", "parallel.merge_after=1"], ["parallel.merge_after=1 with order=atc", "order=awc"]),
         (["parallel.outer.lr=2"], ["parallel.outer.lr=2.0: expected a number in (0, 2)"]),
-        (["parallel.outer.momentum=1"], ["parallel.outer.momentum=1.0: expected a number in [0, 1)"]),
         (["parallel.outer.lrr=1"], ["parallel.outer.lrr: no such key; did you mean 'parallel.outer.lr'?"]),
-        (["parallel.fragments=2"], ["parallel.fragments=2: expected 1 to local_steps=1"]),
-        (["parallel.local_steps=4", "parallel.outer.displacement=mixed"], ["parallel.merge_after=2", "order=atc"]),
-        (["parallel=sgp", "parallel.local_steps=3"], ["parallel.local_steps=3", "expected push_sum=false"]),
-        (["parallel=sgp", "parallel.mixing.power=3"], ["parallel.mixing.power=3", "expected push_sum=false"]),
         (
             ["parallel.local_steps=4", "+topology.idle_rounds=1", "workers.count=4"],
             ["parallel.local_steps=4", "idle_rounds=1", "expected idle_rounds=0"],

@@ -38,6 +38,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], Callable[[], nn.Module], str]] = {
     ),
     "rounds": ({"topology": Topology("ring", 4, schedule=(Round.idle(4),))}, models.mlp, "about the topology's rounds"),
     "order": ({"order": "atc"}, models.mlp, "order: rank 0 has 'awc', rank 1 has 'atc'"),
+    "local steps": ({"local_steps": 3}, models.mlp, "local_steps: rank 0 has 1, rank 1 has 3"),
     "bucket": ({"bucket_mb": 1.0}, models.mlp, r"bucket_mb: rank 0 has 'auto', rank 1 has 1.0"),
     "transport": ({"transport": "send_recv"}, models.mlp, "transport"),
     "message dtype": ({"message_dtype": torch.bfloat16}, models.mlp, "message_dtype.*None.*bfloat16"),

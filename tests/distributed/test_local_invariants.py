@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.optim import AccumAdamW
-from common.parallel import DecentralizedDataParallel, Outer
+from common.parallel import Outer
 from common.simulate import simulate
 from common.topology import build
 from tests.distributed.comparison import assert_same
@@ -214,12 +214,3 @@ def refused(rank: int, n: int) -> None:
 
 def test_state_that_is_missing_or_of_another_method_is_refused() -> None:
     run_processes(refused, 2)
-
-
-def disagreeing(rank: int, n: int) -> None:
-    with pytest.raises(RuntimeError, match="disagree with rank 0 about local_steps"):
-        DecentralizedDataParallel(module(), "ring", local_steps=3 + rank, outer=OUTER)
-
-
-def test_ranks_must_agree() -> None:
-    run_processes(disagreeing, 2)

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -91,7 +92,8 @@ def closure(training: Training) -> None:
 # Merged at the beginning of a round: the anchors are what the parameters were then.
 LOCAL = replace(BASE, local={"local_steps": 2, "outer": Outer(0.7, 0.9), "merge_after": 1})
 CONV = replace(BASE, model=models.conv_bn, inputs=(3, 6, 6))
-MISTAKES = [
+Mistake = tuple[Callable[[Training], None], Scenario, str]  # and the message
+MISTAKES: list[Mistake] = [
     (foreign_write, BASE, r"gossip merge of step 2: parameter '2\.bias' was written while its message was in flight"),
     (foreign_write, LOCAL, r"gossip merge of round 1: parameter '2\.bias' was written while its message was in flight"),
     (foreign_write_before_a_forward_only, BASE, r"parameter '2\.bias' was written while its message was in flight"),
@@ -110,11 +112,11 @@ MISTAKES = [
 ]
 
 
-def mistaken(rank: int, n: int) -> list[str]:
+def mistaken(rank: int, n: int, begin: Callable[..., Training], mistakes: Sequence[Mistake]) -> list[str]:
     """Return the message for each mistake, made by all ranks after two good steps."""
     messages = []
-    for mistake, scenario, _ in MISTAKES:
-        training = real(rank, scenario).run(range(2))
+    for mistake, scenario, _ in mistakes:
+        training = begin(rank, scenario=scenario).run(range(2))
         with pytest.raises(RuntimeError) as error:
             mistake(training)
         messages.append(str(error.value))
@@ -123,7 +125,7 @@ def mistaken(rank: int, n: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def messages() -> list[list[str]]:
-    return run_processes(mistaken, 2)
+    return run_processes(mistaken, 2, real, MISTAKES)
 
 
 @pytest.mark.parametrize("index", range(len(MISTAKES)), ids=[mistake.__name__ for mistake, _, _ in MISTAKES])

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -43,14 +44,17 @@ def training_for_ever(rank: int, n: int, scenario: Scenario, how: str) -> tuple[
     return time.monotonic() - begin, str(error.value)
 
 
-def averaging(rank: int, n: int) -> str | None:
-    model = real(rank, BASE).run(range(STOP)).model
-    if rank == 1:
-        time.sleep(TIMEOUT_S + 2)
-        return None
-    with pytest.raises(RuntimeError) as error:
-        model.average_()
-    return str(error.value)
+def check(outcome: tuple[bool, Any], rank: int, peers: set[str], topology: str) -> None:
+    ok, result = outcome
+    assert ok, result
+    seconds, message = result
+    assert seconds < 2 * TIMEOUT_S
+    found = re.match(MESSAGE, message, re.DOTALL)
+    assert found, message
+    assert int(found["rank"]) == rank
+    assert set(found["peers"].split(", ")) == peers
+    assert int(found["step"]) in (STOP, STOP + 1)  # the message of step STOP may have left before
+    assert topology in message
 
 
 @pytest.mark.parametrize("how", ["dies", "stops early"])
@@ -58,17 +62,8 @@ def test_the_others_raise_in_time(how: str) -> None:
     with ThreadPoolExecutor() as pool:  # what takes time is waiting
         outcomes = list(pool.map(lambda s: collect(training_for_ever, 3, (s, how)), SCENARIOS))
     for scenario, ranks in zip(SCENARIOS, outcomes, strict=True):
-        for rank in (0, 2):
-            ok, result = ranks[rank]
-            assert ok, result
-            seconds, message = result
-            assert seconds < 2 * TIMEOUT_S
-            found = re.match(MESSAGE, message, re.DOTALL)
-            assert found, message
-            assert int(found["rank"]) == rank
-            assert {"0", "1", "2"} == {str(rank), *found["peers"].split(", ")}
-            assert int(found["step"]) in (STOP, STOP + 1)  # the message of step STOP may have left before
-            assert scenario.topology in message
+        for rank, peers in {0: {"1", "2"}, 2: {"0", "1"}}.items():
+            check(ranks[rank], rank, peers, scenario.topology)
 
 
 @pytest.mark.parametrize("how", ["dies", pytest.param("stops early", marks=pytest.mark.slow)])
@@ -76,16 +71,8 @@ def test_a_failure_between_hosts_reaches_everybody_in_time(how: str) -> None:
     """Two hosts of two: rank 1 leaves its host waiting for its part of each piece, and the other host on its rail."""
     scenario = replace(BASE, topology="complete", workers_per_host=2)
     outcomes = collect(training_for_ever, 4, (scenario, how))
-    for rank in (0, 2, 3):
-        ok, result = outcomes[rank]
-        assert ok, result
-        seconds, message = result
-        assert seconds < 2 * TIMEOUT_S
-        found = re.match(MESSAGE, message, re.DOTALL)
-        assert found, message
-        peers = {0: {"1", "2"}, 2: {"0", "3"}, 3: {"1", "2"}}[rank]
-        assert set(found["peers"].split(", ")) == peers
-        assert int(found["step"]) in (STOP, STOP + 1)
+    for rank, peers in {0: {"1", "2"}, 2: {"0", "3"}, 3: {"1", "2"}}.items():
+        check(outcomes[rank], rank, peers, "complete")
 
 
 def broken_stage(rank: int, n: int) -> None:

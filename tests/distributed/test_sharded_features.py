@@ -1,7 +1,8 @@
 """What a training does besides steps, with shards: evaluation at any moment, averages, resumption, mixed precision."""
 
-from collections.abc import Callable
+import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.distributed.models import mlp
 from tests.distributed.processes import run_processes
 from tests.distributed.scenarios import Scenario, Training, real, snapshot
 from tests.distributed.sharded import sharded
+from tests.distributed.test_misuse import Mistake, another_dtype, assigned_then_the_mean, foreign_write, mistaken
 from tests.naming import case
 
 BASE = Scenario(topology="one_peer_exponential", optimizer="adamw", ranks_per_worker=2, steps=6)
@@ -229,41 +231,23 @@ def test_an_overflow_of_one_shard_is_one_of_its_worker() -> None:
     run_processes(overflowed, 2, torch.amp.GradScaler)
 
 
-def add_to_parameter(training: Training) -> None:
-    with torch.no_grad():
-        training.model.module[2].weight.add_(1)
-
-
 def add_to_shard(training: Training) -> None:
     with torch.no_grad():
         training.model.module[2].weight.to_local().add_(1)
+    training.run([2])
 
 
-def another_dtype(training: Training) -> None:
-    training.model.to(torch.float64).to(torch.float32)
-
-
-def assigned(training: Training) -> None:
-    module = training.model.module
-    module.load_state_dict({name: tensor.clone() for name, tensor in module.state_dict().items()}, assign=True)
-
-
-MISTAKES: list[tuple[Callable[[Training], None], str]] = [
-    (add_to_parameter, r"gossip merge of step 2: parameter '2\.weight' was written while its message was in flight"),
-    (add_to_shard, r"gossip merge of step 2: parameter '2\.weight' was written while its message was in flight"),
-    (another_dtype, r"parameter '0\.weight' is no longer a view of the flat vector.*before wrapping"),
-    (assigned, r"parameter '0\.weight' is no longer a view of the flat vector.*without assign=True"),
+IN_FLIGHT = r"gossip merge of step 2: parameter '2\.{}' was written while its message was in flight"
+MOVED = r"parameter '0\.weight' is no longer a view of the flat vector.*before wrapping.*without assign=True"
+MISTAKES: list[Mistake] = [
+    (foreign_write, BASE, IN_FLIGHT.format("bias")),
+    (add_to_shard, BASE, IN_FLIGHT.format("weight")),
+    (another_dtype, BASE, MOVED),
+    (assigned_then_the_mean, BASE, MOVED),
 ]
 
 
-def mistaken(rank: int, n: int) -> None:
-    for mistake, message in MISTAKES:
-        training = sharded(rank, n, BASE).run(range(2))
-        mistake(training)
-        training.backward(2)
-        with case(mistake.__name__), pytest.raises(RuntimeError, match=message):
-            training.update()
-
-
 def test_writes_and_moves_while_messages_are_in_flight_are_noticed() -> None:
-    run_processes(mistaken, 4)
+    for messages in run_processes(mistaken, 4, partial(sharded, n=4), MISTAKES):
+        for (mistake, _, expected), message in zip(MISTAKES, messages, strict=True):
+            assert re.search(expected, message), (mistake.__name__, message)

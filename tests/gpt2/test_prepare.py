@@ -8,9 +8,9 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -229,15 +229,8 @@ def test_a_document_that_cannot_be_encoded_is_named(lines, tmp_path, monkeypatch
 
 
 def test_two_at_once_make_one_folder(lines, tmp_path):
-    found = []
-    threads = [
-        threading.Thread(target=lambda: found.append(prepare(arguments(tmp_path / "out", lines), quiet=True)))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: prepare(arguments(tmp_path / "out", lines), quiet=True), range(4)))
     assert found == [prepare(arguments(tmp_path / "whole", lines), quiet=True)] * 4
     assert_same(tmp_path / "out", tmp_path / "whole")
 

@@ -17,7 +17,6 @@ from common.parallel.making_groups import groups_of_members
 from common.torch_internals import can_reconfigure
 from tests.distributed.processes import collect
 from tests.gpu.device import Device, on_both, on_slow_cpu_too, program
-from tests.gpu.faulty import task
 from tests.ports import free_port
 
 CHECK = 11, "GPUs lose and gain ranks"
@@ -95,10 +94,10 @@ def test_groups_lose_and_gain_a_rank(device: Device) -> None:
 def test_a_run_goes_on_without_a_dead_worker(device: Device, tmp_path: Path) -> None:
     device.require_gpus(3)
     require_reconfigure(device)
-    arguments = ["cnn.train", "task=tests.gpu.faulty", "workers.count=3", "topology=ring", "model.width=8"]
+    arguments = ["cnn.train", "task=tests.training.faulty", "name=kill", "workers.count=3", "topology=ring"]
     arguments += ["training.steps=40", "evaluation.every=40", "schedule.warmup=3", "logging.progress=false"]
     arguments += ["training.batch_size=48", "elastic.min_workers=2", "parallel.timeout_s=30", f"run_dir={tmp_path}/run"]
-    arguments += [f"training.device={device.name}", "elastic.groups=reconfigured"]
-    code, output = program(*arguments, limit_s=240, **{task.FAULT: "kill"})
+    arguments += [f"training.device={device.name}", "elastic.groups=reconfigured", "model.width=8"]
+    code, output = program(*arguments, limit_s=240)
     assert code == 0, output[-2000:]
     assert re.search(r"worker 1 died \(SIGKILL\)", output), output[-2000:]

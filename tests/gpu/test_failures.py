@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.device import CUDA, Device, program
-from tests.gpu.faulty import task
+from tests.training.faulty.task import MARK
 
 CHECK = 10, "failures end the job"
 TIMEOUT_S = 20.0  # parallel.timeout_s
@@ -17,10 +17,10 @@ END_WITHIN_S = {"kill": 20.0, "raise": 20.0, "stop": TIMEOUT_S + 60.0}
 BESIDE_OTHER_TESTS_S = 150.0
 NAMED = {
     "kill": r"worker process 1 died|rank\(s\) \[[^\]]*\b1\b",
-    "raise": r"rank 1 failed:[\s\S]*ValueError: this rank fails on purpose",
+    "raise": r"rank 1 failed:[\s\S]*ValueError: this rank is broken",
     "stop": r"rank\(s\) \[[^\]]*\b1\b",
 }
-RUN = ["cnn.train", "task=tests.gpu.faulty", "workers.count=2", "topology=one_peer_exponential", "model.width=8"]
+RUN = ["cnn.train", "task=tests.training.faulty", "workers.count=2", "topology=one_peer_exponential", "model.width=8"]
 RUN += ["training.steps=40", "training.checkpoint_every=10", "evaluation.every=40", "schedule.warmup=3"]
 RUN += ["logging.progress=false", "resume=true"]
 
@@ -46,8 +46,8 @@ def test_a_rank_that_fails_ends_the_job(
     timeout_s = TIMEOUT_S if device.on_gpu else 6
     arguments = [*RUN, f"parallel.timeout_s={timeout_s:g}", f"training.device={device.name}", f"run_dir={tmp_path}/run"]
     limit_s = 240 if device.on_gpu else 900
-    code, output = program(*arguments, limit_s=limit_s, **{task.FAULT: how})
-    ended, mark = time.time(), tmp_path / "run" / task.MARK
+    code, output = program(*arguments, f"name={how}", limit_s=limit_s)
+    ended, mark = time.time(), tmp_path / "run" / MARK
     assert mark.exists(), f"the run ended before rank 1 failed: {output[-2000:]}"
     seconds = ended - float(mark.read_text())
     judge(how, code, seconds, output, END_WITHIN_S[how] if device.on_gpu else BESIDE_OTHER_TESTS_S)

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from gpt2.config import Gpt2Config, Shape
 from gpt2.model import GPT2, parameter_count
 from tests.gpu.device import Device, on_gpu, on_slow_cpu_too
 from tests.gpu.training import GPT2_SMALL, Clock, short_run
+from tests.training.runs import rows
 
 CHECK = 6, "times and speed"
 EVERY, WINDOWS, UNTIMED_WINDOWS = 10, 7, 2  # steps of a row of metrics, rows
@@ -56,12 +56,11 @@ def step_times(device: Device, folder: Path) -> tuple[float, float]:
     arguments = [*short_run("gpt2", device, folder, EVERY * WINDOWS), f"logging.every={EVERY}"]
     with marking_steps(clock):
         assert launch("gpt2", arguments + COMPILED[:1] * device.on_gpu) == 0
-    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    reported = [row["time_step_ms"] for row in rows if row["split"] == "train"][UNTIMED_WINDOWS:]
+    reported = [row["time_step_ms"] for row in rows(folder / "run", times=True) if row["split"] == "train"]
     steps = clock.seconds()  # the first is that of the second step
     windows = [steps[EVERY * window - 1 : EVERY * (window + 1) - 1] for window in range(UNTIMED_WINDOWS, WINDOWS)]
     measured = [1000 * statistics.fmean(window) for window in windows]
-    return statistics.median(map(lambda r, m: r / m, reported, measured)), statistics.median(measured)
+    return statistics.median(map(lambda r, m: r / m, reported[UNTIMED_WINDOWS:], measured)), statistics.median(measured)
 
 
 @on_slow_cpu_too

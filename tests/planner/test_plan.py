@@ -73,8 +73,6 @@ def test_local_steps_are_planned(capsys: pytest.CaptureFixture[str]) -> None:
     assert np.diff(memory) == pytest.approx([0, 1, -2])  # GB: anchors, which late merging keeps too, and momentum
     assert main(["plan", *numbers, "outer.lr=2"]) == 2
     assert "outer.lr=2.0: expected a number in (0, 2)" in capsys.readouterr().err
-    assert main(["plan", *numbers, "local_steps=3", "merge_after=4"]) == 2
-    assert "merge_after=4: expected 0 to local_steps=3" in capsys.readouterr().err
 
 
 def test_shards_are_planned(capsys: pytest.CaptureFixture[str]) -> None:

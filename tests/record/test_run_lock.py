@@ -1,11 +1,13 @@
 """One process at a time holds a run folder, whatever became of the one before."""
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -80,22 +82,18 @@ def test_of_many_that_find_a_dead_process_one_follows(crash: bool, dead: Holder,
     if crash:
         write(tmp_path / ".lock.after_dead", dead._replace(id="dead_too"))
     locks = [RunLock(tmp_path, str(number)) for number in range(16)]
-    taken, barrier = [], threading.Barrier(len(locks))
+    barrier = threading.Barrier(len(locks))
 
-    def take(lock: RunLock) -> None:
+    def take(lock: RunLock) -> bool:
         barrier.wait()
         try:
             lock.take()
         except ConfigError:
-            return
-        taken.append(lock)
+            return False
+        return True
 
-    threads = [threading.Thread(target=take, args=[lock]) for lock in locks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (winner,) = taken
+    with ThreadPoolExecutor(len(locks)) as pool:
+        (winner,) = itertools.compress(locks, pool.map(take, locks))
     assert [file.name for file in tmp_path.iterdir()] == [".lock"]
     assert json.loads((tmp_path / ".lock").read_text())["start"] == winner.start
     winner.release()

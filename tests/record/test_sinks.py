@@ -10,16 +10,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from common.launch.processes import launch
 from common.record.sinks import numbers
-from tests.training.runs import RUN, forget
+from tests.training.runs import RUN, forget, rows
 
 SIMULATED = [
     *[*RUN, "workers=simulated", "workers.count=2", "training.steps=9", "evaluation.every=4"],
     "logging.noise_scale_every=null",  # null in metrics.jsonl is NaN in the sinks
 ]
-
-
-def rows(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_tensorboard_holds_what_metrics_holds(tmp_path: Path) -> None:
@@ -28,7 +24,7 @@ def test_tensorboard_holds_what_metrics_holds(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     expected: dict[str, list[tuple[int, float]]] = {}
-    for row in rows(tmp_path):
+    for row in rows(tmp_path, times=True):
         for name, value in numbers(row).items():
             if isinstance(value, int | float):
                 expected.setdefault(name, []).append((row["step"], value))
@@ -106,6 +102,6 @@ def test_a_broken_service_is_named_once_and_ends_nothing(
     assert launch("cnn", [*SIMULATED, "logging.wandb=online", f"run_dir={tmp_path}"]) == 0
     assert capsys.readouterr().err.count("wandb failed and is disabled from now on: no route to host") == 1
     assert json.loads((tmp_path / "summary.json").read_text())["status"] == "finished"
-    everything = [(row["step"], numbers(row)) for row in rows(tmp_path)]
+    everything = [(row["step"], numbers(row)) for row in rows(tmp_path, times=True)]
     assert logged == {"init": [], "log": everything[:1], "finish": everything}[breaks]
     assert left == ["service"] * (breaks != "init")

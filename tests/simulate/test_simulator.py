@@ -133,7 +133,6 @@ def test_after_an_interrupted_update_training_goes_on() -> None:
     [
         ({"world_size": 0}, "world_size=0: expected at least 1"),
         ({"method": "gossip"}, "method='gossip': expected 'decentralized' or 'allreduce'"),
-        ({"order": "wac"}, "order='wac': expected 'awc'"),
         ({"topology": build("ring", 5)}, "topology ring is for 5 workers, but there are 3"),
         ({"topology": "hypercube"}, "hypercube"),
         ({"ranks_per_worker": 0}, r"ranks_per_worker=0: expected an integer in \[1, inf\]"),

@@ -1,6 +1,7 @@
 """One job at a time, and none that gets nowhere."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,21 +58,17 @@ def test_a_job_that_does_not_end_is_waited_for_but_not_for_ever(
 def test_of_jobs_that_begin_together_one_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starts, "state_of", lambda job: "RUNNING")
     monkeypatch.setattr(starts, "RETRY_S", 0.1)
-    together, outcomes = threading.Barrier(8), []
+    together = threading.Barrier(8)
 
-    def job(number: int) -> None:
+    def job(number: int) -> str:
         together.wait(timeout=LIMIT_S)
         try:
-            outcomes.append(start(tmp_path, str(number)).name)
+            return start(tmp_path, str(number)).name
         except JobError as error:
-            outcomes.append(str(error))
+            return str(error)
 
-    threads = [threading.Thread(target=job, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=LIMIT_S)
-    assert len(outcomes) == 8
+    with ThreadPoolExecutor(8) as pool:
+        outcomes = list(pool.map(job, range(8)))
     winner = last_job(tmp_path)
     assert sorted(outcomes) == ["0001.json", *[f"run_dir={tmp_path}: job {winner} is training it now"] * 7]
 

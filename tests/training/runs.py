@@ -94,10 +94,10 @@ def summary(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """Return metrics.jsonl without wall-clock figures."""
+def rows(folder: Path, times: bool = False) -> list[dict[str, Any]]:
+    """Return metrics.jsonl, with wall-clock figures if `times` is set."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if not key.startswith("time_")} for row in lines]
+    return [{key: value for key, value in row.items() if times or not key.startswith("time_")} for row in lines]
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:

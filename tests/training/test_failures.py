@@ -16,6 +16,7 @@ from tests.waiting import LIMIT_S, processes_in, wait_for
 
 PLAIN = [sys.executable, "-m", "cnn.train"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "cnn.train"]
+FAULTY = ["task=tests.training.faulty"]
 
 
 def begin(command: list[str], folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -79,7 +80,7 @@ def test_where_a_terminal_closes_a_logging_service_that_has_ended_is_named_in_a_
 @pytest.mark.slow
 def test_an_error_on_one_rank_ends_the_run_and_is_shown_first(tmp_path: Path) -> None:
     """Although closing the process group blocks, as with NCCL, whose kernels wait for peers."""
-    process = begin(TORCHRUN, tmp_path / "run", "task=tests.training.faulty", "parallel.timeout_s=20")
+    process = begin(TORCHRUN, tmp_path / "run", *FAULTY, "name=raises", "parallel.timeout_s=20")
     output = end(process)
     assert process.returncode == 1
     failures = [line for line in output.splitlines() if line.startswith("rank ") and line.endswith(" failed:")]
@@ -107,7 +108,7 @@ def said_by_rank_0(runs: dict[str, list[str]], folder: Path) -> dict[str, str]:
 @pytest.mark.slow
 def test_a_rank_that_hangs_between_messages_is_found_in_time(tmp_path: Path) -> None:
     """With rounds of 1000 steps, ranks meet only where they record losses and agree on whether to stop."""
-    local = ["task=tests.training.faulty", "name=hangs", "parallel=local_sgd", "parallel.local_steps=1000"]
+    local = [*FAULTY, "name=hangs", "parallel=local_sgd", "parallel.local_steps=1000"]
     local += ["evaluation.every=1000", "training.steps=1000", "training.checkpoint_every=1000"]
     runs = {"row": [*local, "logging.every=1"], "agreement": [*local, "logging.every=1000"]}
     for said in said_by_rank_0(runs, tmp_path).values():
@@ -119,7 +120,7 @@ def test_a_rank_that_hangs_between_messages_is_found_in_time(tmp_path: Path) -> 
 def test_a_rank_that_is_stopped_anywhere_ends_the_run(tmp_path: Path) -> None:
     """Also where others are patient with it, as it may prepare data or write a model."""
     places = ("data", "validation", "end")
-    runs = {place: ["task=tests.training.stopped", f"name={place}"] for place in places}
+    runs = {place: [*FAULTY, f"name={place}"] for place in places}
     for place, said in said_by_rank_0(runs, tmp_path).items():
         assert "rank 0: rank 1 has had no heartbeat for 13 s" in said or "rank 0 failed:" in said, (place, said)
 
@@ -136,17 +137,14 @@ def test_only_a_failure_among_several_ranks_ends_the_process(
     assert calls == [code if leaves else "closed"]
 
 
-@pytest.mark.parametrize(
-    ("more", "code", "told"),
-    [
-        ([], 1, r"training loss nan at step \d+ on worker"),
-        (["training.on_nan=warn"], 0, "warning: training loss nan at step"),
-    ],
-)
-def test_a_simulated_loss_that_is_not_finite(
-    more: list[str], code: int, told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_a_run_that_stopped_at_a_loss_that_is_not_finite_can_go_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = [*RUN, "workers=simulated", "workers.count=2", "optimizer=sgd", "optimizer.lr=1e30", *more]
-    assert launch("cnn", [*arguments, f"run_dir={tmp_path}/run"]) == code
-    assert re.search(told, capfd.readouterr().err)
-    assert summary(tmp_path / "run")["status"] == ("finished" if code == 0 else "failed")
+    run = [*RUN, "workers=simulated", "workers.count=2", "optimizer=sgd", "optimizer.lr=1e30"]
+    run.append(f"run_dir={tmp_path}/run")
+    assert launch("cnn", run) == 1
+    assert re.search(r"training loss nan at step \d+ on worker", capfd.readouterr().err)
+    assert summary(tmp_path / "run")["status"] == "failed"
+    assert launch("cnn", [*run, "training.on_nan=warn", "parallel.timeout_s=77"]) == 0
+    assert "warning: training loss nan at step" in capfd.readouterr().err
+    assert summary(tmp_path / "run")["status"] == "finished"

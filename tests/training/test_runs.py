@@ -97,8 +97,7 @@ def test_the_run_folder(tmp_path: Path) -> None:
 def test_median_and_mean_time_of_a_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     assert launch("cnn", [*SHORT, *QUIET, "logging.progress=true", "workers=simulated", f"run_dir={run}"]) == 0
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    times = [row["time_step_ms"] for row in lines if row["split"] == "train"]  # means of 4 steps each
+    times = [row["time_step_ms"] for row in rows(run, times=True) if row["split"] == "train"]  # means of 4 steps each
     record = summary(run)
     assert record["time_step_ms_mean"] == pytest.approx(sum(times) / len(times))
     assert 0 < record["time_step_ms"] != record["time_step_ms_mean"]

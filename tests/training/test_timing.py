@@ -17,7 +17,7 @@ from common.training.recorder import Recorder
 from common.training.timing import StepClock
 from common.training.worker import build_workers
 from scripts.plot_trace import main, read_spans
-from tests.training.runs import RUN
+from tests.training.runs import RUN, rows
 
 
 class Gpu:
@@ -149,8 +149,7 @@ def test_evaluations_and_checkpoints_are_no_part_of_a_step(tmp_path: Path, monke
     steps = ["training.steps=4", "training.checkpoint_every=2", "evaluation.every=2", "logging.every=1"]
     small = ["workers=simulated", "workers.count=2", "model.width=4", "schedule.warmup=0", "logging.progress=false"]
     assert launch("cnn", [*steps, *small, f"run_dir={tmp_path}/run"]) == 0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    times = [row["time_step_ms"] for row in rows if row["split"] == "train"]
+    times = [row["time_step_ms"] for row in rows(tmp_path / "run", times=True) if row["split"] == "train"]
     assert max(times[1:]) < 1000
 
 

@@ -1,7 +1,7 @@
 """The embedded corpus: right names, numbers in one split only, made once."""
 
 import re
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,11 +57,8 @@ def test_every_number_is_in_one_split_only(pair: str) -> None:
 @pytest.mark.usefixtures("compat")
 def test_it_is_made_once_by_whoever_comes_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = configured(tmp_path / "numbers")
-    threads = [threading.Thread(target=make_embedded, args=(data,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(make_embedded, [data] * 3))
     assert capsys.readouterr().err.count("making") == 1
     corpus = Corpus(data)
     assert [len(corpus.split(split)) for split in ("train", "valid", "test")] == [60, 20, 20]

@@ -1,4 +1,4 @@
-"""From archives to binarized data: the WMT14 recipe on tiny archives of the same format, downloads, resuming."""
+"""From archives to binarized data: the WMT14 recipe on tiny archives of the same format, resuming."""
 
 import gzip
 import hashlib
@@ -6,10 +6,6 @@ import io
 import json
 import re
 import tarfile
-import threading
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +34,6 @@ OURS = ["validation=newstest2013", "cleaning=length_ratio"]
 NEWS = [(f"A {noun} & more: \u201cyes\u201d.", f"Ein {noun.upper()} & mehr: \u201eja\u201c.") for noun in NOUNS]
 
 
-class Server(SimpleHTTPRequestHandler):
-    """Serves a folder and says nothing."""
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """Yield the address of a server of tmp_path/server."""
-    (tmp_path / "server").mkdir()
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, directory=tmp_path / "server")) as listening:
-        threading.Thread(target=listening.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{listening.server_port}"
-        listening.shutdown()
-
-
 def archive(members: dict[str, bytes], mode: str) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode=mode) as tar:
@@ -75,18 +54,19 @@ def sgm(lines: list[str]) -> bytes:
 
 
 @pytest.fixture
-def wmt14(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataManifest:
-    """Return the manifest of two tiny archives on the server."""
+def wmt14(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DataManifest:
+    """Return the manifest of two tiny archives that are there; nothing listens where they come from."""
     pairs = [*TRAIN, *UNEVEN, *EMPTY]
     train = {"train.en": text([s for s, _ in pairs[:20]]), "train.de": text([t for _, t in pairs[:20]])}
     train |= {"more.en.gz": gzip.compress(text([s for s, _ in pairs[20:]]))}
     train |= {"more.de.gz": gzip.compress(text([t for _, t in pairs[20:]]))}
     news = {"src.en.sgm": sgm([s for s, _ in NEWS]), "ref.de.sgm": sgm([t for _, t in NEWS])}
-    known = {}
+    known, folder = {}, tmp_path / "archives"
+    folder.mkdir()
     for name, content in {"train.tgz": archive(train, "w:gz"), "news.tar": archive(news, "w")}.items():
-        (tmp_path / "server" / name).write_bytes(content)
+        (folder / name).write_bytes(content)
         sha256 = hashlib.sha256(content).hexdigest() if name == "train.tgz" else None
-        known[name] = {"url": f"{server}/{name}", "bytes": len(content), "sha256": sha256, "md5": None}
+        known[name] = {"url": f"http://127.0.0.1:9/{name}", "bytes": len(content), "sha256": sha256, "md5": None}
     pair = {
         "source": "en",
         "target": "de",
@@ -209,10 +189,10 @@ def test_an_interrupted_preparation_goes_on_and_gives_the_same(
 def test_an_archive_that_is_missing_or_damaged_is_named(
     wmt14: DataManifest, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    (tmp_path / "server/news.tar").unlink()
+    (tmp_path / "archives/news.tar").unlink()
     assert run(tmp_path) == 2
     (error,) = capsys.readouterr().err.splitlines()
-    assert re.search(r"news\.tar: cannot be downloaded from http://\S+/news\.tar \(404", error)
+    assert re.search(r"news\.tar: cannot be downloaded from http://\S+/news\.tar \(", error)
     (tmp_path / "archives/news.tar").write_bytes(b"other")
     assert run(tmp_path) == 2
     assert f"{tmp_path}/archives/news.tar: bytes is 5" in capsys.readouterr().err
@@ -221,7 +201,6 @@ def test_an_archive_that_is_missing_or_damaged_is_named(
 def test_a_missing_member_and_uneven_sides_are_errors(
     wmt14: DataManifest, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    (tmp_path / "archives").mkdir()
     file = tmp_path / "archives/news.tar"
     for members, problem in (
         ({"src.en.sgm": sgm(["one"])}, "has no member ref.de.sgm"),

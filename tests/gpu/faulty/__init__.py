@@ -1,1 +1,0 @@
-"""A task one of whose ranks fails."""
