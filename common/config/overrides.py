@@ -37,7 +37,9 @@ def as_hydra_reads(config_class: type[Config], overrides: Sequence[str], several
     Raises ConfigError for an override that cannot be read or chosen, or would have no effect.
     """
     texts = {*text_keys(config_class), "topology.path"}  # the latter is an option of one topology
-    return _with_elastic([_as_typed(config_class, word, texts, several) for word in overrides])
+    # Topologies have options that configs/topology leaves out, and refuse what they do not know.
+    words = [f"++{word}" if word.startswith("topology.") else word for word in overrides]
+    return _with_elastic([_as_typed(config_class, word, texts, several) for word in words])
 
 
 def typed(key: str, value: str) -> str:
@@ -127,11 +129,6 @@ def choices_with(key: str) -> list[str]:
     group, _, name = key.partition(".")
     known = _names(group) if group in GROUPS else []
     return [f"{group}={choice}" for choice in known if name in _load(group, choice)]
-
-
-def list_groups(config_class: type[Config]) -> str:
-    """Return a line for each group of configs/ with its choices."""
-    return "\n".join(f"{group}: {', '.join(choices(config_class, group))}" for group in sorted(GROUPS))
 
 
 def _names(group: str) -> list[str]:

@@ -20,7 +20,7 @@ from common.cli import explain_mistake, locate, one_line
 from common.config.config import Config, ConfigError
 from common.config.elastic import SURVIVING
 from common.config.moments import with_betas
-from common.config.overrides import CONFIGS, as_hydra_reads, choices, choices_with, flatten, list_groups
+from common.config.overrides import CONFIGS, GROUPS, as_hydra_reads, choices, choices_with, flatten
 from common.training.members import config_of
 from common.training.task import Task, load_task
 
@@ -115,6 +115,11 @@ def check(task: type[Task], composed: DictConfig) -> Config:
             "training.gradient_accumulation)"
         )
     return with_betas(config)
+
+
+def list_groups(config_class: type[Config]) -> str:
+    """Return a line for each group of configs/ with its choices."""
+    return "\n".join(f"{group}: {', '.join(choices(config_class, group))}" for group in sorted(GROUPS))
 
 
 def resolve_elastic(values: dict[str, Any]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def test_batch_and_ranks() -> None:
         (["topology=hypercube", "workers.count=6"], ["topology=hypercube", "power of two", "6"]),
         (["topology=aer", "workers.count=6", "workers.per_host=2"], ["topology=aer", "6"]),
         (["topology=base_k", "topology.k=0", "workers.count=4"], ["topology=base_k", "k"]),
-        (["+topology.cols=2"], ["topology=one_peer_exponential", "cols"]),
+        (["topology.cols=2"], ["topology=one_peer_exponential", "cols"]),
         (["workers.count=4", "workers.per_host=3"], ["workers.per_host=3", "divisor", "4"]),
         (["workers.count=0"], ["workers.count=0", "greater than 0"]),
         (["workers.count=20000"], ["world_size: expected an integer <= 16384, got 20000"]),
@@ -112,7 +112,7 @@ def test_batch_and_ranks() -> None:
         (["parallel.outer.lr=2"], ["parallel.outer.lr=2.0: expected a number in (0, 2)"]),
         (["parallel.outer.lrr=1"], ["parallel.outer.lrr: no such key; did you mean 'parallel.outer.lr'?"]),
         (
-            ["parallel.local_steps=4", "+topology.idle_rounds=1", "workers.count=4"],
+            ["parallel.local_steps=4", "topology.idle_rounds=1", "workers.count=4"],
             ["parallel.local_steps=4", "idle_rounds=1", "expected idle_rounds=0"],
         ),
         (["parallel=allreduce", "+parallel.local_steps=3"], ["parallel.local_steps=3", "no such key"]),
