@@ -1,4 +1,4 @@
-"""The command lines that READMEs show: what would run is composed or parsed as it is printed."""
+"""The command lines that pages for people show: what would run is composed or parsed as it is printed."""
 
 import functools
 import importlib
@@ -23,6 +23,7 @@ UNCHECKED = {
     "python -m nltk.downloader wordnet": "another project's",
     'sbatch --partition=main --nodes=4 --exclusive --wrap="sleep 10"': "a job without a file",
     "sbatch --test-only": "what the project calls itself",
+    "python -m scripts.benchmarks.": "the beginning of several",
 }
 TEMPLATE = re.compile(r"\.\.\.|\b(TASK|NAME|N)\b")  # not to be typed as it stands
 TORCHRUN = "python -m torch.distributed.run "
@@ -33,14 +34,15 @@ def command_lines(text: str) -> Iterator[str]:
     code = re.compile(r"^(?:    [^\n]*|```.*?^```)$", re.MULTILINE | re.DOTALL)
     block = re.compile(r"^```[^\n]*\n(.*?)^```$|^(    (?:[^\n]*\\\n)*[^\n]*)$", re.MULTILINE | re.DOTALL)
     for found in block.finditer(text):
-        yield from re.sub(r"\\\n", " ", found[1] or found[2]).splitlines()
+        shown = found[1] or re.sub(r"^ {4}", "", found[2], flags=re.MULTILINE)
+        yield from shown.replace("\\\n", "").splitlines()  # as a shell reads it
     yield from (" ".join(span.split()) for span in re.findall(r"`([^`]+)`", code.sub("", text)))
 
 
 def commands() -> dict[str, str]:
-    """Return each command that a README shows, and a page that shows it."""
+    """Return each command that a README or a page about the results shows, and a page that shows it."""
     found: dict[str, str] = {}
-    for page in sorted(ROOT.rglob("README.md")):
+    for page in sorted([*ROOT.rglob("README.md"), *ROOT.glob("results/*.md")]):
         if not any(part.startswith(".") for part in page.relative_to(ROOT).parts):
             for line in command_lines(page.read_text()):
                 command = re.sub(r"\s+#.*$", "", line).strip()
@@ -55,7 +57,8 @@ COMMANDS = commands()
 def test_commands_are_found() -> None:
     pages = set(COMMANDS.values())
     assert pages >= {f"{folder}README.md" for folder in ("", "cnn/", "common/", "gpt2/", "slurm/", "transformer/")}
-    assert len(COMMANDS) > 60
+    assert pages >= {"results/HOWTO.md", "results/speed.md"}
+    assert len(COMMANDS) > 80
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in UNCHECKED])
