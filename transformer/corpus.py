@@ -121,8 +121,8 @@ def check_preparation(data: Folder | NumberNames) -> None:
     for key in ("validation", "cleaning"):
         expected = getattr(data, key, None)
         if expected is not None and found.get(key) != expected:
-            raise ConfigError(
-                f"data.{key}={expected}: {data.path} has {found.get(key, 'no record of it')}; prepare it again "
-                f"(python -m transformer.prepare corpus={'files' if data.name == 'folder' else data.name} "
-                f"{key}={expected}) or set data.{key} to what it has, or to null"
-            )
+            has = f"data.{key}={expected}: {data.path} has {found.get(key, 'no record of it')}"
+            corpus = {"folder": "files"}.get(data.name, data.name)
+            if corpus.startswith("wmt14") or (corpus, key) == ("files", "cleaning"):
+                has += f"; another folder: python -m transformer.prepare corpus={corpus} {key}={expected} output=..."
+            raise ConfigError(f"{has}; expected what it has, or null")

@@ -191,7 +191,10 @@ def check_format(index: Path, tokens: Path) -> None:
         if file.stat().st_size != size:
             raise ValueError(f"{file.name} has {file.stat().st_size} bytes, expected {size}")
     if not np.array_equal(positions[1:], ends[:-1]):
-        raise ValueError(f"{index.name} has wrong positions, as older versions wrote beyond 2 GiB: prepare it again")
+        raise ValueError(
+            f"{index.name} has wrong positions, as older versions wrote beyond 2 GiB: remove the folder and prepare it "
+            "again"
+        )
 
 
 def largest_token(tokens: Any) -> int:

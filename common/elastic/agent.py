@@ -64,12 +64,13 @@ class Agent:
         start: str = "",
         secret: str = "",
     ) -> None:
-        self._start = start
         self._own, self._listener, self._address = own, listener, address
         self._fingerprint, self._secret = fingerprint, secret
-        self._options, self._timeout_s = options, timeout_s
+        self._start, self._options, self._timeout_s = start, options, timeout_s
         self._per_worker, self._per_host = per_worker, per_host or ranks
-        self._hosts: list[Host | None] = [own] + [None] * (-(-ranks // self._per_host) - 1)
+        self._hosts: list[Host | None] = [None] * -(-ranks // self._per_host)
+        self._first_places = dict.fromkeys(number // self._per_host for number in first)  # before those without members
+        self._hosts[next(iter(self._first_places))] = own
         self._pending: list[RemoteHost] = []  # hosts that have not said who they are, or wait to replace one
         self._to_start = set(range(ranks))  # once their host has connected
         self._restarts = options.restarts
@@ -93,7 +94,7 @@ class Agent:
         try:
             if self._listener is not None:
                 self._listener.setblocking(False)
-                self._log_workers("this host", 0)
+                self._log_workers("this host", self._hosts.index(self._own))
             self._start_workers()
             if missing := self._hosts.count(None):
                 self._log(f"waiting for {missing} of {len(self._hosts)} hosts")
@@ -189,9 +190,9 @@ class Agent:
 
     def _start_workers(self) -> None:
         """Fill places without a host with the hosts that wait, and start the workers whose host is connected."""
-        for index, host in enumerate(self._hosts):
+        for index in {**self._first_places, **dict.fromkeys(range(len(self._hosts)))}:
             waiting = [other for other in self._pending if other.name is not None]
-            if host is None and waiting:
+            if self._hosts[index] is None and waiting:
                 self._pending.remove(waiting[0])
                 self._hosts[index] = waiting[0]
                 self._log_workers(f"host {waiting[0].name}", index)
@@ -225,9 +226,10 @@ class Agent:
     def _on_exit(self, number: int, code: int) -> None:
         was_member = number in self._alive
         if code == INTERRUPTED and not was_member and not self._over:
-            self._log(f"{self._name(number)} leaves before it joined: its host was asked to stop")
+            self._log(f"{self._name(number)} leaves before it joined, as it was asked to")
             self._reports.pop(number, None)
-            self._host_of([number])[0].leaving = True
+            (host,) = self._host_of([number])
+            host.leaving = self._stopping or host is not self._own
             self._to_start.add(number)  # when another host takes the place of this one
             return
         self._codes.append(code)
@@ -284,10 +286,8 @@ class Agent:
             self._log("no worker is left that could go on")
             self._kill_all()
             return
-        few = 2 * len(self._alive) <= len(self._members) or len(self._alive | joining) < (
-            (self._options.min_workers or 1) * self._per_worker
-        )
-        last = few and not first
+        fewest = (self._options.min_workers or 1) * self._per_worker
+        last = not first and (2 * len(self._alive) <= len(self._members) or len(self._alive | joining) < fewest)
         if last:
             left, before = (len(ranks) // self._per_worker for ranks in (self._alive, self._members))
             self._log(f"{left} of {before} workers are left, too few: they save and stop")

@@ -195,7 +195,12 @@ def train_membership(
             return None
     status = "finished" if recorder.clock == timetable.steps and not membership.last else "interrupted"
     recorder.finish(status)
-    gather_objects(None)  # if rank 0 is lost before it has written the summary, another rank does
+    try:
+        gather_objects(None)  # if rank 0 is lost before it has written the summary, another rank does
+    except RuntimeError:
+        if recorder.folder is None:
+            raise
+        return status  # the run has ended, whoever is lost now
     group.close()
     return status
 
@@ -219,8 +224,7 @@ def send_object(value: dict[str, Any], rank: int, timeout_s: float) -> None:
     torch.save(value, file)
     message = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
     for tensor in (torch.tensor([message.numel()]), message):
-        # gloo's own timeout is the one for connecting
-        dist.isend(sendable(tensor, None), rank).wait(timedelta(seconds=timeout_s))
+        dist.isend(sendable(tensor, None), rank).wait(timedelta(seconds=timeout_s))  # gloo's own is for connecting
 
 
 @explained("taking over the state of a worker")

@@ -121,6 +121,11 @@ def test_corrupt_images_are_an_error_or_skipped(source: Path, capsys: pytest.Cap
     assert index["skipped"] == [str(cut), str(text)]
     assert index["counts"] == [2, 2, 3]
     assert f"{source}/val.beton: there already, made from the same images\n" in capsys.readouterr().out
+    (source / "train.beton").unlink()
+    image = next((source / "val" / "ant").iterdir())
+    image.rename(source / "val" / "cat" / "moved.png")  # as many images, with other labels
+    run(f"source={source}", "corrupt=skip", code=2)
+    assert f"{source}/val.beton: there already; --overwrite makes it anew" in capsys.readouterr().err
 
 
 @needs_ffcv

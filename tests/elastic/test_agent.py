@@ -372,12 +372,36 @@ def test_a_signal_ends_a_spare_host(tmp_path: Path) -> None:
     server.close()
 
 
-def test_a_host_that_was_asked_to_stop_gets_no_more_workers() -> None:
-    agent = Agent(LocalHost(lambda *_: pytest.fail("started")), 2, (0,), ElasticConfig(), TIMEOUT_S)
+class IdleHost(LocalHost):
+    """A host that only counts the workers it is to start."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(lambda *_: pytest.fail("started"))
+        self.name, self.started = name, []
+
+    def start(self, number: int) -> None:
+        self.started.append(number)
+
+
+@pytest.mark.parametrize("stopping", [True, False])
+def test_a_host_that_was_asked_to_stop_gets_no_more_workers(stopping: bool) -> None:
+    own = IdleHost("own")
+    agent = Agent(own, 2, (0,), ElasticConfig(), TIMEOUT_S)
     agent._to_start.clear()
+    agent._stopping = stopping
     agent._on_exit(1, INTERRUPTED)
     agent._start_workers()
-    assert agent._to_start == {1}
+    assert (agent._to_start, own.started) == (({1}, []) if stopping else (set(), [1]))
+
+
+@pytest.mark.parametrize(("members", "started"), [((0, 2), ([0], [2])), ((1, 2), ([1], [2]))])
+def test_hosts_first_take_the_places_of_members(members: tuple[int, int], started: tuple[list[int], list[int]]) -> None:
+    """Of a run of three hosts, two are left."""
+    own, other = IdleHost("own"), IdleHost("other")
+    agent = Agent(own, 3, members, ElasticConfig(), TIMEOUT_S, per_host=1)
+    agent._pending = [other]
+    agent._start_workers()
+    assert (own.started, other.started) == started
 
 
 @pytest.mark.parametrize("leads", ["1", ""])

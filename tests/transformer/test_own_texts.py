@@ -86,8 +86,10 @@ def test_no_pair_is_dropped_unless_it_is_asked_for(texts: Path, capsys: pytest.C
     assert run(texts, "cleaning=length_ratio", f"output={texts.parent}/clean") == 2
     assert "split train: expected at least one pair of lines, got none after cleaning" in capsys.readouterr().err
     arguments = ["data=folder", "data.source=en", "data.target=de", f"data.path={texts.parent}/out"]
-    with pytest.raises(ConfigError, match=r"has empty_lines; prepare it again .*corpus=files cleaning=length_ratio"):
+    with pytest.raises(ConfigError, match=r"has empty_lines; .*corpus=files cleaning=length_ratio output="):
         check_preparation(compose_config("transformer", [*arguments, "data.cleaning=length_ratio"]).data)
+    with pytest.raises(ConfigError, match=r"has no record of it; expected what it has, or null$"):
+        check_preparation(compose_config("transformer", [*arguments, "data.validation=held_out"]).data)
 
 
 def test_work_that_was_being_removed_is_not_continued(texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
