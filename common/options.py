@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 
 from common.arguments import BUCKET_MB, Bounds, check_arguments
-from common.topology import Topology
+from common.topology import Topology, in_phases
 
 if TYPE_CHECKING:  # the planner and the configuration need no torch
     from torch.optim import Optimizer
@@ -282,7 +282,8 @@ class GossipOptions:
         return {name: getattr(self, name) for name in self.names()}
 
     def check_topology(self, topology: Topology) -> None:
-        """Raise ValueError where local steps, an outer step or weaker mixing make no sense with this topology."""
+        """Raise ValueError where phases, local steps or weaker mixing make no sense with this topology."""
+        in_phases(topology, self.phases)
         plan, power = self.plan, self.mixing.power
         chosen = f"mixing.power={power:g}"
         if not plan.every_update:
@@ -296,8 +297,7 @@ class GossipOptions:
             )
         if not topology.doubly_stochastic:
             raise ValueError(
-                f"{chosen} with topology {topology.name}: expected doubly stochastic mixing matrices, or the mean "
-                "drifts"
+                f"{chosen} with topology {topology.name}: expected doubly stochastic matrices, or the mean drifts"
             )
         idle = topology.options.get("idle_rounds", 0)
         if idle and plan.steps > 1:

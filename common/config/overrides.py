@@ -37,9 +37,10 @@ def as_hydra_reads(config_class: type[Config], overrides: Sequence[str], several
     Raises ConfigError for an override that cannot be read or chosen, or would have no effect.
     """
     texts = {*text_keys(config_class), "topology.path"}  # the latter is an option of one topology
+    words = [_as_typed(config_class, word, texts, several) for word in overrides]
     # Topologies have options that configs/topology leaves out, and refuse what they do not know.
-    words = [f"++{word}" if word.startswith("topology.") else word for word in overrides]
-    return _with_elastic([_as_typed(config_class, word, texts, several) for word in words])
+    words = [f"++{word}" if word.startswith("topology.") and not several else word for word in words]
+    return _with_elastic(words)
 
 
 def typed(key: str, value: str) -> str:

@@ -25,6 +25,7 @@ from common.training.members import config_of
 from common.training.task import Task, load_task
 
 FEW = 3  # the most choices that a message names
+MOST_LOST = 64  # workers, for which topologies of those that remain are tried before a run
 # Hydra 1.3 asks which version's defaults are meant; 1.4 always uses those of 1.3, and warns of the argument. OmegaConf
 # 2.4 registers resolvers with a function whose name does something else in 2.3.
 VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
@@ -103,8 +104,8 @@ def check(task: type[Task], composed: DictConfig) -> Config:
         raise ConfigError(explain(error, task.config_class, flatten(values))) from error
     config.build_topology()
     remaining = [config.elastic.members(config.n, change.step) for change in config.elastic.script]
-    remaining += [config.all_workers[:n] for n in range(config.elastic.min_workers or config.n, config.n)]
-    for members in remaining:
+    left = range(config.elastic.min_workers or config.n, config.n)[-MOST_LOST:]
+    for members in [*remaining, *(config.all_workers[:n] for n in left)]:
         config_of(config, members)
     if config.workers.batched and not task.fixed_shapes:
         raise ConfigError("workers.batched=true: expected false: the shapes of this task's batches differ")

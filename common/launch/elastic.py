@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 
 import torch
 
+from common.config.base import FORMER_BOOKKEEPING
 from common.config.config import Config, ConfigError
 from common.config.elastic import Workers, ranks_of, split
 from common.elastic.agent import Agent
@@ -58,7 +59,7 @@ def run_elastically(config: Config, overrides: list[str]) -> int:
             per_host=(config.workers.per_host or config.n) * config.ranks_per_worker if listener else None,
             listener=listener,
             address=split(config.elastic.agent)[0] if config.elastic.agent else LOCAL,
-            fingerprint=fingerprint(config),
+            fingerprint=fingerprint(config, FORMER_BOOKKEEPING),  # hosts must wait and give up alike
             start=start,
             secret=os.environ.get("ELASTIC_SECRET", ""),
         )
@@ -101,7 +102,7 @@ def listen_for_hosts(config: Config) -> socket.socket | None:
 
 def serve_agent(config: Config, overrides: list[str]) -> int:
     """Run workers of this host for the agent on another host; return the exit code of the run."""
-    agent, hello = config.elastic.agent or "", Hello(socket.gethostname(), fingerprint(config))
+    agent, hello = config.elastic.agent or "", Hello(socket.gethostname(), fingerprint(config, FORMER_BOOKKEEPING))
     try:
         secret = os.environ.get("ELASTIC_SECRET", "")
         return serve(agent, local_host(config, overrides), hello, config.parallel.timeout_s, secret)

@@ -136,6 +136,7 @@ class Cohort:
                 tensor.copy_(first)
         for matrix in self.anchors.state.values():
             matrix.copy_(mean(matrix))
+        self._count_writes()
         self.anchors.expire()
 
     def consensus_distance(self) -> float:
@@ -185,7 +186,12 @@ class Cohort:
             count_gossip(counters, bucket.topology.round(round_), hosts, [chunk] * (1 + optimizers))
         for counter in counters:
             counter.rounds += 1
-        for vector in chain(*self.vectors) if self.world_size > 1 else ():  # autograd then refuses graphs of old values
+        if self.world_size > 1:
+            self._count_writes()
+
+    def _count_writes(self) -> None:
+        """Make autograd refuse graphs of the parameters' old values."""
+        for vector in chain(*self.vectors):
             torch.autograd.graph.increment_version(vector.parameters)
 
     def _matrix(self, bucket: ScheduledBucket, round_: int) -> np.ndarray:

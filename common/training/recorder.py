@@ -25,7 +25,7 @@ REMEMBERED_STEPS = 1000  # the last steps, whose median and mean time go into th
 
 
 class DivergedError(RuntimeError):
-    """The training loss, or any gradient, is not finite; the message names the step and the worker."""
+    """The training loss, or any gradient, is not finite; the message names the step, and for a loss the worker."""
 
 
 class Recorder:
@@ -91,7 +91,10 @@ class Recorder:
         self._step_clock.end_step()
         self._in_a_row = 0 if committed else self._in_a_row + 1
         if self._in_a_row == MOST_SKIPPED:
-            raise DivergedError(f"gradients were not finite in {MOST_SKIPPED} steps in a row, at any loss scale")
+            wrong = (
+                f"gradients were not finite at step {self.clock + 1}, {MOST_SKIPPED} times in a row at any loss scale"
+            )
+            raise DivergedError(wrong)
         if not committed:
             self.skipped += 1
             return

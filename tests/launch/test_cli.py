@@ -95,6 +95,8 @@ def test_texts_are_split_at_commas(word: str, expected: list[str | None], monkey
 def test_folders_of_several_runs_are_named_after_plain_texts() -> None:
     jobs = cli.combinations("cnn", ["init_from=a.pt,b.pt", "workers.count=1"])
     assert [Path(config.run_dir).name for _, config in jobs] == ["init_from=a.pt", "init_from=b.pt"]
+    jobs = cli.combinations("cnn", ["topology=base_k", "topology.k=1,2", "workers.count=4"])
+    assert [Path(config.run_dir).name for _, config in jobs] == ["topology.k=1", "topology.k=2"]
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,14 @@ def test_the_original_module_is_left_alone(method: str) -> None:
     assert storages[0].isdisjoint(storages[1])
 
 
+def test_a_backward_after_an_average_is_refused() -> None:
+    training = simulated(3, BASE).run(range(2))
+    loss = BASE.loss(training.models[1], 1, 2)
+    training.models[0].average_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_forward_after_others_have_stepped_is_refused() -> None:
     training = simulated(3, BASE).run(range(2))
     loss = BASE.loss(training.models[1], 1, 2)

@@ -212,6 +212,8 @@ def test_hosts_topology_batch_and_rate_follow_the_members() -> None:
     cube = compose_config("cnn", [*hosts, "topology=hypercube", "elastic.fallback=ring"])
     assert config_of(cube, (0, 1, 2)).topology.name == "ring"
     assert config_of(cube, (0, 1, 2, 3)).topology.name == "hypercube"
+    staggered = compose_config("cnn", [*hosts, "topology=one_peer_ring", "parallel.phases=staggered"])
+    assert config_of(staggered, (0, 1, 2)).topology.name == "one_peer_exponential"  # rounds of odd rings do not commute
 
 
 def test_the_rate_is_that_of_the_members_and_of_the_clock() -> None:
@@ -257,6 +259,7 @@ REAL = ["elastic.script=[]", "workers=processes", "elastic=true"]
         (["elastic.fallback=rign"], "elastic.fallback='rign': expected 'complete', 'ring'"),
         (["topology=hypercube", "elastic.fallback=hypercube"], "topology=hypercube (workers=3, per_host=3)"),
         ([*REAL, "topology=hypercube", "elastic.fallback=hypercube"], "topology=hypercube (workers=3, per_host=3)"),
+        ([*REAL, "topology=hypercube", "parallel.phases=staggered", "elastic.fallback=random_matching"], "is random"),
         (["data.partition=dirichlet"], "elastic.script with data.partition=dirichlet: expected data.partition=iid"),
         (
             ["data.partition=dirichlet", *REAL],
