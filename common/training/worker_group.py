@@ -43,7 +43,7 @@ class WorkerGroup:
                 run.task, self.config, run.device, run.rank, steps.steps, steps.epoch, dealing, numbers
             )
         except ValueError as error:  # of an optimizer, a schedule or a method: an argument that comes from a key
-            if run.recorder.clock:
+            if dealing != BEGINNING:  # the run has trained
                 raise
             raise ConfigError(str(error)) from error
         self.backward = backward_of(run.task, self.workers, self.config, run.device)

@@ -64,4 +64,4 @@ def test_a_proxys_note_says_what_makes_it_harder(name: str) -> None:
     data, note = composed(TABLES[name], TABLES[name].rows[0]).data, TABLES[name].note
     assert f"{ceil(1797 * data.validation_fraction)} held-out images" in note
     assert (f"{100 * data.label_noise:g} % of the training labels are wrong" in note) == (data.label_noise > 0)
-    assert ("different images of few classes" in " ".join(note.split())) == (data.partition == "dirichlet")
+    assert ("different images, mostly of few classes" in " ".join(note.split())) == (data.partition == "dirichlet")

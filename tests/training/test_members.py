@@ -13,13 +13,15 @@ from common.config.config import ConfigError
 from common.launch.compose import compose_config
 from common.launch.processes import launch
 from common.simulate import simulate
+from common.training import worker_group
 from common.training.members import config_of, donor_of, follow
 from common.training.optimization import build_optimizer, build_schedule
 from common.training.stream import RandomState, Stream
 from common.training.task import dealt, load_task
+from common.training.worker import Worker
 from tests.distributed.comparison import assert_same
 from tests.training.replay import replay
-from tests.training.runs import rows
+from tests.training.runs import rows, summary
 
 CPU = torch.device("cpu")
 BASE = ["workers=simulated", "workers.count=4", "model.width=8", "training.batch_size=32", "evaluation.every=100"]
@@ -243,6 +245,20 @@ def test_the_adamw_of_muon_keeps_its_own_rate() -> None:
     follow(worker, config_of(config, (0, 1, 3)), 3)
     assert [(group["lr"], group["weight_decay"]) for group in worker.optimizer.param_groups] == before
     assert {rate for rate, _ in before} == {config.lr, 0.003}
+
+
+def test_an_error_at_a_change_is_recorded_as_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before the first row and the first checkpoint."""
+    build, times = worker_group.build_workers, iter(range(2))
+
+    def build_once(*arguments: Any) -> list[Worker]:
+        if next(times):
+            raise ValueError("an argument that only the workers left have")
+        return build(*arguments)
+
+    monkeypatch.setattr(worker_group, "build_workers", build_once)
+    assert launch("cnn", [*BASE, *SCRIPT, "logging.every=100", f"run_dir={tmp_path}/run"]) == 1
+    assert summary(tmp_path / "run")["status"] == "failed"
 
 
 REAL = ["elastic.script=[]", "workers=processes", "elastic=true"]

@@ -277,7 +277,7 @@ def test_a_run_whose_folder_is_removed_ends_and_does_not_make_it_again(
         ([f"model.width={10**13}"], "model=resnet_digits: does not fit into memory ("),
         (["schedule.unit=epochs", "schedule.warmup=5"], "schedule Cosine: warmup_steps=55: expected fewer than"),
         (["optimizer=sgd", "optimizer.nesterov=true", "optimizer.momentum=0"], "Nesterov momentum requires a momentum"),
-        (["topology=random_matching", "parallel.phases=staggered"], "phases='staggered': topology 'random_matching'"),
+        (["topology=random_matching", "parallel.phases=staggered"], "parallel.phases='staggered': topology 'rand"),
     ],
 )
 def test_what_a_model_or_its_optimizer_refuses_leaves_no_folder(
