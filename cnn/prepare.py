@@ -207,11 +207,12 @@ def is_made(tree: ImageTree, beton: Path, arguments: PrepareArguments) -> bool:
         index = read_index(beton)
         settings = {name: getattr(arguments, name) for name in ENCODING}
         wanted = settings | {"classes": tree.classes, "source": source_of(tree)}
-        kept = [k for file, k in zip(tree.files, tree.labels, strict=True) if readable(file) not in index.skipped]
+        images = zip(tree.files, tree.labels, strict=True)
+        kept = [label for file, label in images if readable(file) not in index.skipped]
         wanted |= {"counts": [kept.count(label) for label in range(len(tree.classes))]}
-        *images, made = (max(found.st_mtime, found.st_ctime) for found in map(os.stat, (*tree.files, beton)))
+        *changes, made = (max(found.st_mtime, found.st_ctime) for found in map(os.stat, (*tree.files, beton)))
         allowed = arguments.corrupt == "skip" or not index.skipped
-        if index.model_dump(include={*wanted}) == wanted and allowed and max(images) <= made:
+        if index.model_dump(include={*wanted}) == wanted and allowed and max(changes) <= made:
             print(f"{beton}: there already, made from the same images")
             return True
     refuse_existing([beton], overwrite=False)

@@ -38,8 +38,8 @@ def as_hydra_reads(config_class: type[Config], overrides: Sequence[str], several
     """
     texts = {*text_keys(config_class), "topology.path"}  # the latter is an option of one topology
     words = [_as_typed(config_class, word, texts, several) for word in overrides]
-    # Topologies have options that configs/topology leaves out, and refuse what they do not know.
-    words = [f"++{word}" if word.startswith("topology.") and not several else word for word in words]
+    if not several:  # ++ adds options that configs/topology leaves out; topologies refuse those that they lack
+        words = [re.sub(r"^topology\.", "++topology.", word) for word in words]
     return _with_elastic(words)
 
 

@@ -68,9 +68,9 @@ class Agent:
         self._fingerprint, self._secret = fingerprint, secret
         self._start, self._options, self._timeout_s = start, options, timeout_s
         self._per_worker, self._per_host = per_worker, per_host or ranks
-        self._hosts: list[Host | None] = [None] * -(-ranks // self._per_host)
-        self._first_places = dict.fromkeys(number // self._per_host for number in first)  # before those without members
-        self._hosts[next(iter(self._first_places))] = own
+        places, needed = range(-(-ranks // self._per_host)), {number // self._per_host for number in first}
+        self._places = sorted(places, key=lambda place: place not in needed)  # in the order in which hosts take them
+        self._hosts: list[Host | None] = [own if place == self._places[0] else None for place in places]
         self._pending: list[RemoteHost] = []  # hosts that have not said who they are, or wait to replace one
         self._to_start = set(range(ranks))  # once their host has connected
         self._restarts = options.restarts
@@ -190,7 +190,7 @@ class Agent:
 
     def _start_workers(self) -> None:
         """Fill places without a host with the hosts that wait, and start the workers whose host is connected."""
-        for index in {**self._first_places, **dict.fromkeys(range(len(self._hosts)))}:
+        for index in self._places:
             waiting = [other for other in self._pending if other.name is not None]
             if self._hosts[index] is None and waiting:
                 self._pending.remove(waiting[0])
