@@ -96,6 +96,7 @@ class Claim(Definition):
     rule:             one of RULES and its margin, bound or limits
     what:             the numbers tested, and their unit
     regime:           the regime, a template filled with the columns of the first test's row; or why there is no test
+    settled_by:       the experiment that would settle an open claim, and its cost
     """
 
     claim: str
@@ -105,6 +106,7 @@ class Claim(Definition):
     what: str = ""
     style: str = "+z.2f"
     regime: str
+    settled_by: str = ""
     tests: tuple[Evidence, ...] = ()
 
     @model_validator(mode="after")
@@ -143,13 +145,12 @@ class Claim(Definition):
         return f"{self.what}: {', '.join(numbers)}; rule: {RULES[name][0].format(limit)}"
 
     def show_regime(self, rows: Sequence[Mapping[str, Any]]) -> str:
-        """Return the regime of the first number, with local/B of all of them, or why there is no test."""
-        if not rows:
-            return self.regime
-        regime = self.regime.format_map(rows[0])
-        if self.local_over_noise is None:
-            return regime
-        return f"{regime}, local/B {_show_noise([value for value in map(_noise_of, rows) if not math.isnan(value)])}"
+        """Return the regime of the first number, with local/B of all, or why there is no test; what would settle it."""
+        regime = self.regime.format_map(rows[0]) if rows else self.regime
+        if rows and self.local_over_noise is not None:
+            noise = [value for value in map(_noise_of, rows) if not math.isnan(value)]
+            regime = f"{regime}, local/B {_show_noise(noise)}"
+        return f"{regime}. To settle it: {self.settled_by}" if self.settled_by else regime
 
 
 def _noise_of(row: Mapping[str, Any]) -> float:
@@ -192,10 +193,9 @@ def show_claims(claims: Sequence[Claim]) -> str:
     for claim in claims:
         rows, paths = [test.found() for test in claim.tests], [PurePosixPath(test.record) for test in claim.tests]
         pages = dict.fromkeys(f"[{path.name}]({path.parent.name or 'benchmarks'}/{path.name}.md)" for path in paths)
-        paper, verdict = claim.paper.format_map(papers), claim.verdict(rows)
-        here = "; ".join(filter(None, (claim.show_numbers(rows), claim.show_regime(rows))))
-        lines.append((claim.claim, paper, here, verdict, ", ".join(pages)))
-    return _markdown(["claim", "paper", "here", "verdict", "page"], lines)
+        paper, here, regime = claim.paper.format_map(papers), claim.show_numbers(rows), claim.show_regime(rows)
+        lines.append((claim.claim, claim.verdict(rows), paper, here, regime, ", ".join(pages)))
+    return _markdown(["claim", "verdict", "paper", "here", "regime", "page"], lines)
 
 
 def show_verdicts(claims: Sequence[Claim]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.cli import UsageError
-from common.report.claims import Claim, Evidence, show_claims
+from common.report.claims import Claim, Evidence, load_claims, show_claims
 from scripts.tables import main
 
 EVIDENCE = {"record": "speed", "label": "ours", "row": "engine == 'ours'", "value": "ms"}
@@ -60,11 +60,18 @@ def test_the_row_of_a_number(tmp_path, monkeypatch):
     (tmp_path / "speed.csv").write_text("engine,ms,ms_low,ms_high\nours,0.25,0.1,0.4\npeer,5,,\n")
     lines = show_claims([Claim.model_validate(CLAIM | {"what": "ms", "paper": "{table3[allreduce][top1]}"})])
     assert lines.splitlines()[2] == (
-        "|  | 76.01 | ms: ours +0.25 [+0.10, +0.40]; rule: within ± 1; ours | holds | [speed](benchmarks/speed.md) |"
+        "|  | holds | 76.01 | ms: ours +0.25 [+0.10, +0.40]; rule: within ± 1 | ours | [speed](benchmarks/speed.md) |"
     )
     for row in ("engine == 'none'", "ms > 0"):
         with pytest.raises(UsageError, match=r"expected one row, got [02]"):
             show_claims([Claim.model_validate(CLAIM | {"tests": [EVIDENCE | {"row": row}]})])
+
+
+@pytest.mark.parametrize("claim", load_claims(), ids=lambda claim: claim.claim)
+def test_what_would_settle_an_open_claim_is_told(claim):
+    verdict = claim.verdict([test.found() for test in claim.tests])
+    assert bool(claim.settled_by) == (verdict == "open") or verdict == "partly"
+    assert ("To settle it: " in claim.show_regime([])) == bool(claim.settled_by)
 
 
 @pytest.mark.parametrize("wrong", [{"rule": {}}, {"rule": {"ratio": 1.0}}, {"rule": {"equal": [1, 2]}}, {"tests": []}])
@@ -100,7 +107,7 @@ def test_only_what_is_between_the_markers_changes(monkeypatch):
     Path("A.md").write_text("# A\n\n<!-- table: claims -->\nold\n<!-- end -->\n\nB <!-- table: other --> C\n")
     assert main(["readme=A.md"]) == 0
     filled = Path("A.md").read_text()
-    row = "| C | P | not tested | open |  |"
-    assert filled.startswith("# A\n\n<!-- table: claims -->\n\n| claim | paper | here | verdict | page |\n")
+    row = "| C | open | P |  | not tested |  |"
+    assert filled.startswith("# A\n\n<!-- table: claims -->\n\n| claim | verdict | paper | here | regime | page |\n")
     assert filled.endswith(f"{row}\n\n<!-- end -->\n\nB <!-- table: other --> C\n")
     assert "old" not in filled
