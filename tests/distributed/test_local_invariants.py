@@ -199,6 +199,12 @@ def refused(rank: int, n: int) -> None:
         training.model.load_clock(clock)
         with pytest.raises(RuntimeError, match=f"clock={clock} with local_steps=4: {missing} of the round are missing"):
             training.backward(clock)
+    training.model.load_clock(6)
+    training.model.load_communication_state(state)
+    training.model.load_state_dict(training.model.state_dict())  # moves the anchors
+    with pytest.raises(RuntimeError, match="clock=6 with local_steps=4: anchors of the round are missing"):
+        training.backward(6)
+    training.model.load_clock(8)
     training.model.load_communication_state(state)
     training.run(range(8, 10))
     errors = {name.replace("outer_momentum", "message_error"): tensor for name, tensor in state.items()}

@@ -112,11 +112,12 @@ def test_a_drain_of_one_rank_ends_in_time_and_mixes_nothing_stale(whose: str) ->
 
 
 def going_on(rank: int, n: int) -> None:
-    for optimizer in ("momentum", "fused_accumadamw"):
+    for optimizer in ("momentum", "momentum+sgd", "fused_accumadamw"):
         scenario = replace(BASE, optimizer=optimizer, topology="one_peer_exponential")
         expected = snapshot(real(rank, scenario).run(range(4)).model)
         training = real(rank, scenario).run(range(2))
-        saved = training.model.state_dict(), training.optimizer.state_dict()
+        optimizers = training.optimizers[0]
+        saved = training.model.state_dict(), [o.state_dict() for o in optimizers]
         saved = torch.utils._pytree.tree_map(lambda x: x.clone() if isinstance(x, torch.Tensor) else x, saved)
         interrupt(training, 2)
         with pytest.raises(
@@ -131,7 +132,8 @@ def going_on(rank: int, n: int) -> None:
         interrupt(training, 3)
         training.model.load_state_dict(saved[0])
         training.model.load_clock(2)
-        training.optimizer.load_state_dict(saved[1])
+        for o, state in zip(optimizers, saved[1], strict=True):
+            o.load_state_dict(state)
         training.run([2, 3])
         for name, array in snapshot(training.model).items():
             assert (array == expected[name]).all(), (optimizer, name)
@@ -139,9 +141,11 @@ def going_on(rank: int, n: int) -> None:
 
 
 def interrupt(training: Training, step: int) -> None:
-    """Let an exception end the optimizer's step, bucket by bucket after the first one."""
-    optimizer = training.optimizer
+    """Let an exception end the last optimizer's step, bucket by bucket after the first one."""
+    *others, optimizer = training.optimizers[0]
     training.backward(step)
+    for other in others:
+        other.step()
     if hasattr(optimizer, "arriving"):
         update, calls = FlatState.update, []
 
@@ -157,7 +161,7 @@ def interrupt(training: Training, step: int) -> None:
     else:
         with pytest.raises(KeyboardInterrupt):
             optimizer.step(interrupted)
-    optimizer.zero_grad()
+    training.model.zero_grad()
 
 
 def test_after_an_interrupted_update_training_goes_on() -> None:
