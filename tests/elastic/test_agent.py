@@ -168,7 +168,7 @@ def test_a_dead_worker_is_replaced(groups: str, tmp_path: Path) -> None:
     assert list(seen.values()) in ([], [[[0, 2], [0, 2], False]])
 
 
-@pytest.mark.parametrize("keys", [1, 2])
+@pytest.mark.parametrize("keys", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_death_while_members_connect(keys: int, groups: str, tmp_path: Path) -> None:
     """With its first key a member says that it is there; with the second where the others can connect to it."""
     deeds = {2: [{0: "dies"}], 1: [{1: f"dies at key {keys}"}], 0: [dict.fromkeys(range(2, 9), "ends")]}
