@@ -222,7 +222,7 @@ def refuse_dtensors(module: nn.Module) -> None:
 def refuse_overlaps(named: Iterable[tuple[str, Tensor]]) -> None:
     """Raise ValueError naming the first two different tensors that share memory, at least one of them trained."""
     spans = sorted(
-        (t.untyped_storage().data_ptr(), t.data_ptr(), t.data_ptr() + t.nbytes, name, t.requires_grad)
+        (t.untyped_storage().data_ptr(), t.data_ptr(), t[(-1,) * t.ndim].data_ptr() + t.itemsize, name, t.requires_grad)
         for name, t in named
         if t.numel() and t.layout == torch.strided and type(t.data) is Tensor  # others have no address
     )

@@ -47,7 +47,8 @@ class AccumAdam(Optimizer):
                         window has accumulated; after any other change its gradients keep their weights
     foreach:            False selects the plain loop over parameters, the reference; None and True the fast version
     fused:              True compiles the update into one pass over memory (it needs a C++ compiler, or triton on a
-                        GPU); the first steps then take seconds
+                        GPU); the first steps then take seconds. Attached to a wrapper, gradients are views of a vector:
+                        clone one to keep it beyond `zero_grad()`
 
     A parameter without a gradient is skipped: neither its state nor its count of updates changes. State of each
     parameter: `step` and `windows`, its count of updates and of closed windows (ints), and `exp_avg`, `exp_avg_sq`,
@@ -94,6 +95,7 @@ class AccumAdam(Optimizer):
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"]:
             if not param.is_floating_point():
+                self.param_groups.pop()
                 raise ValueError(
                     f"{type(self).__name__}: parameter of shape {tuple(param.shape)} has dtype "
                     f"{param.dtype}: expected a real floating-point dtype (torch.view_as_real helps)"

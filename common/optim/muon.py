@@ -24,6 +24,8 @@ class MuonAdamW(Optimizer):
     def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
         super().__init__([*muon.param_groups, *adamw.param_groups], {})
         self._parts = (muon, adamw)
+        for part in self._parts:
+            self.state.update(part.state)
         self._share()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -41,8 +41,9 @@ class AllReduceDataParallel(DataParallel):
     powersgd_from:          backward passes before PowerSGD begins
 
     Buffers stay local during training, as under gossip, so that the methods differ in nothing else; `averaged()`
-    averages them. `counters.bytes_sent` assumes a ring: 2 (n-1)/n times the bytes that are averaged in each
-    synchronisation; DDP does not expose what its collectives really sent or how long it waited for them.
+    averages them. Gradients are views of DDP's buckets: clone one to keep it beyond `zero_grad()`.
+    `counters.bytes_sent` assumes a ring: 2 (n-1)/n times the bytes that are averaged in each synchronisation; DDP does
+    not expose what its collectives really sent or how long it waited for them.
 
     Raises ValueError for an argument of another type or out of range, and for a parameter that another wrapper holds
     and has not released by close().
@@ -66,7 +67,7 @@ class AllReduceDataParallel(DataParallel):
             refuse_complex(f"hook={hook}", module.parameters())
         self._compression = Compression(hook, powersgd_rank, powersgd_from)
         self._queued = is_queued(device)
-        groups = ProcessGroups(1, group_timeout(timedelta(seconds=timeout_s), device))
+        groups = ProcessGroups(1, group_timeout(timedelta(seconds=float(timeout_s)), device))
         super().__init__(module, groups.rank, groups.world_size, groups.world)
         self._groups = groups
         facts = {

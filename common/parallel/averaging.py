@@ -18,14 +18,22 @@ CHUNK = 1 << 22  # elements handled at once, so that extra memory stays small
 
 
 @contextlib.contextmanager
-def restored(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Restore the tensors, bit for bit, at the end of the block, also after an exception."""
+def restored(module: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Restore the tensors, bit for bit, at the end of the block, also after an exception.
+
+    Buffers of the module that the block replaced by other tensors are put back.
+    """
     saved = [tensor.clone() for tensor in tensors]
+    buffers = [(part._buffers, dict(part._buffers)) for part in module.modules()]
     try:
         yield
     finally:
+        for current, before in buffers:
+            for name, buffer in before.items():
+                current[name] = buffer
         for tensor, copy in zip(tensors, saved, strict=True):
             tensor.copy_(copy)
+        torch.clear_autocast_cache()  # it may hold 16-bit copies of the tensors
 
 
 def averageable_buffers(module: nn.Module) -> list[Tensor]:
@@ -35,15 +43,18 @@ def averageable_buffers(module: nn.Module) -> list[Tensor]:
 
 
 def average_buffers_(buffers: Sequence[Tensor], n: int, group: dist.ProcessGroup | None) -> None:
-    """Replace buffers by their means over the ranks, in one message for each dtype and device. Collective."""
-    sent = [sendable(buffer.reshape(-1), group) for buffer in buffers]
-    kinds = [(values.dtype, values.device) for values in sent]
-    for kind in dict.fromkeys(kinds):
-        same = [buffer for buffer, own in zip(buffers, kinds, strict=True) if own == kind]
-        flat = torch.cat([values for values, own in zip(sent, kinds, strict=True) if own == kind])
+    """Replace buffers by their means over the ranks, in one message for each device. Collective.
+
+    Sums are in float64, so that a constant, however large, stays what it is.
+    """
+    buffers = [torch.view_as_real(buffer) if buffer.is_complex() else buffer for buffer in buffers]
+    sent = [sendable(buffer.reshape(-1).double(), group) for buffer in buffers]
+    for device in dict.fromkeys(values.device for values in sent):
+        own = [place for place, values in enumerate(sent) if values.device == device]
+        flat = torch.cat([sent[place] for place in own])
         mean_over_ranks_([flat], n, group)
-        for buffer, mean in zip(same, flat.split([b.numel() for b in same]), strict=True):
-            buffer.copy_(mean.view(buffer.shape))
+        for place, mean in zip(own, flat.split([sent[place].numel() for place in own]), strict=True):
+            buffers[place].copy_(mean.view(buffers[place].shape))
 
 
 def consensus_distance(

@@ -33,9 +33,9 @@ class DataParallel(Bare, ABC):
     """A replica of `module`, trained by worker number `worker` of `world_size` workers.
 
     Names are the bare module's everywhere: `state_dict()`, `named_parameters()`, `named_modules()` carry no prefix.
-    One *update* is one `step()` of every attached optimizer; `clock` counts the updates committed.
-    `everyone` is the process group of all ranks, whose collectives fail after the model's `timeout_s`; None: the
-    default group, or a single process.
+    One *update* is one `step()` of every attached optimizer; `clock` counts the updates committed. `everyone` is the
+    process group of all ranks, whose collectives fail after the model's `timeout_s`; None: the default group, or a
+    single process. `is_averaged` tells whether the parameters are the mean, inside `averaged()`.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class DataParallel(Bare, ABC):
         self._optimizers: list[Optimizer] = []
         self._stepping: set[int] = set()
         self._stepped: set[int] = set()
-        self._averaged = self._closed = False
+        self.is_averaged = self._closed = False
         self._loaded = False  # whether a state dict was loaded, and no clock after it
         # What workers keep in common, in gradients or parameters: the parameters trained when the module is wrapped.
         self._common = {p for p in module.parameters() if p.requires_grad}
@@ -110,27 +110,23 @@ class DataParallel(Bare, ABC):
         """Hold the mean model inside a block: evaluate it in `with model.averaged() as module:`.
 
         Inside, the trainable parameters and the persistent floating point buffers (BatchNorm statistics) are the
-        mean over all workers; afterwards they are what they were, bit for bit. Training inside is refused. A state dict
-        taken inside refers to the parameters, as everywhere in PyTorch: save it inside, or copy its tensors. A nested
-        block changes nothing. Collective.
+        mean over all workers; afterwards they are what they were, bit for bit. Training inside is refused; a graph's
+        forward and backward belong on the same side of the block. A state dict taken inside refers to the parameters,
+        as everywhere in PyTorch: save it inside, or copy its tensors. A nested block changes nothing. Collective.
         """
-        if self._averaged:
+        if self.is_averaged:
             yield self.module
             return
         self._begin("averaged()")
-        with restored(self._mean_state()):
+        with restored(self.bare_module, self._mean_state()):
             self._write_mean()
-            self._averaged = True
+            torch.clear_autocast_cache()  # of an autocast around the block
+            self.is_averaged = True
             try:
                 yield self.module
             finally:
-                self._averaged = False
+                self.is_averaged = False
                 self._reshard()
-
-    @property
-    def is_averaged(self) -> bool:
-        """Whether the parameters currently are the mean, inside `averaged()`."""
-        return self._averaged
 
     @abstractmethod
     def average_(self) -> None:
@@ -207,10 +203,7 @@ class DataParallel(Bare, ABC):
         OPEN.discard(self)
         for handle in self._handles:
             handle.remove()
-        self._handles.clear()
         self._optimizers.clear()
-        self._stepping.clear()
-        self._stepped.clear()
         self.__dict__["_ddp"] = None
 
     def _begin(self, operation: str) -> None:
@@ -218,7 +211,7 @@ class DataParallel(Bare, ABC):
 
         Raises RuntimeError inside `averaged()` and after `close()`, or PeerError naming the ranks that differ.
         """
-        if self._averaged:
+        if self.is_averaged:
             raise RuntimeError(
                 f"{operation} inside `with model.averaged()`: leave the block first, at whose end the worker's own "
                 "parameters come back"
@@ -264,7 +257,7 @@ class DataParallel(Bare, ABC):
 
     @disable_dynamo
     def _pre_step(self, key: int) -> None:
-        if self._averaged:
+        if self.is_averaged:
             raise RuntimeError("optimizer.step() inside `with model.averaged()`: the mean model is for evaluation")
         if self._interrupted:
             raise RuntimeError(self._way_on("an optimizer's step"))
@@ -302,7 +295,7 @@ class DataParallel(Bare, ABC):
         self._stepping.clear()
         self._stepped.clear()
         self._loaded = False
-        self.clock = clock
+        self.clock = int(clock)  # numpy's integers are not for torch.load(weights_only=True)
 
     # -- forward
 
@@ -315,7 +308,7 @@ class DataParallel(Bare, ABC):
     @disable_dynamo
     def before_forward(self) -> None:
         """Check that a training forward is allowed now, and prepare it; `forward` calls this itself."""
-        if self._averaged:
+        if self.is_averaged:
             raise RuntimeError("a training forward inside `with model.averaged()`: call model.eval() or no_grad()")
         if not self._optimizers:
             raise RuntimeError(

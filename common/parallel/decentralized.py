@@ -100,7 +100,7 @@ class DecentralizedDataParallel(DataParallel):
         if isinstance(topology, Topology):
             gossip.check_topology(topology)  # before process groups are made
         check_message_dtype(message_dtype, module.parameters())
-        timeout = timedelta(seconds=timeout_s)
+        timeout = timedelta(seconds=float(timeout_s))
         groups = ProcessGroups(ranks_per_worker, group_timeout(timeout, device))
         super().__init__(module, groups.worker, groups.workers, groups.world)
         workers_per_host = workers_of_host(workers_per_host, topology, groups.ranks_per_worker, groups.rank)
@@ -144,7 +144,7 @@ class DecentralizedDataParallel(DataParallel):
         belong to one wrapper; a second attach raises ValueError. With order "atc", hooks of `optimizer.step()` that
         were registered before attaching see parameters before they are mixed: register weight averaging afterwards.
         With "awc" every backward of an update comes before its first step, which mixes all parameters: a later one
-        raises RuntimeError, as where optimizers step inside backward.
+        raises RuntimeError, as where optimizers step inside backward. `zero_grad(set_to_none=False)` hides it.
 
         As the only optimizer, with order "awc" and without local steps, a fused AccumAdam(W) steps bucket by bucket:
         merging takes no extra pass over memory, and messages leave earlier. Others update when all buckets arrived.

@@ -124,7 +124,8 @@ class Cohort:
             for matrix in self.stacked:
                 matrix[worker].copy_(mean(self._weighted(matrix)))
         for tensors in zip(*map(averageable_buffers, self.modules), strict=True):
-            tensors[worker].copy_(mean(torch.stack(tensors)))
+            wide = torch.promote_types(tensors[0].dtype, torch.float64)
+            tensors[worker].copy_(mean(torch.stack(tensors).to(wide)))
 
     def average_(self) -> None:
         """Write the mean of all workers into every worker."""

@@ -92,7 +92,7 @@ class Evaluator:
         if not norms or not batches:
             yield
             return
-        with restored([buffer for norm in norms for buffer in norm.buffers()]), torch.no_grad():
+        with restored(model, [buffer for norm in norms for buffer in norm.buffers()]), torch.no_grad():
             momenta = [norm.momentum for norm in norms]
             model.eval()
             for norm in norms:

@@ -100,7 +100,7 @@ class NoiseMeter:
         factors, scaler = preconditioner(self._workers), self._workers[0].scaler
         small, total = torch.zeros_like(self.sums[0]), [torch.zeros_like(p) for p in self._parameters]
         mean_model.train()
-        with restored(list(mean_model.buffers())), torch.enable_grad():
+        with restored(mean_model, list(mean_model.buffers())), torch.enable_grad():
             for stream in itertools.islice(itertools.cycle(streams), passes):
                 with stream.random.active(), autocast(self._config.training.precision, self.sums.device):
                     loss = self._task.loss(mean_model, next(stream))

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from common.parallel import Outer
+from common.parallel import DecentralizedDataParallel, Outer
 from tests.distributed import models
 from tests.distributed.comparison import ATOL, RTOL, assert_same
 from tests.distributed.processes import run_processes
@@ -61,6 +62,40 @@ def disturbed(rank: int, n: int, scenarios: list[Scenario]) -> list[dict]:
         )
         model.close()
     return results
+
+
+class Odd(nn.Linear):
+    """Has a constant whose sum overflows, and a buffer that forward replaces."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1, bias=False)
+        self.register_buffer("lowest", torch.tensor(torch.finfo(torch.float32).min))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + 1
+        return super().forward(x)
+
+
+def evaluated(rank: int, n: int) -> None:
+    model = DecentralizedDataParallel(Odd(), "ring")
+    model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    model.drain()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        model.module.weight.fill_(rank)
+        own = model(torch.ones(1, 2)).float()
+        with model.averaged() as mean:
+            inside = mean(torch.ones(1, 2)).float()
+            assert mean.lowest == torch.finfo(torch.float32).min
+            assert mean.seen == 2
+        after = model(torch.ones(1, 2)).float()
+    torch.testing.assert_close((own, inside, after), tuple(torch.full((1, 1), 2.0 * x) for x in (rank, 0.5, rank)))
+    assert model.module.seen == 2
+    model.close()
+
+
+def test_inside_an_autocast_with_odd_buffers() -> None:
+    run_processes(evaluated, 2)
 
 
 def flat(state: dict[str, np.ndarray]) -> np.ndarray:

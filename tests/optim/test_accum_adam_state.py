@@ -143,6 +143,10 @@ def test_bad_arguments(cls, name, value, expected):
 def test_dtypes_that_cannot_be_trained(dtype):
     with pytest.raises(ValueError, match=rf"AccumAdam: parameter of shape \(2,\) has dtype {dtype}"):
         AccumAdam([torch.zeros(2, dtype=dtype)])
+    optimizer = AccumAdam([torch.zeros(2)])
+    with pytest.raises(ValueError, match=f"has dtype {dtype}"):
+        optimizer.add_param_group({"params": torch.zeros(2, dtype=dtype)})
+    assert len(optimizer.param_groups) == 1
 
 
 def test_sparse_gradient():

@@ -135,6 +135,16 @@ def test_continues_exactly_from_a_file_of_plain_values() -> None:
     assert_same(run.train(range(5, STEPS)).module, plain(STEPS))
 
 
+def test_two_optimizers_keep_their_state_when_they_become_one() -> None:
+    parts = [torch.optim.Muon([matrix := nn.Parameter(torch.ones(2, 2))], lr=0.1)]
+    parts += [torch.optim.AdamW([vector := nn.Parameter(torch.ones(2))], lr=0.1)]
+    for optimizer in parts:
+        (matrix.sum() + vector.sum()).backward()
+        optimizer.step()
+    assert MuonAdamW(*parts).state[matrix].keys() == {"momentum_buffer"}
+    assert parts[1].state[vector]["step"] == 1
+
+
 def test_a_copy_trains_alike() -> None:
     runs = [(module := model(), build_optimizer(CONFIG, CONFIG.lr, module))]
     for step in range(4):

@@ -10,12 +10,15 @@ from common.parallel.averaging import average_buffers_, averageable_buffers, res
 
 def test_restored_bit_for_bit_also_after_an_exception() -> None:
     tensors = [torch.tensor([1.0, -0.0, torch.inf]), torch.tensor([3], dtype=torch.bfloat16)]
+    module = nn.Module()
+    module.register_buffer("held", tensors[0])
     before = [tensor.clone() for tensor in tensors]
 
     def ruin() -> None:
-        with restored(tensors):
+        with restored(module, tensors):
             for tensor in tensors:
                 tensor.zero_()
+            module.held = module.held + 1
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -23,6 +26,7 @@ def test_restored_bit_for_bit_also_after_an_exception() -> None:
     for tensor, old in zip(tensors, before, strict=True):
         assert torch.equal(tensor, old)
         assert torch.equal(tensor.signbit(), old.signbit())
+    assert module.held is tensors[0]
 
 
 def test_averageable_buffers_are_persistent_and_floating_point() -> None:
@@ -46,7 +50,7 @@ def doubled(tensors: list[torch.Tensor], n: int, group: object) -> None:
 
 
 @pytest.mark.slow  # importing what PyTorch computes tensors without data with takes seconds
-def test_buffers_of_one_dtype_on_two_devices_travel_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_on_two_devices_travel_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[str, int]] = []
 
     def mean(tensors: list[torch.Tensor], n: int, group: object) -> None:

@@ -82,6 +82,10 @@ def test_different_parameters_that_overlap_are_refused(make: Callable[[torch.Ten
     with pytest.raises(ValueError, match="are different Parameters or buffers that share memory"):
         flatten(module)
     del module.whole
+    module.trained, module.frozen = nn.Parameter(storage[:12:4]), make(storage[8:9])
+    with pytest.raises(ValueError, match="are different Parameters or buffers that share memory"):
+        flatten(module)
+    module.trained = nn.Parameter(storage[12:])
     module.frozen = make(storage[:12])  # neighbours in one storage (as in an LSTM on a GPU) are fine
     module.sparse = nn.Buffer(torch.eye(2).to_sparse())
     assert len(flatten(module)) == 1

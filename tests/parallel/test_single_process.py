@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -157,10 +158,12 @@ def test_training_without_an_attached_optimizer_is_refused() -> None:
     model.eval()(x)
 
 
-@pytest.mark.parametrize("clock", [-1])
-def test_bad_clock(clock: int) -> None:
+def test_a_clock_is_a_number_of_updates() -> None:
+    model = wrap(timeout_s=np.int64(5))
     with pytest.raises(ValueError, match="clock=-1: expected the number of committed updates, >= 0"):
-        wrap().load_clock(clock)
+        model.load_clock(-1)
+    model.load_clock(np.int64(3))
+    assert type(model.clock) is int
 
 
 def test_module_without_trainable_parameters() -> None:

@@ -211,8 +211,10 @@ def test_buffers_that_were_replaced_are_averaged() -> None:
     replicas = simulate(nn.BatchNorm1d(1), 2)
     for worker, replica in enumerate(replicas):
         replica.module.running_mean = torch.tensor([float(worker)])
+        replica.module.running_var.fill_(torch.finfo(torch.float32).max)
     with replicas[0].averaged() as mean:
         assert mean.running_mean.item() == 0.5
+        assert mean.running_var.item() == torch.finfo(torch.float32).max
     assert [replica.module.running_mean.item() for replica in replicas] == [0, 1]
 
 
