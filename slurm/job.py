@@ -40,8 +40,11 @@ def main(argv: Sequence[str]) -> int:
             raise JobError(f"TASK={task!r}: expected cnn, transformer or gpt2, then overrides", BAD_CONFIGURATION)
         allocation = Allocation.read(os.environ)
         config = compose(task, overrides)
-        check_count(config, allocation)
-        run_dir = Path(config["run_dir"])
+        try:
+            check_count(config, allocation)
+            run_dir = Path(config["run_dir"])
+        except (KeyError, TypeError) as error:
+            raise JobError(f"a value is missing or of another type: {error}", BAD_CONFIGURATION) from None
         log = run_dir / "slurm" / f"{allocation.job}.log"
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +71,8 @@ def cell(file: str = "") -> list[str]:
 
 def compose(task: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Return the run's configuration before it is checked; raise JobError if it cannot be composed."""
+    if flags := [word for word in overrides if word.startswith("-")]:
+        raise JobError(f"{flags[0]}: expected overrides; flags are for python -m {task}.train", BAD_CONFIGURATION)
     command = [sys.executable, "-m", f"{task}.train", *overrides, "--cfg", "job", "--resolve"]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

@@ -86,7 +86,8 @@ class SbatchOptions:
     @property
     def ranks_per_node(self) -> int:
         """One for each GPU; without GPUs as many as --ntasks-per-node says."""
-        ranks = self.known.get("gpus-per-node") or self.known.get("ntasks-per-node") or "1"
+        ranks = self.known.get("gpus-per-node", "0")
+        ranks = self.known.get("ntasks-per-node", "1") if ranks == "0" else ranks
         count = ranks.split(":")[-1]
         if not count.isdecimal() or int(count) == 0:
             raise UsageError(f"ranks of a node: {ranks} (cluster, sbatch): expected a number, such as 4 or a40:4")

@@ -38,7 +38,8 @@ def submitted(table: Table, runs: Path, timeout_s: float = TIMEOUT_S) -> dict[Pa
             except (OSError, ValueError, IndexError) as error:
                 logger.warning("job %s: %s: what it trains is not known (%s)", shown, match[1], error)
                 continue
-            found[_run_dir_of(cell)] = states[job]
+            run_dir = next(value for key, value in map(parse_override, cell[1:]) if key == "run_dir")
+            found[Path(run_dir).resolve()] = states[job]
     started = {cell.run_dir.resolve(): last_job(cell.run_dir) for cell in table.cells(runs)}
     return {run_dir: states[job] for run_dir, job in started.items() if job in states} | found
 
@@ -87,8 +88,3 @@ def _environment() -> dict[str, str]:
     if "SLURM_JOB_ID" not in os.environ:
         return dict(os.environ)
     return {n: v for n, v in os.environ.items() if n in HANDED_ON or not n.startswith(("SLURM_", "SLURMD_"))}
-
-
-def _run_dir_of(cell: list[str]) -> Path:
-    """Return the run folder that the overrides of an array's line name, absolute."""
-    return Path(next(value for key, value in map(parse_override, cell[1:]) if key == "run_dir")).resolve()

@@ -156,7 +156,7 @@ class Config(Strict):
         check_choices(self)
         self._check_rounds()
         if self.elastic.script:
-            self.elastic.members(self.n, self.elastic.script[-1].step)
+            self.elastic.members(self.n, max(change.step for change in self.elastic.script))
         if self.elastic.min_workers is not None and self.elastic.min_workers > self.n:
             where = f"elastic.min_workers={self.elastic.min_workers}"
             raise ValueError(f"{where}: expected at most the number of workers, {self.n}")

@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         topology = build(arguments.name, arguments.world_size, arguments.workers_per_host, **arguments.option)
         text = table(topology, arguments.rounds)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:  # TypeError: an option is one of build's own arguments
         raise UsageError(one_line(error)) from error
     print(text)
     if arguments.plot:

@@ -77,7 +77,7 @@ def staggered(topology: Topology) -> Topology:
     """
     if topology.period is None:
         raise ValueError(
-            f"phases='staggered': topology {topology.name!r} is random, there are no rounds to swap; use 'aligned'"
+            f"phases='staggered': topology {topology.name!r} has no period (random, or with push-sum); use 'aligned'"
         )
     rounds = list(topology.schedule)
     for t in range(0, len(rounds) - 1, 2):

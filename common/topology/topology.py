@@ -109,7 +109,7 @@ class Topology:
         return all(round_.symmetric for round_ in self.sample)
 
     def spectral_gap(self) -> float:
-        """Return the spectral gap of one round, in [0, 1]; 1.0 means that the schedule averages exactly.
+        """Return the spectral gap of one round, in [0, 1]; 1.0 means that the schedule averages exactly, to 1e-10.
 
         Schedules of p rounds: 1 - |lambda_2(W(p-1) ... W(0))|^(1/p), where lambda_2 is the largest eigenvalue by
         modulus other than the eigenvalue 1 of the consensus (or of the Perron vector, for push-sum matrices).

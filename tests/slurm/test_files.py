@@ -79,6 +79,7 @@ def test_nodes_follow_from_the_ranks(name: str, more: str | None, ranks: int, no
         ("h100", None, "cluster=h100: expected a file of yours, or one of slurm/clusters: a100_16x8"),
         ("a100_4x4", None, "6 ranks on nodes of 4"),
         ("a100_4x4", "--gpus-per-node=a40", "ranks of a node: a40 "),
+        ("a100_4x4", "--gpus-per-node=0 --ntasks-per-node=5", "6 ranks on nodes of 5"),
         ("a100_4x4", "-G 8", "expected --gpus-per-node"),
         ("a100_4x4", "--gpus=8", "expected --gpus-per-node"),
         ("a100_4x4", "--gpus-per-task=1", "expected --gpus-per-node"),
@@ -335,12 +336,16 @@ def test_an_elastic_job_whose_nodes_cannot_hold_its_workers_does_not_wait(count,
         check_count(config, Allocation.read(VARIABLES))
 
 
-def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_job_says_what_is_wrong_with_its_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     for name, value in (VARIABLES | {"SLURM_JOB_NUM_NODES": "1"}).items():
         monkeypatch.setenv(name, value)
     (tmp_path / "file").touch()
     assert main(["cnn", "experiment=quickstart", "workers.count=2", f"run_dir={tmp_path}/file/run"]) == 2
     assert capsys.readouterr().err == f"error: run_dir={tmp_path}/file/run: cannot be written (Not a directory)\n"
+    assert main(["cnn", "--cfg", "job"]) == 2
+    assert capsys.readouterr().err == "error: --cfg: expected overrides; flags are for python -m cnn.train\n"
+    assert main(["cnn", "run_dir=null"]) == 2
+    assert capsys.readouterr().err.startswith("error: a value is missing or of another type: ")
 
 
 def test_the_report_draws_the_table_that_it_builds(program, tmp_path: Path) -> None:

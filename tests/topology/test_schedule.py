@@ -103,7 +103,7 @@ def test_two_rounds_that_do_not_commute_take_turns_one_step_later():
 
 
 def test_what_cannot_be_staggered_is_refused():
-    with pytest.raises(ValueError, match=r"phases='staggered': topology 'random_matching' is random"):
+    with pytest.raises(ValueError, match=r"phases='staggered': topology 'random_matching' has no period"):
         in_phases(build("random_matching", 4), "staggered")
     pairs = [Round.from_groups([pair], 4) for pair in ((0, 1), (1, 2), (2, 3))]
     path = Topology("path", 4, schedule=tuple(pairs))
