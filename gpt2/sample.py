@@ -55,6 +55,7 @@ def main(argv: Sequence[str]) -> int:
         model, tokenizer = load(Path(arguments.run), arguments.checkpoint)
     except (ConfigError, DataError) as error:
         raise UsageError(str(error)) from error
+    sys.stdout.reconfigure(errors="replace")  # the terminal may lack a character
     for text in write(model.to(arguments.device), tokenizer, arguments):
         print(text)
         if arguments.samples > 1:

@@ -5,10 +5,10 @@ python -m scripts.sweep table=table3_fair power=true
 python -m scripts.sweep table=NAME launcher=slurm [cluster=t4_4x8] [sbatch="--time=12:00:00 ..."]
                         [report_sbatch="--partition=cpu ..."] [--dry-run]
 
-The table's `sweep` states the grid of rates, further axes, the seeds, and the quantity that is optimized. The grid
-grows, for all methods alike, while one of them is best at an edge, at most as often as the sweep allows. Trials are
-ordinary runs in RUNS/sweeps/TABLE, which the same command continues after an interruption. With launcher=slurm they
-are submitted, and after them a job that runs this command again: it submits the next trials, or chooses.
+The table's `sweep` states the grid of rates, the seeds, and the quantity that is optimized. The grid grows, for all
+methods alike, while one of them is best at an edge, at most as often as the sweep allows. Trials are ordinary runs in
+RUNS/sweeps/TABLE, which the same command continues after an interruption. With launcher=slurm they are submitted, and
+after them a job that runs this command again: it submits the next trials, or chooses.
 
 At the end results/sweeps/TABLE.csv has all trials, TABLE.yaml the chosen values, which the table's rows take from then
 on, TABLE.md both for readers, and TABLE.png a figure.
@@ -101,13 +101,11 @@ def _make(arguments: SweepArguments, table: Table, grid: range, before: range) -
     states = [state_of(trials, cell) for cell in cells]
     if settled(trials, states) == len(cells):
         return None
-    methods = len(table.tuned_rows) * len(table.variants or [None])
-    at_a_rate = len(cells) // (len(grid) - len(before))
-    points = at_a_rate * len(grid) // methods // len(trials.seeds)
-    sizes = f"methods: {methods}, points: {points}, seeds: {len(trials.seeds)}"
+    methods, seeds = len(table.tuned_rows) * len(table.variants or [None]), len(trials.seeds)
+    sizes = f"methods: {methods}, points: {len(grid)}, seeds: {seeds}"
     print(f"# {sizes}; extensions of the grid: at most {table.sweep.extensions}")
     if arguments.launcher == "slurm":
-        earlier = at_a_rate * len(before)
+        earlier = methods * len(before) * seeds
         again = arguments.model_copy(update={"submitted": earlier + len(cells)})
         words = shlex.split(command_of(MODULE, again))[3:]
         follow_up, purpose = ("slurm/sweep.sbatch", *words), "submits the next trials, or chooses"

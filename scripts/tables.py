@@ -34,7 +34,7 @@ from common.report.benchmark_tables import (
     shown_benchmark,
     write_benchmark,
 )
-from common.report.claims import fill_blocks
+from common.report.claims import BLOCK, fill_blocks
 from common.report.tables import build_table, format_texts, left_of, missing_summary, shown, write_table
 
 MODULE = "scripts.tables"
@@ -113,6 +113,9 @@ def _fill(readme: Path) -> int:
         text = readme.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"readme={readme}: expected a Markdown file in UTF-8 ({error})") from None
+    if not BLOCK.search(text):
+        markers = "`<!-- table: claims -->` or `<!-- table: verdicts -->`, and `<!-- end -->` below"
+        raise UsageError(f"readme={readme}: expected a line {markers}")
     write_atomically(readme, fill_blocks(text).encode())
     print(f"written: {readme}")
     return 0

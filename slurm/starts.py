@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from common.atomic import write_atomically
-from common.record import BAD_CONFIGURATION, FAILED
+from common.record import BAD_CONFIGURATION, FAILED, FOLDERS
 from slurm.allocation import JobError, answer
 
 PATIENCE_S = 600.0  # long before that, Slurm kills a job that does not end
@@ -90,7 +90,7 @@ def last_job(run_dir: Path) -> str | None:
 
 def newest_step(run_dir: Path) -> int:
     """Return the step of the newest complete checkpoint; 0 if there is none."""
-    return max((int(f.parent.name[5:]) for f in run_dir.glob("checkpoints/step_*/manifest.json")), default=0)
+    return max((int(f.parent.name[5:]) for f in run_dir.glob(f"checkpoints/{FOLDERS}/manifest.json")), default=0)
 
 
 def state_of(job: str) -> str:

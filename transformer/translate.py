@@ -62,6 +62,7 @@ def main(argv: Sequence[str]) -> int:
         translator = run.translator([checkpoint], search, arguments.batch_size)
         # A person at a terminal waits for each line; a file is translated in larger batches.
         at_a_time = 1 if sys.stdin.isatty() else LINES_AT_A_TIME
+        sys.stdout.reconfigure(encoding="utf-8")  # as the input
         lines = (line.rstrip("\r") for line in decoded(sys.stdin.buffer, "standard input"))
         while chunk := list(itertools.islice(lines, at_a_time)):
             for translation in translator.lines(chunk):

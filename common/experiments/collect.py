@@ -17,11 +17,16 @@ from common.experiments.tables import Cell, Table
 logger = logging.getLogger(__name__)
 
 
+class LackingError(RunError):
+    """A finished run without a number that the table needs."""
+
+
 class Missing(NamedTuple):
-    """A cell without a usable run, and why."""
+    """A cell without a usable run, and why; `lacking`: its folder has a finished one without a number."""
 
     cell: Cell
     reason: str
+    lacking: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,14 @@ class Collection:
         frame = _of_variant(self.frame, variant)
         return frame.loc[frame["row"] == row, "run"].tolist()
 
-    def values(self, column: Column) -> dict[str, dict[tuple[str | None, int], float | None]]:
-        """Return {row: {(variant, seed): the column's quantity}}, with {} for rows without runs."""
-        found: dict[str, dict[tuple[str | None, int], float | None]] = {row.name: {} for row in self.table.rows}
-        frame = _of_variant(self.frame, column.variant)
-        lines = frame[["row", "variant", "seed", column.quantity.name]]
-        for row, variant, seed, value in lines.itertuples(index=False, name=None):
-            found[row][variant, seed] = value
+    def values(self, column: Column) -> dict[str, dict[int, float | None]]:
+        """Return {row: {seed: the column's quantity}}, {} without runs; means over all variants if it is of none."""
+        found: dict[str, dict[int, float | None]] = {row.name: {} for row in self.table.rows}
+        count = 1 if column.variant else len(self.table.variants) or 1
+        lines = _of_variant(self.frame, column.variant).groupby(["row", "seed"], sort=False)[column.quantity.name]
+        for (row, seed), values in lines:
+            if len(values) == count:  # a mean over other variants cannot be compared
+                found[row][seed] = None if None in [*values] else sum(values) / count
         return found
 
     def of_variant(self, variant: str) -> "Collection":
@@ -87,21 +93,22 @@ def collect(table: Table, *roots: Path, allow_empty: bool = False, make_in: Path
     table's are named in a warning and counted as missing. Raises UsageError if no usable run is left, or if the table
     is not tuned, unless allow_empty.
     """
-    if table.untuned and not allow_empty:
-        raise UsageError(table.untuned)
-    root, lines, missing = make_in or roots[0], [], []
+    untuned, root, lines, missing = table.untuned, make_in or roots[0], [], []
+    if untuned and not allow_empty:
+        raise UsageError(untuned)
     for cell, *cells in zip(table.cells(root), *map(table.cells, roots), strict=True):
-        line, reasons = (None, [table.untuned]) if table.untuned else _first_usable(table, cells)
+        line, errors = (None, {}) if untuned else _first_usable(table, cells)
         if line is None:
-            missing.append(Missing(cell, "; ".join(reasons) or "not run yet"))
+            reason = "; ".join(str(error).removeprefix(f"{folder}: ") for folder, error in errors.items())
+            lacking = isinstance(errors.get(cell.run_dir), LackingError)
+            missing.append(Missing(cell, untuned or reason or "not run yet", lacking))
         else:
             lines.append({"row": cell.row.name, "variant": cell.variant, "seed": cell.seed} | line)
     if not lines and not allow_empty:
         where = " or ".join(str(root / table.runs) for root in roots)
-        raise UsageError(
-            f"runs={','.join(map(str, roots))}: no finished run in {where}; "
-            f"make them with: {reproduce_command(table, root)}"
-        )
+        make = f"make them with: {reproduce_command(table, root)}"
+        how = next((each.reason for each in missing if each.lacking), make)
+        raise UsageError(f"runs={','.join(map(str, roots))}: no finished run in {where}; {how}")
     names = ["row", "variant", "seed", "run", *(quantity.name for quantity in table.quantities)]
     frame = pd.DataFrame(lines, columns=names, dtype=object)  # a numeric dtype would turn None into NaN (diverged)
     return Collection(_recorded(table, frame), roots, root, frame, missing)
@@ -109,26 +116,22 @@ def collect(table: Table, *roots: Path, allow_empty: bool = False, make_in: Path
 
 def _recorded(table: Table, frame: pd.DataFrame) -> Table:
     """Return the table without the columns of optional quantities that none of these runs has."""
-
-    def is_shown(column: Column) -> bool:
-        if not column.of_runs or column.quantity.absent is None:
-            return True
-        return any(value is not None for value in _of_variant(frame, column.variant)[column.quantity.name])
-
-    return table.model_copy(update={"columns": tuple(column for column in table.columns if is_shown(column))})
+    optional = {c: c.quantity.name for c in table.numbers if c.of_runs and c.quantity.absent is not None}
+    absent = [c for c, name in optional.items() if not {*_of_variant(frame, c.variant)[name]} - {None}]
+    return table.model_copy(update={"columns": tuple(column for column in table.columns if column not in absent)})
 
 
-def _first_usable(table: Table, cells: Sequence[Cell]) -> tuple[dict[str, Any] | None, list[str]]:
+def _first_usable(table: Table, cells: Sequence[Cell]) -> tuple[dict[str, Any] | None, dict[Path, RunError]]:
     """Return the first run that can be read, with its quantities, and why earlier ones cannot, which is also logged."""
-    reasons: list[str] = []
+    errors: dict[Path, RunError] = {}
     for cell in cells:
         try:
             if has_run(cell.run_dir):
-                return _measure(table, cell), reasons
+                return _measure(table, cell), errors
         except RunError as error:
             logger.warning("skipped %s", error)
-            reasons.append(str(error).removeprefix(f"{cell.run_dir}: "))
-    return None, reasons
+            errors[cell.run_dir] = error
+    return None, errors
 
 
 def reproduce_command(table: Table, root: Path) -> str:
@@ -151,7 +154,7 @@ def score_arguments(table: Table, run: Path, models: Literal["last", "all"] = "l
 
 
 def read_cell(table: Table, cell: Cell) -> FinishedRun:
-    """Return the finished run of a cell with all numbers that the table needs; raises RunError if there is none."""
+    """Return the finished run of a cell; raises RunError if there is none, LackingError if a number is missing."""
     return _measure(table, cell)["run"]
 
 
@@ -160,7 +163,12 @@ def _measure(table: Table, cell: Cell) -> dict[str, Any]:
     run = replace(read_run(cell.run_dir), target=table.target)
     check_overrides(cell, run.environment)
     run.total("workers")
-    return {"run": run} | {quantity.name: quantity.of(run) for quantity in table.quantities}
+    run.setting("workers.kind")
+    try:
+        return {"run": run} | {quantity.name: quantity.of(run) for quantity in table.quantities}
+    except RunError as error:
+        advice = "drop the table's columns that need it, or remove the run's folder to train it again"
+        raise LackingError(f"{error}; {advice}") from None
 
 
 def check_overrides(cell: Cell, environment: Mapping[str, object]) -> None:

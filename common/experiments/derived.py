@@ -64,7 +64,7 @@ def _predict(config: str) -> float:
 
 def is_simulated(run: FinishedRun) -> bool:
     """Return whether one process trained all workers, in which case times are predicted."""
-    return run.config["workers"]["kind"] == "simulated"
+    return run.setting("workers.kind") == "simulated"
 
 
 def seconds_until(run: FinishedRun, steps: pd.Series) -> np.ndarray:

@@ -8,7 +8,6 @@ metrics.query("split == 'validation'").groupby(["row", "step"])["accuracy"].mean
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -17,7 +16,7 @@ from common.config.base import is_bookkeeping
 from common.experiments.collect import collect
 from common.experiments.definitions import meaning
 from common.experiments.quantities import QUANTITIES
-from common.experiments.runs import FinishedRun, RunError, read_overrides, read_run, runs_below
+from common.experiments.runs import RunError, read_overrides, read_run, runs_below
 from common.experiments.tables import load_table
 
 logger = logging.getLogger(__name__)
@@ -56,10 +55,11 @@ def compare(folders: Sequence[Path]) -> pd.DataFrame:
     for path in (path for folder in folders for path in runs_below(folder)):
         try:
             run = read_run(path)
-            settings.append(_settings(run))
+            settings.append(meaning(read_overrides(path, run.environment)))
             runs.append(run)
-        except RunError as error:
-            logger.warning("skipped %s", error)
+        except ValueError as error:
+            reason = error if isinstance(error, RunError) else f"{path}: environment.json: overrides: {error}"
+            logger.warning("skipped %s", reason)
     if not runs:
         raise UsageError(f"runs={','.join(map(str, folders))}: expected finished runs, or folders that hold some")
     keys = [key for key in dict.fromkeys(key for each in settings for key in each) if not is_bookkeeping(key)]
@@ -72,14 +72,6 @@ def compare(folders: Sequence[Path]) -> pd.DataFrame:
         overrides = {key: each.get(key) for key in keys}
         rows.append({"run": str(run.folder), **overrides, "steps": run.summary.get("steps"), **metrics, **totals})
     return pd.DataFrame(rows, dtype=object).map(_text)
-
-
-def _settings(run: FinishedRun) -> dict[str, Any]:
-    overrides = read_overrides(run.folder, run.environment)
-    try:
-        return meaning(overrides)
-    except ValueError as error:
-        raise RunError(f"{run.folder}: environment.json: overrides: {error}") from None
 
 
 def _text(value: object) -> str:

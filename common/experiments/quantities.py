@@ -39,7 +39,7 @@ class Quantity:
         """Return what `of` returns, and None also for a run without such a number."""
         try:
             return self.of(run)
-        except (RunError, KeyError):
+        except RunError:
             return None
 
 
@@ -53,13 +53,6 @@ def _train_loss(run: FinishedRun) -> float:
 def _recorded(key: str) -> Callable[[FinishedRun], float | None]:
     """Return the quantity that reads a total which older runs lack."""
     return lambda run: None if run.summary.get(key) is None else run.total(key)
-
-
-def _meteor(run: FinishedRun) -> float | None:
-    try:
-        return run.last("validation", "meteor")
-    except RunError:
-        return None  # it needs WordNet, which not every machine has
 
 
 def _translation(score: str) -> Callable[[FinishedRun], float | None]:
@@ -100,7 +93,7 @@ def _decay_sum(run: FinishedRun) -> float:
     if "decay_sum" in run.summary:
         return run.total("decay_sum")
     rows, steps = run.curve("train", "lr"), np.arange(1, run.total("steps") + 1)
-    return run.config["optimizer"]["weight_decay"] * float(np.interp(steps, rows["step"], rows["lr"]).sum())
+    return run.setting("optimizer.weight_decay") * float(np.interp(steps, rows["step"], rows["lr"]).sum())
 
 
 def _spectral_gap(run: FinishedRun) -> float:
@@ -111,9 +104,9 @@ def _spectral_gap(run: FinishedRun) -> float:
         raise RunError(f"{run.folder}: config.yaml: no topology can be made of it ({error!r})") from None
 
 
-def _last(metric: str) -> Callable[[FinishedRun], float]:
+def _last(metric: str, optional: bool = False) -> Callable[[FinishedRun], float | None]:
     """Return the quantity that reads a metric of the last validation."""
-    return lambda run: run.last("validation", metric)
+    return lambda run: None if optional and metric not in run.metrics else run.last("validation", metric)
 
 
 DEFINITIONS = {
@@ -169,11 +162,11 @@ OF: dict[str, tuple[str, Callable[[FinishedRun], float | None]]] = {
     "validation_loss": (".4f", _last("loss")),
     "unigram_entropy": (".4f", _last("unigram_entropy")),
     "bleu": (".2f", _last("bleu")),
-    "meteor": (".4f", _meteor),
+    "meteor": (".4f", _last("meteor", optional=True)),  # it needs WordNet, which not every machine has
     "test_paper_bleu": (".2f", _translation("paper_bleu")),
     "test_paper_meteor": (".4f", _translation("paper_meteor")),
     "consensus_distance": (".3g", _last("consensus_distance")),
-    "learning_rate": (".3g", lambda run: float(run.config["optimizer"]["lr"])),
+    "learning_rate": (".3g", lambda run: float(run.setting("optimizer.lr"))),
     "half_life_first": (".3g", _recorded("half_life_first")),
     "half_life_second": (".3g", _recorded("half_life_second")),
     "clipped_fraction": (".2f", _clipped_fraction),
@@ -255,18 +248,21 @@ def parse_column(
 ) -> Column:
     """Return the column of this name in a table with these labels, variants, baseline row and margins.
 
-    Raises ValueError with the nearest known name, or for a comparison without a baseline or margin.
+    Raises ValueError with the nearest known name, for several meanings, or a comparison without a baseline or margin.
     """
     if name in labels or name in LABELS:
         return Column(name)
-    variant = next((variant for variant in variants if name.startswith(f"{variant}_")), None)
-    rest = name if variant is None else name.removeprefix(f"{variant}_")
-    if rest not in NUMBERS:
-        close = did_you_mean(rest, [*LABELS, *labels, *NUMBERS]).removeprefix("; ")
+    rests = {None: name} | {v: name.removeprefix(f"{v}_") for v in variants if name.startswith(f"{v}_")}
+    known = [variant for variant, rest in rests.items() if rest in NUMBERS]
+    if not known:
+        close = did_you_mean(min(rests.values(), key=len), [*LABELS, *labels, *NUMBERS]).removeprefix("; ")
         raise ValueError(f"{close} expected a label or <quantity>_<statistic>, see results/HOWTO.md".lstrip())
-    quantity, statistic = NUMBERS[rest]
+    if len(known) > 1:
+        meanings = " or ".join(rests[each] + f" of {each}" * bool(each) for each in known)
+        raise ValueError(f"it means {meanings}; expected a variant with another name")
+    quantity, statistic = NUMBERS[rests[known[0]]]
     if statistic in ("difference", "speedup") and baseline is None:
         raise ValueError("differences and speed-ups need a baseline, the row to compare with")
     if statistic in ("equivalent", "margin") and quantity.name not in (margins or {}):
         raise ValueError(f"it needs margins.{quantity.name}: how far apart rows may be to count as equal")
-    return Column(name, variant, quantity, statistic)
+    return Column(name, known[0], quantity, statistic)

@@ -16,7 +16,7 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,6 +117,13 @@ class FinishedRun:
                 f"python -m transformer.evaluate {shlex.quote(f'run={self.folder}')} makes it"
             )
         return kept.sort_values("step")[["step", score]].reset_index(drop=True)
+
+    def setting(self, key: str) -> Any:
+        """Return a setting by its key, as in optimizer.lr; raises RunError if config.yaml lacks it."""
+        try:
+            return reduce(lambda part, name: part[name], key.split("."), self.config)
+        except (LookupError, TypeError):
+            raise RunError(f"{self.folder}: config.yaml: {key}: missing") from None
 
     def total(self, key: str) -> float:
         """Return a number of summary.json, NaN for null; raises RunError if it is missing."""

@@ -1,51 +1,22 @@
 """How methods are tuned, and what was chosen: a table's `sweep`, and results/sweeps/<table>.yaml.
 
-Every method gets equally many trials: a grid of learning rates around the centre that its row states, with all
-combinations of the values on further axes. scripts.sweep makes them; common.experiments.trials judges them.
+Every method gets equally many trials: a grid of learning rates around the centre that its row states. scripts.sweep
+makes them; common.experiments.trials judges them.
 """
 
-import json
-import re
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
-from common.cli import nearest
-from common.experiments.definitions import (
-    ROOT,
-    Definition,
-    Override,
-    StrictSeed,
-    check_override,
-    load_definition,
-    names_in,
-)
+from common.cli import UsageError, nearest
+from common.experiments.definitions import ROOT, Definition, Override, StrictSeed, load_definition, names_in
 from common.experiments.quantities import QUANTITIES, Quantity
 
 SWEEPS = ROOT / "results" / "sweeps"
 RATE = "optimizer.lr"
 FEWEST_SEEDS = 3  # for a parabola
-
-
-def _written(value: Any) -> str:
-    """Return a value as it is written in overrides: null, true, 0.1, [0.9,0.99]."""
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-
-
-def _check_axes(axes: Mapping[str, Sequence[str]]) -> Mapping[str, Sequence[str]]:
-    for key, values in axes.items():
-        if len({folder_of([check_override(f"{key}={value}")]) for value in values}) < len(values):
-            raise ValueError(f"{key}: expected each value once, got {', '.join(values)}")
-    if RATE in axes:
-        raise ValueError(f"{RATE} is already on the grid; expected other keys")
-    return axes
-
-
-Values = Annotated[tuple[Annotated[str, BeforeValidator(_written)], ...], Field(min_length=2)]
-Axes = Annotated[dict[str, Values], AfterValidator(_check_axes)]
 
 
 class Sweep(Definition):
@@ -56,13 +27,6 @@ class Sweep(Definition):
     seeds: tuple[StrictSeed, ...] = Field(min_length=1, description="integers, none of which the table reports")
     rates: int = Field(ge=3, description="number of learning rates in the first grid, a factor of 2 apart")
     extensions: NonNegativeInt = Field(description="how often the grid may grow while a method is best at an edge")
-    axes: Axes = Field(
-        {},
-        validation_alias=AliasChoices("axes", "choices"),
-        serialization_alias="choices",  # the name in kept files
-        description="further keys to tune and their values, the usual one first; rows may have others",
-    )
-
     fit: Literal[3, 5] | None = Field(
         None, description="fit a parabola to this many rates around the best and take its optimum; null: the best rate"
     )
@@ -88,39 +52,37 @@ class Sweep(Definition):
         """The quantity that is optimized."""
         return QUANTITIES[self.quantity]
 
-    def combinations(self, axes: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
-        """Return overrides for all combinations of the values on these axes; without axes, one empty combination."""
-        return list(product(*([f"{key}={value}" for value in values] for key, values in axes.items())))
 
-
-def folder_of(overrides: Sequence[str]) -> str:
-    """Return a folder's name for overrides: optimizer.lr=0.1 optimizer.betas=[0.9,0.99] is lr_0.1_betas_0.9_0.99."""
-    last_keys = "_".join(re.sub(r"^[^=]*\.(?=[^=]*=)", "", text) for text in overrides)
-    return re.sub(r"[^\w.-]+", "_", last_keys).strip("_")
+def override_of(rate: float) -> str:
+    """Return the override that sets a learning rate."""
+    return f"{RATE}={rate}"
 
 
 class Candidate(Definition):
-    """Overrides, and the quantity's mean over the tuning seeds: measured in their trials, or read off the parabola."""
+    """A rate, and the quantity's mean over the tuning seeds: measured in their trials, or read off the parabola."""
 
     overrides: tuple[Override, ...]
     mean: float
+
+    @classmethod
+    def of(cls, rate: float, mean: float) -> "Candidate":
+        """Return this rate and its mean."""
+        return cls(overrides=(override_of(rate),), mean=mean)
 
 
 class Tuned(Definition):
     """What was chosen for a method.
 
     settings:  the overrides that all its trials shared
-    axes:      further axes of its row, in place of the sweep's
+    runner_up: the second best rate; none if a parabola is fitted
     trials:    how many runs it was chosen from, including diverged ones
     interval:  the 95 % interval of the best rate, if it is a parabola's optimum
     scatter:   standard deviation of a trial about the parabola
     edge:      the end of the grid at which the best learning rate lies, if it does
-    ends:      "lowest KEY" or "highest KEY" for other keys whose best value is the end of three or more numbers
     """
 
     settings: tuple[Override, ...]
     centre: float
-    axes: Axes | None = None
     best: Candidate
     runner_up: Candidate | None = None
     trials: int
@@ -128,7 +90,6 @@ class Tuned(Definition):
     interval: tuple[float, float] | None = None
     scatter: float | None = None
     edge: Literal["lowest", "highest"] | None = None
-    ends: tuple[str, ...] | None = None
 
 
 class TunedFile(Definition):
@@ -140,7 +101,12 @@ class TunedFile(Definition):
 
 def read_tuned(name: str, folder: Path = SWEEPS) -> TunedFile | None:
     """Return what was chosen for a table, None if its sweep has not been made; raise UsageError for a broken file."""
-    return load_definition(folder, name, TunedFile, "sweep") if name in names_in(folder) else None
+    if name not in names_in(folder):
+        return None
+    try:
+        return load_definition(folder, name, TunedFile, "sweep")
+    except UsageError as error:
+        raise UsageError(f"{error}; remove this file and make it again with: {sweep_command(name)}") from None
 
 
 def sweep_command(name: str) -> str:

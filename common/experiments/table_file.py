@@ -19,7 +19,7 @@ from common.experiments.definitions import (
 )
 from common.experiments.quantities import QUANTITIES, Column, parse_column
 from common.experiments.runs import Target
-from common.experiments.sweeps import RATE, Axes, Sweep
+from common.experiments.sweeps import RATE, Sweep
 
 PAPER = ROOT / "results" / "paper"
 TABLES = ROOT / "results" / "definitions" / "tables"
@@ -43,12 +43,11 @@ class Row(Definition):
     cluster: str | None = Field(None, description="a file in slurm/clusters, instead of the table's")
     overrides: tuple[Override, ...] = ()
     centre: PositiveFloat | None = Field(None, description="the centre of the grid of learning rates")
-    axes: Axes = Field({}, description="further keys to tune and their values; they replace or extend the sweep's")
-    tuned_with: Name | None = Field(None, description="the row whose tuned values this one takes, instead of a centre")
+    tuned_with: Name | None = Field(None, description="the row whose tuned rate this one takes, instead of a centre")
 
     @property
     def takes_tuned(self) -> bool:
-        """Whether it takes values that the table's sweep chooses."""
+        """Whether it takes a rate that the table's sweep chooses."""
         return self.centre is not None or self.tuned_with is not None
 
     def __hash__(self) -> int:
@@ -140,6 +139,8 @@ class TableFile(Definition):
         _expect_known("metric", [self.metric], QUANTITIES)
         _expect_known("published", self.published, names_in(PAPER))
         _expect_known("shown", self.shown, [column.name for column in self.columns])
+        _expect_unique("columns", [column.name for column in self.columns])
+        _expect_unique("shown", self.shown)
         _expect_known("baseline", [self.baseline], names)
         _expect_known("proxy_of", [self.proxy_of], names_in(TABLES))
         _expect_known("over", [self.over], {key for overrides in stated for key in meaning(overrides)})
@@ -160,8 +161,8 @@ class TableFile(Definition):
                 raise ValueError(f"row {row.name!r}: expected labels {', '.join(self.labels) or '(none)'}")
             for variant in self.variants.values() or [()]:
                 keys = [parse_override(text)[0] for text in (*self.overrides, *variant, *row.overrides)]
-                tuned = self.tuned_keys(row) if self.sweep and row.takes_tuned else ()
-                _expect_unique(f"the overrides of row {row.name!r}", [*keys, *tuned])
+                tuned = [RATE] if self.sweep and row.takes_tuned else []
+                _expect_unique(f"the overrides of row {row.name!r}", keys + tuned)
         labels = [(row.method, row.topology, row.workers, *row.labels.values()) for row in self.rows]
         _expect_unique("method, topology, workers and labels of the rows", labels)
 
@@ -187,26 +188,17 @@ class TableFile(Definition):
         for row in self.rows:
             if self.sweep is None and row.takes_tuned:
                 raise ValueError(f"row {row.name!r}: centre and tuned_with: expected in a table with a sweep only")
-            if row.axes and row.centre is None:
-                raise ValueError(f"row {row.name!r}: axes: expected in rows with a centre only")
             if row.tuned_with and self.sweep:
                 known = [other.name for other in self.tuned_rows]
                 _expect_known(f"row {row.name!r}: tuned_with", [row.tuned_with], known)
         if self.sweep is None:
             return
         for row in self.rows:
-            has_own_values = {*self.tuned_keys(row)} <= {parse_override(text)[0] for text in row.overrides}
-            if sum(map(bool, (row.centre, row.tuned_with, has_own_values))) != 1:
-                keys = ", ".join(self.tuned_keys(row))
-                raise ValueError(f"row {row.name!r}: expected either centre, tuned_with, or overrides of {keys}")
+            has_own_rate = RATE in meaning(row.overrides)
+            if sum(map(bool, (row.centre, row.tuned_with, has_own_rate))) != 1:
+                raise ValueError(f"row {row.name!r}: expected either centre, tuned_with, or overrides of {RATE}")
         if both := sorted({*self.sweep.seeds} & {*self.seeds}):
             raise ValueError(f"sweep.seeds: expected none that the table reports, got {', '.join(map(str, both))}")
-        counts = {row.name: len(self.sweep.combinations(self.axes(row))) for row in self.tuned_rows}
-        if len(set(counts.values())) > 1:
-            raise ValueError(
-                "axes: expected equally many combinations of values for all rows, so that all get the same trials, got "
-                f"{', '.join(f'{count} for {name}' for name, count in counts.items())}"
-            )
         reported = {self.metric, *(column.quantity.name for column in self.numbers)}
         decisive = [*self.margins] if self.sweep.fit and self.margins else sorted(reported)
         if self.sweep.quantity not in decisive:
@@ -215,17 +207,8 @@ class TableFile(Definition):
 
     @property
     def tuned_rows(self) -> list[Row]:
-        """The rows whose values a sweep chooses."""
+        """The rows whose rates a sweep chooses."""
         return [row for row in self.rows if row.centre is not None]
-
-    def axes(self, row: Row) -> dict[str, Sequence[str]]:
-        """Return the keys that are tuned for a row in addition to the rate, and their values."""
-        return {**self.sweep.axes, **row.axes}
-
-    def tuned_keys(self, row: Row) -> tuple[str, ...]:
-        """Return the keys that the sweep chooses for a row, or for the row whose values it takes."""
-        source = next((other for other in self.rows if other.name == row.tuned_with), row)
-        return RATE, *self.axes(source)
 
     @property
     def numbers(self) -> list[Column]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from common.arguments import differences
+from common.cli import UsageError
 from common.config.base import is_bookkeeping
 from common.config.overrides import quoted
 from common.experiments.definitions import explained, load_definition, meaning
@@ -23,18 +24,20 @@ class Table(TableFile):
     settled: the states of a run that need no more training
     runs:    the sub-folder of the runs folder
     tuned:   what the table's sweep chose; None if it has no sweep, or if the sweep has not been made
+    source:  the table of `tuned_by`
     """
 
     settled: ClassVar[tuple[str, ...]] = ("finished",)
     name: str
     runs: str
     tuned: TunedFile | None = None
+    source: "Table | None" = None
 
     @classmethod
-    def of(cls, name: str, file: TableFile, tuned: TunedFile | None = None) -> "Table":
+    def of(cls, name: str, file: TableFile, tuned: TunedFile | None = None, source: "Table | None" = None) -> "Table":
         """Return the table of a file, with what its sweep chose."""
-        rows = [row.with_workers(count) for row in file.rows for count in file.workers] or file.rows
-        return cls(name=name, runs=name, tuned=tuned, **dict(file) | {"workers": (), "rows": tuple(rows)})
+        rows = tuple(row.with_workers(count) for row in file.rows for count in file.workers) or file.rows
+        return cls(name=name, runs=name, tuned=tuned, source=source, **dict(file) | {"workers": (), "rows": rows})
 
     def cells(self, runs: Path) -> Iterator["Cell"]:
         """Yield every run of the table, row by row and seed by seed, in <runs>/<table>/<row>[/<variant>]/seed_<k>."""
@@ -67,22 +70,23 @@ class Table(TableFile):
     @property
     def untuned(self) -> str | None:
         """Why the rows lack their tuned values, and the command that makes them; None if they have or need none."""
-        by = self.tuned_by or (self.name if self.sweep else None)
-        if by is None:
+        if self.source is not None and (reason := self.source.untuned):
+            return reason
+        file, again = f"results/sweeps/{self.tuned_by or self.name}.yaml", f"with: {sweep_command(self.name)}"
+        if self.source is not None:
+            missing = {row.tuned_with for row in self.rows} - {None, *self.tuned.methods}
+            return f"{file}: has no {', '.join(sorted(missing))}" if missing else None
+        if self.sweep is None:
             return None
-        file, again = f"results/sweeps/{by}.yaml", f"with: {sweep_command(by)}"
         if self.tuned is None:
-            return f"{by} is not tuned yet: {file} is missing; make it {again}"
+            return f"{self.name} is not tuned yet: {file} is missing; make it {again}"
         methods = self.tuned.methods
-        if self.tuned_by is not None:
-            missing = [row.tuned_with for row in self.rows if row.tuned_with and row.tuned_with not in methods]
-            return f"{file}: has no {', '.join(missing)}" if missing else None
         wanted = {self.method(row, v): (row, v) for row in self.tuned_rows for v in self.variants or [None]}
         changed = [
             name
             for name, (row, variant) in wanted.items()
             if name not in methods
-            or (methods[name].centre, methods[name].axes or {}) != (row.centre, row.axes)
+            or methods[name].centre != row.centre
             or meaning(methods[name].settings) != meaning(self.settings(row, variant))
         ]
         if self.tuned.sweep != self.sweep:
@@ -187,9 +191,12 @@ def load_table(
     """
     name = full_name(name, key)
     file = load_definition(folder, name, TableFile, key, also)
-    tuned = file.tuned_by or (name if file.sweep else None)
+    if key == "tuned_by" and file.sweep is None:
+        raise UsageError(f"tuned_by={name}: expected a table with a sweep")
+    source = load_table(file.tuned_by, "tuned_by", sweeps=sweeps) if file.tuned_by else None
+    tuned = source.tuned if source else read_tuned(name, sweeps) if file.sweep else None
     with explained(folder, name, TableFile):  # rows for several numbers of workers are checked, too
-        return Table.of(name, file, read_tuned(tuned, sweeps) if tuned else None)
+        return Table.of(name, file, tuned, source)
 
 
 def full_name(name: str, key: str) -> str:

@@ -1,15 +1,13 @@
 """The trials of a table's sweep: a grid of learning rates, the runs it takes, and the values that they favour.
 
-A grid is a range of integers k: the learning rates centre x 2^k, each with all combinations of the further axes.
+A grid is a range of integers k: the learning rates centre x 2^k.
 """
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cached_property
-from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,10 +17,9 @@ from scipy.stats import t
 
 from common.cli import UsageError
 from common.experiments.collect import read_cell
-from common.experiments.definitions import meaning, parse_override
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import RunError, read_json, read_status
-from common.experiments.sweeps import RATE, Candidate, Sweep, Tuned, folder_of
+from common.experiments.sweeps import Candidate, Sweep, Tuned, override_of
 from common.experiments.table_file import Row
 from common.experiments.tables import Cell, Table
 
@@ -40,58 +37,37 @@ def grown(grid: range, edges: Collection[str]) -> range:
     return range(grid.start - ("lowest" in edges), grid.stop + ("highest" in edges))
 
 
-@dataclass(frozen=True)
-class Point:
-    """A point of a row's grid: the power of two of its learning rate, and the overrides chosen along with it."""
-
-    row: Row
-    exponent: int
-    choices: tuple[str, ...]
-
-    @property
-    def rate(self) -> float:
-        """The learning rate, rounded to six digits, as it is written into overrides."""
-        return float(f"{self.row.centre * 2.0**self.exponent:.6g}")
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """The overrides that make this trial."""
-        return (f"{RATE}={self.rate}", *self.choices)
-
-    @property
-    def trial(self) -> Row:
-        """The row with these values."""
-        name, overrides = f"{self.row.name}/{folder_of(self.overrides)}", (*self.row.overrides, *self.overrides)
-        return self.row.model_copy(update={"name": name, "overrides": overrides, "centre": None, "axes": {}})
+def rates_of(row: Row, grid: Collection[int]) -> list[float]:
+    """Return a row's learning rates from the centre outwards, rounded to six digits, as overrides have them."""
+    return [float(f"{row.centre * 2.0**k:.6g}") for k in sorted(grid, key=lambda k: (abs(k), k))]
 
 
-def points_of(table: Table, row: Row, grid: Iterable[int]) -> list[Point]:
-    """Return a row's points at these learning rates, from the centre outwards."""
-    exponents = sorted(grid, key=lambda k: (abs(k), k))
-    return [Point(row, k, choices) for k, choices in product(exponents, table.sweep.combinations(table.axes(row)))]
+def trial_of(row: Row, rate: float) -> Row:
+    """Return the row with this learning rate."""
+    overrides = (*row.overrides, override_of(rate))
+    return row.model_copy(update={"name": f"{row.name}/lr_{rate}", "overrides": overrides, "centre": None})
 
 
 class Trials(Table):
     """Trials of a sweep as a table, so that they are made like any table's runs.
 
-    Each row is a row to tune at a point of the grid; the seeds are the tuning seeds. A run whose loss diverged counts
+    Each row is a row to tune at a rate of the grid; the seeds are the tuning seeds. A run whose loss diverged counts
     as a result.
     """
 
     settled: ClassVar[tuple[str, ...]] = ("finished", "diverged")
 
     @classmethod
-    def of_table(cls, table: Table, grid: Iterable[int]) -> "Trials":
-        """Return the trials at these rates, in <runs>/sweeps/<table>/<row>/<values>[/<variant>]/seed_<k>."""
-        exponents, sweep = list(grid), table.sweep
+    def of_table(cls, table: Table, grid: Collection[int]) -> "Trials":
+        """Return the trials at these rates, in <runs>/sweeps/<table>/<row>/lr_<rate>[/<variant>]/seed_<k>."""
         changes = {
             "runs": f"sweeps/{table.name}",
-            "seeds": sweep.seeds,
-            "metric": sweep.quantity,
+            "seeds": table.sweep.seeds,
+            "metric": table.sweep.quantity,
             "columns": (),
             "sweep": None,
             "tuned": None,
-            "rows": tuple(point.trial for row in table.tuned_rows for point in points_of(table, row, exponents)),
+            "rows": tuple(trial_of(row, rate) for row in table.tuned_rows for rate in rates_of(row, grid)),
         }
         return cls.model_construct(**dict(table) | changes)  # row names contain a slash, which files may not have
 
@@ -102,16 +78,16 @@ class Trials(Table):
 def read_trials(table: Table, grid: range, runs: Path) -> pd.DataFrame:
     """Read all trials of a grid, which must have ended; raise RunError for a broken one.
 
-    Return a line for each, in the order of the grid, with the columns row, variant, point, seed, value (NaN if the run
-    diverged), steps (how far it got), seconds and environment.
+    Return a line for each, in the order of the grid, with the columns row, variant, rate, seed, value (NaN if the run
+    diverged), steps (how far it got), seconds (NaN if its end is not recorded) and environment.
     """
     trials = Trials.of_table(table, grid)
     return pd.DataFrame(
-        {"row": row, "variant": variant, "point": point, "seed": seed}
-        | _read(trials, trials.cell(point.trial, seed, runs, variant))
+        {"row": row, "variant": variant, "rate": rate, "seed": seed}
+        | _read(trials, trials.cell(trial_of(row, rate), seed, runs, variant))
         for row in table.tuned_rows
         for variant in table.variants or [None]
-        for point in points_of(table, row, grid)
+        for rate in rates_of(row, grid)
         for seed in trials.seeds
     )
 
@@ -126,7 +102,7 @@ def _read(trials: Trials, cell: Cell) -> dict[str, Any]:
         environment, value, steps = run.environment, QUANTITIES[trials.metric].of(run), int(run.total("steps"))
         if value is None:
             raise RunError(f"{cell.run_dir}: has no {trials.metric}")
-    began, ended = (datetime.fromisoformat(environment[key]) for key in ("start", "end"))
+    began, ended = (pd.Timestamp(environment.get(key)) for key in ("start", "end"))  # no end: killed while it failed
     value = value if math.isfinite(value) else math.nan
     return {"value": value, "steps": steps, "seconds": (ended - began).total_seconds(), "environment": environment}
 
@@ -208,33 +184,17 @@ def _fieller(b: float, c: float, covariance: np.ndarray, quantile: float) -> tup
 
 
 @dataclass(frozen=True)
-class Choice:
-    """Values that a method may take: a point and its mean, or the optimum of a parabola in the learning rate."""
-
-    point: Point
-    mean: float
-    optimum: Optimum | None = None
-
-    @property
-    def candidate(self) -> Candidate:
-        """The part that is kept in the sweep's file."""
-        if self.optimum is None:
-            return Candidate(overrides=self.point.overrides, mean=self.mean)
-        return Candidate(overrides=(f"{RATE}={self.optimum.rate}", *self.point.choices), mean=self.mean)
-
-
-@dataclass(frozen=True)
 class Method:
     """A row to tune, in a variant of the table if it has any.
 
-    values: {point: the quantity for each tuning seed, NaN if the run diverged}, in the order of the grid
+    values: {rate: the quantity for each tuning seed, NaN if the run diverged}, in the order of the grid
     """
 
     table: Table
     row: Row
     variant: str | None
     grid: range
-    values: Mapping[Point, Sequence[float]]
+    values: Mapping[float, Sequence[float]]
 
     @property
     def name(self) -> str:
@@ -242,86 +202,56 @@ class Method:
         return self.table.method(self.row, self.variant)
 
     @cached_property
-    def means(self) -> dict[Point, float]:
-        """The means over seeds of the points whose trials all converged."""
-        return {
-            point: math.fsum(of) / len(of) for point, of in self.values.items() if not any(math.isnan(v) for v in of)
-        }
+    def means(self) -> dict[float, float]:
+        """The means over seeds of the rates whose trials all converged."""
+        return {rate: math.fsum(of) / len(of) for rate, of in self.values.items() if not any(map(math.isnan, of))}
 
     @cached_property
-    def ranking(self) -> list[Choice]:
-        """Its choices, best first; among equals, the one nearest to the centre first.
-
-        They are the points whose trials all converged or, where a parabola is fitted, one for each combination of
-        values on the further axes.
-        """
+    def ranking(self) -> list[float]:
+        """The rates whose trials all converged, best first; among equals, the one nearest to the centre first."""
         sign = -1 if self.table.sweep.best == "highest" else 1
-        choices = sorted((Choice(*item) for item in self.means.items()), key=lambda choice: sign * choice.mean)
-        if self.table.sweep.fit is None:
-            return choices
-        best_of: dict[tuple[str, ...], Choice] = {}
-        for choice in choices:
-            best_of.setdefault(choice.point.choices, choice)
-        return sorted(map(self._fitted, best_of.values()), key=lambda choice: sign * choice.mean)
+        return sorted(self.means, key=lambda rate: sign * self.means[rate])
 
-    def _fitted(self, best: Choice) -> Choice:
-        """Return the optimum of a parabola through the converged rates around the best one, or `best` without one."""
-        line, fit = self.line(best.point.choices), self.table.sweep.fit
-        first = max(0, min(line.index(best.point) - fit // 2, len(line) - fit))
-        near = line[first : first + fit]
-        if len(near) < 3:
-            return best
-        tried, highest = [point.rate for point in self.values], self.table.sweep.best == "highest"
-        optimum = fit_optimum([point.rate for point in near], [self.values[point] for point in near], highest, tried)
-        return Choice(best.point, optimum.value, optimum) if optimum else best
-
-    def line(self, choices: Sequence[str]) -> list[Point]:
-        """Return the points that converged with these values on the other axes, rates ascending."""
-        return sorted((point for point in self.means if point.choices == choices), key=lambda point: point.exponent)
+    @cached_property
+    def optimum(self) -> Optimum | None:
+        """The optimum of a parabola through the converged rates around the best one, if one is fitted and has any."""
+        rates, fit = sorted(self.means), self.table.sweep.fit
+        if fit is None or len(rates) < 3:
+            return None
+        first = max(0, min(rates.index(self.ranking[0]) - fit // 2, len(rates) - fit))
+        near, highest = rates[first : first + fit], self.table.sweep.best == "highest"
+        return fit_optimum(near, [self.values[rate] for rate in near], highest, [*self.values])
 
     @property
     def edge(self) -> str | None:
         """The end of the grid at which the best learning rate lies; the lowest one if all diverged."""
-        exponent = self.ranking[0].point.exponent if self.ranking else self.grid[0]
-        return {self.grid[0]: "lowest", self.grid[-1]: "highest"}.get(exponent)
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        """The axes of three or more numbers whose lowest or highest is best; 0 does not count as such an end."""
-        found, chosen = [], meaning(self.ranking[0].point.choices)
-        for key, values in self.table.axes(self.row).items():
-            numbers = [parse_override(f"{key}={value}")[1] for value in values]
-            if len(numbers) > 2 and all(isinstance(number, int | float) for number in numbers) and chosen[key] != 0:
-                ends = {min(numbers): "lowest", max(numbers): "highest"}
-                found += [f"{ends[chosen[key]]} {key}"] if chosen[key] in ends else []
-        return tuple(found)
+        lowest, highest = min(self.values), max(self.values)
+        return {lowest: "lowest", highest: "highest"}.get(self.ranking[0] if self.ranking else lowest)
 
     @cached_property
     def tuned(self) -> Tuned:
         """The part that is kept in the sweep's file; raises UsageError if all trials diverged."""
         if not self.ranking:
             raise UsageError(f"{self.name}: every trial diverged; expected a lower centre than {self.row.centre:g}")
-        best, *others = [choice.candidate for choice in self.ranking[:2]]
+        best, *others = [Candidate.of(rate, self.means[rate]) for rate in self.ranking[:2]]
         values = [value for of in self.values.values() for value in of]
-        optimum = self.ranking[0].optimum
+        optimum = self.optimum
         return Tuned(
             settings=self.table.settings(self.row, self.variant),
             centre=self.row.centre,
-            axes=self.row.axes or None,
-            best=best,
-            runner_up=others[0] if others else None,
+            best=Candidate.of(optimum.rate, optimum.value) if optimum else best,
+            runner_up=others[0] if others and self.table.sweep.fit is None else None,
             trials=len(values),
             diverged=sum(map(math.isnan, values)),
             interval=optimum and (optimum.low, optimum.high),
             scatter=optimum and optimum.scatter,
             edge=self.edge,
-            ends=self.ends or None,
         )
 
 
 def methods_of(table: Table, grid: range, trials: pd.DataFrame) -> list[Method]:
     """Return the methods of a table with the values of their trials, as `read_trials` returns them."""
-    methods: dict[tuple[Row, str | None], dict[Point, list[float]]] = {}
-    for row, variant, point, value in trials[["row", "variant", "point", "value"]].itertuples(index=False, name=None):
-        methods.setdefault((row, variant), {}).setdefault(point, []).append(value)
+    methods: dict[tuple[Row, str | None], dict[float, list[float]]] = {}
+    for row, variant, rate, value in trials[["row", "variant", "rate", "value"]].itertuples(index=False, name=None):
+        methods.setdefault((row, variant), {}).setdefault(rate, []).append(value)
     return [Method(table, row, variant, grid, values) for (row, variant), values in methods.items()]

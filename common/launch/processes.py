@@ -19,6 +19,7 @@ from common.launch.rank import ALONE_S, refuse, run_rank
 from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED, read_status
 from common.record.run_folder import FinishedError, claimed
 from common.torch_internals import shutdown_timeout
+from common.training.interruption import Interruption
 from common.training.signals import SIGNALS
 from common.training.task import load_task
 
@@ -103,6 +104,8 @@ def run_in_local_processes(config: Config, overrides: list[str], start: str) -> 
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
             print(f"error: worker process {rank} died: {failure.message}", file=sys.stderr)
+        if failure.exitcode == INTERRUPTED and read_status(summary.parent) == "finished":
+            return FINISHED
         return failure.exitcode if failure.exitcode in (BAD_CONFIGURATION, INTERRUPTED) else FAILED
     finally:
         for number, handler in former.items():
@@ -125,5 +128,5 @@ def run_worker(task: str, values: dict, overrides: list[str], start: str) -> Non
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it starts it has nothing to save, and nothing to say
     code = run_rank(load_task(task).config_class.model_validate(values), overrides, start)
-    if code != FINISHED:
-        sys.exit(code)
+    if code != FINISHED or Interruption.heard:  # torch would wait for a launcher that was interrupted too
+        sys.exit(code or INTERRUPTED)

@@ -24,13 +24,13 @@ def restored(module: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
     Buffers of the module that the block replaced by other tensors are put back.
     """
     saved = [tensor.clone() for tensor in tensors]
-    buffers = [(part._buffers, dict(part._buffers)) for part in module.modules()]
+    buffers = [(part, dict(part.named_buffers(recurse=False, remove_duplicate=False))) for part in module.modules()]
     try:
         yield
     finally:
-        for current, before in buffers:
+        for part, before in buffers:
             for name, buffer in before.items():
-                current[name] = buffer
+                setattr(part, name, buffer)
         for tensor, copy in zip(tensors, saved, strict=True):
             tensor.copy_(copy)
         torch.clear_autocast_cache()  # it may hold 16-bit copies of the tensors

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 FINISHED, FAILED, BAD_CONFIGURATION, INTERRUPTED = 0, 1, 2, 75  # exit codes of a run's processes and jobs
+FOLDERS = f"step_{8 * '[0-9]'}"  # of checkpoints, not a user's copy of one under another name
 
 
 def read_status(folder: Path) -> str | None:

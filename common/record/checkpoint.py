@@ -32,6 +32,7 @@ from common.atomic import describe, write_atomically
 from common.cli import one_line
 from common.config.config import ConfigError
 from common.parallel.collectives import gather_objects, rank
+from common.record import FOLDERS
 from common.torch_internals import tree_map_only
 
 FORMAT = 3
@@ -166,7 +167,7 @@ class Checkpoints:
 
     def _complete(self) -> list[Path]:
         """Folders with a manifest, newest first; the same list on all ranks."""
-        folders = sorted((f.parent.name for f in self._folder.glob(f"step_*/{MANIFEST}")), reverse=True)
+        folders = sorted((f.parent.name for f in self._folder.glob(f"{FOLDERS}/{MANIFEST}")), reverse=True)
         return [self._folder / name for name in gather_objects(folders)[0]]
 
     def _read(self, folder: Path) -> Manifest:
@@ -187,7 +188,7 @@ class Checkpoints:
     def _tidy(self) -> None:
         """Remove what killed processes have left unfinished; called while no rank writes."""
         left = [*self._folder.glob(".*.tmp"), *self._folder.glob(f"{MODELS}/.*.tmp")]
-        for folder in self._folder.glob("step_*"):
+        for folder in self._folder.glob(FOLDERS):
             if files := files_of(folder):
                 left += [file for file in folder.glob("rank_*.pt") if file.name not in files] + [*folder.glob(".*.tmp")]
             elif not (folder / MANIFEST).exists():
@@ -201,7 +202,7 @@ class Checkpoints:
 
         Later checkpoints, which could not be used when the run was resumed, stay.
         """
-        steps = sorted(int(f.parent.name.removeprefix("step_")) for f in self._folder.glob(f"step_*/{MANIFEST}"))
+        steps = sorted(int(f.parent.name.removeprefix("step_")) for f in self._folder.glob(f"{FOLDERS}/{MANIFEST}"))
         earlier = [step for step in steps if step < saved]
         for step in earlier[: max(0, len(earlier) - (self._keep - 1))]:
             remove(self._folder / f"step_{step:08d}")

@@ -149,8 +149,8 @@ class RunFolder:
         """Write that the run failed, unless that cannot be written either."""
         self._environment["end"] = now()
         try:
-            self._write_json("summary.json", {"status": "failed", "error": f"{type(error).__name__}: {error}"})
             self._write_json("environment.json", self._environment)
+            self._write_json("summary.json", {"status": "failed", "error": f"{type(error).__name__}: {error}"})
         except RuntimeError:  # another process has taken the folder over
             pass
         except OSError as other:

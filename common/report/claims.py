@@ -210,11 +210,10 @@ def _markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return markdown(pd.DataFrame(lines, columns=columns), left=columns)
 
 
+BLOCK = re.compile(r"(<!-- table: (claims|verdicts) -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
 def fill_blocks(text: str) -> str:
-    """Return a README with its blocks from `<!-- table: claims -->` or `verdicts` to `<!-- end -->` regenerated."""
-    for name, show in {"claims": show_claims, "verdicts": show_verdicts}.items():
-        block = re.compile(rf"(?<=<!-- table: {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
-        if block.search(text):
-            made = f"\n{show(load_claims())}\n\n"
-            text = block.sub(lambda _, made=made: made, text)
-    return text
+    """Return a README with its blocks regenerated."""
+    show = {"claims": show_claims, "verdicts": show_verdicts}
+    return BLOCK.sub(lambda block: f"{block[1]}\n{show[block[2]](load_claims())}\n\n", text)

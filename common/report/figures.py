@@ -17,9 +17,9 @@ from pydantic import Field, model_validator
 
 from common.cli import UsageError, nearest
 from common.experiments.collect import Collection
-from common.experiments.definitions import ROOT, Definition, explained, read_definition
+from common.experiments.definitions import ROOT, Definition, explained, meaning, read_definition
 from common.experiments.quantities import QUANTITIES
-from common.experiments.table_file import Row
+from common.experiments.runs import FinishedRun
 from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
 from common.report.curves import draw_below_published, draw_table
 from common.report.style import COLOURS, FORMATS, draw_lines, label_of, save, seeds_of
@@ -27,7 +27,7 @@ from common.report.tables import missing_summary
 
 FIGURES = ROOT / "results" / "definitions" / "figures"
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
-DODGE = 0.06  # between lines, in powers of two of the setting
+DODGE = 0.06  # between lines, in powers of two of the setting; on a linear axis in distances between settings
 LABELS = {
     "workers.count": "workers",
     "training.batch_size": "batch of all workers together",
@@ -165,29 +165,35 @@ def write_figures(
 
 
 def draw_over_setting(collection: Collection) -> Figure:
-    """Draw the final metric against the table's setting, a line for each method and topology.
+    """Draw the final metric against the table's setting, a line for each method, topology and variant that shares it.
 
     A line is the mean over seeds; its bars go from the lowest to the highest seed. A tuned table has a second panel
     with the learning rates that its sweep chose, the same for all seeds. Lines are shifted sideways, so that their bars
-    do not hide one another.
+    do not hide one another. The axis is logarithmic if all values are positive.
     """
     table = collection.table
     names = [table.metric, *(["learning_rate"] if table.sweep else [])]
-    lines = list(dict.fromkeys(map(_line_of, table.rows)))
-    data = pd.DataFrame(
-        {"setting": float(OmegaConf.select(OmegaConf.create(run.config), table.setting)), "line": _line_of(row)}
-        | {name: QUANTITIES[name].of(run) for name in names}
+    apart = not any(table.setting in meaning(overrides) for overrides in table.variants.values())
+    line_of = {
+        (row.name, variant): ", ".join(filter(None, [row.method, row.topology.replace("_", " "), variant]))
         for row in table.rows
-        for run in collection.of(row.name)
+        for variant in (apart and [*table.variants]) or [None]
+    }
+    lines = list(dict.fromkeys(line_of.values()))
+    data = pd.DataFrame(
+        {"setting": _number(run, table.setting), "line": line} | {name: QUANTITIES[name].of(run) for name in names}
+        for place, line in line_of.items()
+        for run in collection.of(*place)
     )
     places = dict(zip(lines, DODGE * (np.arange(len(lines)) - (len(lines) - 1) / 2), strict=True))
-    data["x"] = np.log2(data["setting"]) + data["line"].map(places)
+    settings = sorted(set(data["setting"]))
+    scale, unit = (np.log2, 1) if settings[0] > 0 else (np.asarray, np.ptp(settings) / max(1, len(settings) - 1))
+    data["x"] = scale(data["setting"]) + unit * data["line"].map(places)
     figure = Figure(figsize=(4.2 + 3.0 * len(names), 3.4), layout="constrained")
     axes = figure.subplots(1, len(names), squeeze=False)[0]
     for ax, name in zip(axes, names, strict=True):
         draw_lines(ax, data, "x", name, lines, spread=name != "learning_rate")
-        settings = sorted(set(data["setting"]))
-        ax.set_xticks(np.log2(settings), [f"{value:g}" for value in settings])
+        ax.set_xticks(scale(settings), [f"{value:g}" for value in settings])
         ax.grid(visible=False, axis="x")
         ax.set(xlabel=LABELS.get(table.setting, table.setting), ylabel=label_of(name))
     for ax in axes[1:]:  # learning rates
@@ -200,8 +206,11 @@ def draw_over_setting(collection: Collection) -> Figure:
     return figure
 
 
-def _line_of(row: Row) -> str:
-    return f"{row.method}, {row.topology.replace('_', ' ')}"
+def _number(run: FinishedRun, key: str) -> float:
+    value = OmegaConf.select(OmegaConf.create(run.config), key)
+    if not isinstance(value, int | float):
+        raise UsageError(f"over={key}: {value!r} in {run.folder}: expected a number")
+    return float(value)
 
 
 def draw_bars(frame: pd.DataFrame, title: str, ylabel: str) -> Figure:

@@ -11,11 +11,12 @@ from scipy.stats import chi2, nct, t
 from common.experiments.collect import Collection
 from common.experiments.quantities import Column
 from common.experiments.table_file import Row
-from common.report.statistics import FEWEST_SEEDS, LEVEL, ComparisonError, paired_differences, published_of
+from common.report.statistics import FEWEST_SEEDS, LEVEL, ComparisonError, paired_differences, published_of, vary
 
 POWER = 0.8
 CONFIDENCE = 0.8  # of the standard deviation's upper limit
 MOST_SEEDS = 10_000
+MOST_SHIFT = 1e6  # of a noncentral t distribution: beyond 1e9 scipy returns NaN
 DEFINITIONS = {
     "sd": "standard deviation of the differences seed by seed",
     "sd_limit": f"its upper {CONFIDENCE:.0%} confidence limit, because it is estimated from few seeds",
@@ -47,7 +48,7 @@ def power_of_difference(seeds: int, sd: float, effect: float, level: float) -> f
 
 def _beyond(seeds: int, effect: float, level: float) -> float:
     """Return the chance that a one-sided t-test finds a mean of `effect` standard deviations above zero."""
-    return float(nct.sf(t.isf(level, seeds - 1), seeds - 1, effect * math.sqrt(seeds)))
+    return float(nct.sf(t.isf(level, seeds - 1), seeds - 1, min(effect * math.sqrt(seeds), MOST_SHIFT)))
 
 
 def seeds_for(power: Callable[..., float], *options: float) -> int | None:
@@ -95,7 +96,7 @@ def _line(collection: Collection, column: Column, row: Row, other: str, level: f
         ("for_equality", power_of_equality, margin, level),
         ("for_published", power_of_difference, published, LEVEL),
     ):
-        if apart and sd:
+        if apart and vary(differences):
             counts = [seeds_for(power, of, apart, at) for of in (sd, limit)]
             line[key] = "{} [{}]".format(*(f"> {MOST_SEEDS}" if count is None else count for count in counts))
     return line

@@ -66,7 +66,7 @@ def paired_differences(values: Values, others: Values) -> list[float]:
 def mean_and_interval(differences: Sequence[float]) -> tuple[float, float | None, float | None]:
     """Return the mean and its 95 % t interval; no interval if all differences are the same."""
     mean = math.fsum(differences) / len(differences)
-    if not _spread(differences):
+    if not vary(differences):
         return mean, None, None
     interval = ttest_1samp(differences, 0).confidence_interval(1 - LEVEL)
     return mean, float(interval.low), float(interval.high)
@@ -92,11 +92,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _p(differences: Sequence[float], mean: float, alternative: str) -> float:
-    return ttest_1samp(differences, mean, alternative=alternative).pvalue if _spread(differences) else 1.0
+    return ttest_1samp(differences, mean, alternative=alternative).pvalue if vary(differences) else 1.0
 
 
-def _spread(differences: Sequence[float]) -> bool:
-    """Whether differences vary by more than rounding."""
+def vary(differences: Sequence[float]) -> bool:
+    """Return whether differences vary by more than rounding."""
     return not np.allclose(differences, differences[0], rtol=1e-9, atol=1e-12)
 
 
@@ -225,8 +225,9 @@ def definition(table: Table, column: Column) -> str:
         baseline=table.baseline,
         margin=table.margins.get(quantity.name, math.nan),
     )
-    if column.variant is not None and column.statistic != "equivalent":
-        text = f"{column.variant}: {text}"
+    over = column.variant or ("mean over variants" if table.variants and column.of_runs else None)
+    if over and column.statistic != "equivalent":
+        text = f"{over}: {text}"
     if column.statistic == "published" and table.proxy_of:
         text += f", for {table.proxy_of} at the paper's scale; only the order of rows can be compared with the proxy"
     return text

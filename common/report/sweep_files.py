@@ -37,25 +37,23 @@ def write_sweep(
 
 def tuned_text(tuned: TunedFile, command: str) -> str:
     """Return the content of <table>.yaml."""
-    content = OmegaConf.to_yaml(OmegaConf.create(tuned.model_dump(mode="json", exclude_none=True, by_alias=True)))
+    content = OmegaConf.to_yaml(OmegaConf.create(tuned.model_dump(mode="json", exclude_none=True)))
     return f"# Made by `{command}`: the rows of the table take the best overrides.\n{content}"
 
 
 def trial_records(table: Table, trials: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each trial, in the order of the grid, as <table>.csv has it."""
-    keys = dict.fromkeys(key for row in table.tuned_rows for key in (RATE, *table.axes(row)))
     return pd.DataFrame(
         [
             {
                 "row": trial["row"].name,
                 **({"variant": trial["variant"]} if table.variants else {}),
-                **dict.fromkeys(keys, ""),
-                **dict(text.split("=", 1) for text in trial["point"].overrides),
+                RATE: str(trial["rate"]),
                 "seed": trial["seed"],
                 table.sweep.quantity: None if math.isnan(trial["value"]) else trial["value"],
                 "status": "diverged" if math.isnan(trial["value"]) else "finished",
                 "steps": trial["steps"],
-                "seconds": round(trial["seconds"]),
+                "seconds": None if math.isnan(trial["seconds"]) else round(trial["seconds"]),
                 "commit": describe_commit(trial["environment"]),
                 "hardware": describe_hardware(trial["environment"]),
                 "date": trial["environment"]["start"],
@@ -79,14 +77,13 @@ def sweep_frame(table: Table, tuned: Mapping[str, Tuned]) -> pd.DataFrame:
         line |= {"variant": str(variant)} if table.variants else {}
         line |= {"trials": str(of.trials), "diverged": str(of.diverged)}
         line |= {"best": " ".join(of.best.overrides), quantity.name: format(of.best.mean, quantity.style)}
-        second = of.runner_up
-        line["runner_up"] = " ".join(second.overrides) if second else ""
-        line[f"{quantity.name}_of_runner_up"] = format(second.mean, quantity.style) if second else ""
         if table.sweep.fit:
             line["interval"] = "{:.3g} to {:.3g}".format(*of.interval) if of.interval else "none"
             line["scatter"] = format(of.scatter, quantity.style) if of.interval else ""
-        edges = ", ".join(filter(None, [of.edge, *(of.ends or ())]))
-        lines.append(line | {"edge": edges, "taken_by": ", ".join(takers)})
+        else:
+            line["runner_up"] = " ".join(of.runner_up.overrides) if of.runner_up else ""
+            line[f"{quantity.name}_of_runner_up"] = format(of.runner_up.mean, quantity.style) if of.runner_up else ""
+        lines.append(line | {"edge": of.edge or "", "taken_by": ", ".join(takers)})
     return pd.DataFrame(lines)
 
 
@@ -95,9 +92,6 @@ def sweep_page(table: Table, methods: Sequence[Method], records: pd.DataFrame, c
     sweep, grid, name = table.sweep, methods[0].grid, table.name
     seeds, dates = ", ".join(map(str, sweep.seeds)), sorted(records["date"])
     points = f"{len(methods[0].values)} points: learning rates centre x 2^k, k = {grid[0]} to {grid[-1]}"
-    axes = {m.name: [f"{key} {', '.join(v)}" for key, v in table.axes(m.row).items()] for m in methods}
-    if any(axes.values()):
-        points += f", each with {len(sweep.combinations(table.axes(methods[0].row)))} combinations of values"
     note = (
         f"Every method was trained at {points}; seeds {seeds}, none of which the table reports.\n\n"
         "The grid grows, for all methods alike, while one of them is best at an edge, at most "
@@ -109,20 +103,18 @@ def sweep_page(table: Table, methods: Sequence[Method], records: pd.DataFrame, c
         "diverged": "how many of them diverged; their values count as the worst",
         "best": f"the overrides with the {sweep.best} mean; of equal ones the nearest to the centre",
         sweep.quantity: f"{sweep.of.definition}; mean over the tuning seeds",
-        "runner_up": "the overrides with the next mean",
-        "edge": "the end of the grid at which the best rate lies, or of three or more numbers on another axis: beyond "
-        "it may be a better one",
+        "edge": "the end of the grid at which the best rate lies: beyond it may be a better one",
         "taken_by": "rows of the table that take the best overrides",
     }
-    if sweep.fit:
+    if not sweep.fit:
+        columns["runner_up"] = "the overrides with the next mean"
+    else:
         columns |= {
             "best": f"the rate at which a parabola in log lr is best, through {sweep.fit} rates around the best one, "
-            "without those at which a trial diverged, and the values on other axes whose parabola is best; a point "
-            "where no parabola has an optimum between these rates",
+            "without those at which a trial diverged; one that was tried where it has no optimum between these rates",
             sweep.quantity: f"{sweep.of.definition}; of the parabola, for the mean over the tuning seeds",
-            "runner_up": "the next values on other axes, with the best rate for them",
-            "interval": "95 % interval of the best rate by Fieller's theorem, within the rates that were tried; the "
-            "choice of values on other axes is not counted; none: a point was chosen",
+            "interval": "95 % interval of the best rate by Fieller's theorem, within the rates that were tried; none: "
+            "one of these was chosen",
             "scatter": "standard deviation of a trial about the parabola, without what a seed does to all its trials",
         }
     origin = [
@@ -130,7 +122,6 @@ def sweep_page(table: Table, methods: Sequence[Method], records: pd.DataFrame, c
         "included",
         f"Chosen: [{name}.yaml]({name}.yaml), whose values the table's rows take",
         f"Centres: {', '.join(f'{method.name} {method.row.centre:g}' for method in methods)}",
-        *(f"Axes of {method}: {'; '.join(of)}" for method, of in axes.items() if of),
         f"Hardware: {'; '.join(records['hardware'].unique())}",
         f"Date: {dates[0]} (first start) to {dates[-1]} (last start)",
         f"Commit: {'; '.join(records['commit'].unique())}",
@@ -144,9 +135,8 @@ def sweep_page(table: Table, methods: Sequence[Method], records: pd.DataFrame, c
 def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
     """Draw what was tuned against the learning rate, a panel for each variant and number of workers.
 
-    A line is the mean over tuning seeds with the chosen values on the other axes; bars go from the lowest to the
-    highest seed, and crosses at the bottom are rates that diverged with these values. A parabola ends where its fit
-    does, and a bar at the bottom shows the interval of its optimum.
+    A line is the mean over tuning seeds; bars go from the lowest to the highest seed, and crosses at the bottom are
+    rates that diverged. A parabola ends where its fit does, and a bar at the bottom shows the interval of its optimum.
     """
     rows = list(dict.fromkeys(method.row for method in methods))
     names = {row: f"{name}, {row.topology.replace('_', ' ')}" for row, name in zip(rows, line_names(rows), strict=True)}
@@ -160,11 +150,10 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
     axes = figure.subplots(len(panels), squeeze=False)[:, 0]
     for (panel, shown), ax in zip(panels.items(), axes, strict=True):
         data = [
-            (names[method.row], point.rate, value)
+            (names[method.row], rate, value)
             for method in shown
-            if method.ranking
-            for point in method.line(method.ranking[0].point.choices)
-            for value in method.values[point]
+            for rate in sorted(method.means)
+            for value in method.values[rate]
         ]
         draw_lines(ax, pd.DataFrame(data, columns=["line", "rate", "value"]), "rate", "value", lines, spread=True)
         for number, method in enumerate(shown):
@@ -184,13 +173,9 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
 
 def _draw_optimum(ax: Axes, method: Method, colour: str, height: float) -> None:
     """Draw crosses at rates that diverged, and the parabola, if there is one, with its interval at this height."""
-    if not method.ranking:
-        return
-    best, below = method.ranking[0], ax.get_xaxis_transform()
-    tried = {point.rate for point in method.values if point.choices == best.point.choices}
-    diverged = sorted(tried - {point.rate for point in method.line(best.point.choices)})
+    diverged, below = sorted({*method.values} - {*method.means}), ax.get_xaxis_transform()
     ax.plot(diverged, [0.02] * len(diverged), "x", color=colour, transform=below)
-    if optimum := best.optimum:
+    if optimum := method.optimum:
         inside = np.geomspace(*optimum.span, 50)
         ax.plot(inside, np.polyval(optimum.parabola, np.log(inside)), color=colour)
         ax.plot([optimum.low, optimum.high], [height] * 2, color=colour, linewidth=2, transform=below)

@@ -78,7 +78,7 @@ def table_page(collection: Collection, frame: pd.DataFrame, command: str, kept: 
             f"Made by `{command}`",
             "\n".join([f"Runs made by `{reproduce_command(table, collection.root)}`; one by one:", "", *made_by]),
         ],
-        "Missing": [f"{what}: {why}. `{command}`" for what, why, command in _missing(collection, kept)],
+        "Missing": [f"{what}: {why}" + f". `{do}`" * bool(do) for what, why, do in _missing(collection, kept)],
     }
     texts = f"{markdown(shown(frame, table), left_of(table))}\n\n{_caption(table, frame, kept)}"
     return page(table.title, table.note, texts, table.findings if kept else "", parts)
@@ -109,9 +109,10 @@ def shown_columns(table: Table) -> dict[Column, Column | None]:
     """Return the columns that the table's `shown` names, else the first seven, each with its column of deviations."""
     by_key = {(column.variant, column.quantity, column.statistic): column for column in table.numbers}
     spreads = {c: by_key.get((c.variant, c.quantity, SPREADS.get(c.statistic))) for c in table.columns}
-    columns = {column.name: column for column in table.columns if column not in spreads.values()}
-    names = [name for name in table.shown if name in columns] or [*columns][:MOST_SHOWN]
-    return {columns[name]: spreads[columns[name]] for name in names}
+    columns = {column.name: column for column in table.columns}
+    chosen = [columns[name] for name in table.shown if name in columns] or table.columns
+    beside = {spreads[column] for column in chosen}
+    return {column: spreads[column] for column in [c for c in chosen if c not in beside][:MOST_SHOWN]}
 
 
 def _heading(column: Column, spread: Column | None) -> str:
@@ -143,8 +144,7 @@ def mark(table: Table, row: Row, column: Column) -> str:
     tuned = table.tuned.methods.get(table.method(row, column.variant))
     if tuned is None:  # the column is over variants, and each was tuned by itself
         return ""
-    marks = ["inherited"] * (row.tuned_with not in (None, row.name))
-    marks += ["edge"] * bool(tuned.edge) + [*(tuned.ends or ())]
+    marks = ["inherited"] * (row.tuned_with not in (None, row.name)) + ["edge"] * bool(tuned.edge)
     return f" ({', '.join(marks)})" if marks else ""
 
 
@@ -182,18 +182,21 @@ def missing_summary(collection: Collection) -> list[str]:
         by_reason.setdefault(each[1], []).append(each)
     table = collection.table
     of_all = sweep_command(table.tuned_by or table.name) if table.untuned else reproduce_command(table, collection.root)
-    return [
-        f"{len(these)} runs, the first is {these[0][0]}: {why}: {of_all}" if len(these) > 1 else ": ".join(these[0])
+    lines = [
+        (f"{len(these)} runs, the first is {these[0][0]}", why, these[0][2] and of_all) if len(these) > 1 else these[0]
         for why, these in by_reason.items()
     ]
+    return [": ".join(filter(None, line)) for line in lines]
 
 
 def _missing(collection: Collection, kept: bool = False) -> list[tuple[str, str, str]]:
-    """Return triples: what is missing, why, and the shell command that makes it; kept: on any machine, else here."""
+    """Return triples: what is missing, why, and the command that makes it, if any; kept: on any machine, else here."""
     table = collection.table
     tuning = sweep_command(table.tuned_by or table.name) if table.untuned else None
-    cells = [(m.cell, m.reason) for m in collection.missing]
-    runs = [(c.label, why, tuning or (c.command if kept else c.command_here)) for c, why in cells]
+    runs = [
+        (cell.label, why, tuning or ("" if lacking else cell.command if kept else cell.command_here))
+        for cell, why, lacking in collection.missing
+    ]
     scores = [(str(run.folder), score_arguments(table, run.folder)) for run in collection.all_runs]
     return runs + [(run, "no scores of the test set", shlex.join(["python", *call])) for run, call in scores if call]
 
@@ -211,7 +214,8 @@ def markdown(shown: pd.DataFrame, left: Some[str]) -> str:
     """Return texts as a Markdown table without padding, with the columns in `left` aligned left, others right."""
     rule = ["---" if column in left else "---:" for column in shown.columns]
     rows = [list(shown.columns), rule, *shown.astype(str).values.tolist()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    cells = ([" ".join(cell.split("\n")).replace("|", r"\|") for cell in row] for row in rows)
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
 def page(title: str, note: str, table: str, findings: str, parts: Mapping[str, Sequence[str]]) -> str:

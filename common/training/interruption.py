@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 from types import FrameType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,6 +40,8 @@ class Interruption:
     group: of all processes; None: the default group
     """
 
+    heard = False  # whether this process has received a signal in any of these contexts
+
     def __init__(
         self,
         device: torch.device,
@@ -58,11 +59,9 @@ class Interruption:
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
         # The tensor being reduced, the result, how to wait for it.
         self._largest: tuple[Tensor, Tensor, Callable[[], object]] | None = None
-        self._former: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
-        for number in SIGNALS:
-            self._former[number] = signal.signal(number, self._ask)
+        self._former = {number: signal.signal(number, self._ask) for number in SIGNALS}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -130,3 +129,4 @@ class Interruption:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self._asked = Request.STOP
+        Interruption.heard = True

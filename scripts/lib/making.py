@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import partial
 
 from common.cli import UsageError
-from common.experiments.collect import check_overrides, read_cell, score_arguments
+from common.experiments.collect import LackingError, check_overrides, read_cell, score_arguments
 from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import RunError, has_run, read_json, read_status
 from common.experiments.tables import Cell, Table
@@ -42,6 +42,8 @@ def state_of(table: Table, cell: Cell) -> str:
         status = read_status(cell.run_dir) if summary.exists() else "unfinished"
         if status == "finished":
             read_cell(table, cell)
+    except LackingError as error:
+        raise UsageError(str(error)) from None
     except RunError as error:
         raise UsageError(f"{error}; remove this folder or choose another one by runs=...") from None
     return status

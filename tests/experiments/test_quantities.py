@@ -1,5 +1,6 @@
 """Quantities of runs whose numbers the tests made up."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,24 @@ def test_a_table_of_local_models_needs_runs_that_evaluated_them(table, caplog):
     with pytest.raises(UsageError, match="no finished run"):
         collect(make_table(columns=["local_top1"]), RUNS)
     assert "metrics.jsonl records no 'local_accuracy'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("column", "key"),
+    [("learning_rate", "optimizer.lr"), ("decay_sum", "optimizer.weight_decay"), ("top1", "workers.kind")],
+)
+def test_a_configuration_without_a_key_makes_a_run_unusable(caplog, column, key):
+    table = make_table(columns=[column])
+    for cell in table.cells(RUNS):
+        file = write_run(cell.run_dir, cell.overrides) / "config.yaml"
+        with (file.parent / "metrics.jsonl").open("a") as metrics:
+            metrics.write('{"step": 30, "split": "train", "lr": 0.1}\n')
+        config = {"workers": {"kind": "simulated"}, "optimizer": {"lr": 0.1, "weight_decay": 0.1}}
+        del config[key.split(".")[0]][key.split(".")[1]]
+        file.write_text(json.dumps(config))
+    with pytest.raises(UsageError, match="no finished run"):
+        collect(table, RUNS)
+    assert f"skipped runs/small/allreduce/seed_1: config.yaml: {key}: missing" in caplog.text
 
 
 @pytest.mark.parametrize(("recorded", "decay"), [({}, 0.1 * 8.5), ({"decay_sum": 0.25}, 0.25)])

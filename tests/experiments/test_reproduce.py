@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from common.experiments.collect import score_arguments
+from common.cli import UsageError
+from common.experiments.collect import collect, score_arguments
 from common.experiments.definitions import ROOT, parse_override
 from common.experiments.runs import runs_below
 from common.explorer import live
+from common.report.tables import build_table, missing_summary, table_page
 from scripts.reproduce import main
 from tests.experiments.synthetic import write_run
 from tests.waiting import LIMIT_S, wait_for
@@ -160,6 +162,27 @@ def test_a_folder_with_another_or_a_broken_run_is_refused_before_anything_runs(
     assert error.startswith(f"error: {cell.run_dir}: {reason}")
     assert "remove this folder or choose another one by runs=" in error
     assert {path: path.read_bytes() for path in cell.run_dir.iterdir()} == before
+
+
+def test_a_finished_run_without_a_number_of_the_table_is_not_to_be_made(registered, launched, capsys):
+    """The command that makes runs refuses it, so that no page may offer that command."""
+    lacking, *others = registered.cells(RUNS)
+    for cell in others:
+        write_cell(cell)
+    write_cell(lacking, accuracy=[])
+    advice = "drop the table's columns that need it, or remove the run's folder to train it again"
+    reason = f"metrics.jsonl records no 'accuracy'; {advice}"
+    assert main(["table=small"]) == 2
+    assert capsys.readouterr().err == f"error: {lacking.run_dir}: {reason}\n"
+    collection = collect(registered, RUNS)
+    assert missing_summary(collection) == [f"allreduce seed 1: {reason}"]
+    assert f"\n- allreduce seed 1: {reason}\n" in table_page(collection, build_table(collection), "make", kept=False)
+    assert not any(missing.lacking for missing in collect(registered, RUNS, make_in=Path("others")).missing)
+    for cell in others:
+        write_cell(cell, accuracy=[])
+        (cell.run_dir / "metrics.jsonl").write_text('{"step": 1, "split": "validation", "loss": 1}')
+    with pytest.raises(UsageError, match=f"no finished run in runs/small; {reason}"):
+        collect(registered, RUNS)
 
 
 def test_a_dry_run_prints_what_would_run_and_runs_nothing(registered, launched, capsys):

@@ -1,9 +1,11 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from common.experiments.runs import RunError, read_run
+from common.record.run_folder import RunFolder
 from tests.experiments.synthetic import write_run
 
 
@@ -48,6 +50,13 @@ DAMAGE = {
     "metrics.jsonl is empty": lambda folder: (folder / "metrics.jsonl").write_text(""),
     "metrics.jsonl: missing": lambda folder: (folder / "metrics.jsonl").unlink(),
 }
+
+
+def test_a_run_killed_while_it_fails_leaves_its_end_or_no_status():
+    written = []
+    folder = SimpleNamespace(_environment={}, _write_json=lambda name, content: written.append(name))
+    RunFolder.fail(folder, RuntimeError("full"))
+    assert written == ["environment.json", "summary.json"]
 
 
 def test_an_unusable_run_is_named_with_the_reason(tmp_path):

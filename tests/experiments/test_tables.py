@@ -71,6 +71,8 @@ BAD = {
     "target.best=...: missing; expected a value": lambda c: c.update(target={"metric": "accuracy", "value": 1}),
     "seeds.0=-1: expected greater than or equal to 0": lambda c: c.update(seeds=[-1]),
     "shown='accuracy': did you mean 'accuracy_mean'": lambda c: c.update(shown=["method", "accuracy"]),
+    "columns: expected each once, got seeds more than once": lambda c: c.update(columns=["seeds", "seeds"]),
+    "shown: expected each once, got seeds more than once": lambda c: c.update(columns=["seeds"], shown=["seeds"] * 2),
     "metric='acc'": lambda c: c.update(metric="acc"),
 }
 

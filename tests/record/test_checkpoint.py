@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import torch
 
 from common.atomic import Hashing, describe, write_atomically
 from common.launch.compose import compose_config
+from common.record import FOLDERS
 from common.record.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from common.record.run_folder import EARLIER_BOOKKEEPING, checkpoints_of, fingerprint
 from common.training.worker_group import WorkerGroup
@@ -123,7 +125,7 @@ STATE = {"a": torch.ones(3), "members": [0]}
 
 
 def saved_steps(folder: Path) -> list[int]:
-    return sorted(int(file.parent.name.removeprefix("step_")) for file in folder.glob("step_*/manifest.json"))
+    return sorted(int(file.parent.name.removeprefix("step_")) for file in folder.glob(f"{FOLDERS}/manifest.json"))
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -131,6 +133,7 @@ def test_what_was_just_saved_stays_and_what_is_damaged_goes(keep: int, tmp_path:
     before = Checkpoints(tmp_path, "mine", keep=9)
     for step in (50, 100, 200, 300):
         before.save(step, STATE, 0)
+    shutil.copytree(tmp_path / "step_00000300", tmp_path / "step_00000300 copy")
     for step in (200, 300):
         (tmp_path / f"step_{step:08d}" / "rank_0.pt").write_bytes(b"damaged")
     (tmp_path / "step_00000400").mkdir()
@@ -141,6 +144,7 @@ def test_what_was_just_saved_stays_and_what_is_damaged_goes(keep: int, tmp_path:
     checkpoints.save(150, STATE, 0)
     assert saved_steps(tmp_path) == [100, 150][-keep:]
     assert checkpoints.load(CPU, print).manifest.step == 150
+    assert (tmp_path / "step_00000300 copy" / "rank_0.pt").exists()  # a user's, which is no checkpoint
 
 
 def test_nothing_is_deleted_for_a_checkpoint_of_another_configuration(tmp_path: Path) -> None:

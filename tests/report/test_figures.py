@@ -237,6 +237,33 @@ def test_a_table_over_a_setting_is_one_picture_with_all_its_variants(monkeypatch
     assert [path.name for path in write_figures(collect(table, RUNS), Path("out"))] == ["small.png"]
 
 
+@pytest.mark.parametrize("decays", [(0, 0.1, 0.3), (0.1, 0.2, 0.4)])
+def test_a_setting_of_zero_is_drawn_and_variants_that_share_it_have_lines(decays) -> None:
+    first = CONTENT["rows"][0]
+    rows = [
+        first | {"name": f"r{i}", "overrides": [f"optimizer.weight_decay={decay}"], "labels": {"decay": str(decay)}}
+        for i, decay in enumerate(decays)
+    ]
+    variants = {"easy": ["data=digits"], "hard": ["data=other"]}
+    table = make_table(over="optimizer.weight_decay", variants=variants, rows=rows, labels={"decay": "weight decay"})
+    settings = dict(zip(table.rows, decays, strict=True))
+    for cell in table.cells(RUNS):
+        file = write_run(cell.run_dir, cell.overrides, accuracy=[80 + 10 * (cell.variant == "easy")]) / "config.yaml"
+        config = {"workers": {"kind": "simulated"}, "optimizer": {"weight_decay": settings[cell.row]}}
+        file.write_text(json.dumps(config))
+    (ax,) = draw_over_setting(collect(table, RUNS)).axes
+    lines = [line for line in ax.get_lines() if len(line.get_xdata()) == 3 and line.get_marker() in ("o", "s")]
+    assert [set(line.get_ydata()) for line in lines] == [{90}, {80}]
+    middle = np.mean([line.get_xdata() for line in lines], axis=0)
+    assert middle == pytest.approx(np.array(decays) if decays[0] == 0 else np.log2(decays))
+    assert [text.get_text() for text in ax.get_xticklabels()] == [f"{decay:g}" for decay in decays]
+    names = [text.get_text() for text in ax.figure.legends[0].get_texts()]
+    assert names == ["AllReduce, complete, easy", "AllReduce, complete, hard"]
+    file.write_text(json.dumps(config | {"optimizer": {"weight_decay": [0.9, 0.9]}}))
+    with pytest.raises(UsageError, match=r"over=optimizer\.weight_decay: \[0\.9, 0\.9\] in runs/small/r2/hard/seed_3"):
+        draw_over_setting(collect(table, RUNS))
+
+
 def without(cell, metric):
     """The run no longer records a metric."""
     metrics = cell.run_dir / "metrics.jsonl"

@@ -1,13 +1,18 @@
 """How many seeds a table needs: against simulated tests, and on kept runs."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
 
+from common.experiments.collect import collect
 from common.experiments.definitions import ROOT
-from common.report.power import MOST_SEEDS, POWER, power_of_difference, power_of_equality, seeds_for
+from common.report.power import MOST_SEEDS, POWER, power_frame, power_of_difference, power_of_equality, seeds_for
 from common.report.statistics import p_within
 from scripts.sweep import main
+from tests.experiments.conftest import make_table
+from tests.experiments.synthetic import write_run
 
 
 @pytest.mark.parametrize(("seeds", "margin", "level"), [(8, 1.2, 0.05), (20, 0.8, 0.05 / 3)])
@@ -34,6 +39,19 @@ def test_the_fewest_seeds_with_enough_power() -> None:
     assert seeds_for(power_of_equality, 1, 100, 0.05) == 3
     assert seeds_for(power_of_equality, 1, 0.001, 0.05) is None
     assert 0.99 < power_of_equality(MOST_SEEDS, 1, 100, 0.05) <= 1
+
+
+@pytest.mark.parametrize("power", [power_of_equality, power_of_difference])
+def test_a_scatter_close_to_zero_needs_few_seeds(power) -> None:
+    assert seeds_for(power, 1e-13, 1, 0.05) == 3
+
+
+def test_differences_that_are_equal_up_to_rounding_need_no_number() -> None:
+    table = make_table(columns=["top1_equivalent"], equivalent={"accumadam_aer": "allreduce"}, margins={"top1": 1})
+    for cell in table.cells(Path("runs")):
+        write_run(cell.run_dir, cell.overrides, accuracy=[90 + cell.seed / 10 + 0.1 * (cell.row.name == "allreduce")])
+    (line,) = power_frame(collect(table, Path("runs"))).to_dict("records")
+    assert (line["seeds"], line["for_equality"]) == ("3", "")
 
 
 def test_kept_runs_say_how_many_seeds_a_table_needs(capsys) -> None:

@@ -177,3 +177,6 @@ def test_a_page_that_is_no_text_is_refused_and_kept(tmp_path: Path, capsys) -> N
     assert main([f"readme={page}"]) == 2
     assert f"readme={page}: expected a Markdown file in UTF-8" in capsys.readouterr().err
     assert page.read_bytes() == b"\xff"
+    page.write_text("<!-- table: claims -->\nno end")
+    assert main([f"readme={page}"]) == 2
+    assert f"readme={page}: expected a line `<!-- table: claims -->` or " in capsys.readouterr().err

@@ -45,8 +45,8 @@ def test_definitions():
         columns=names, variants={"de": []}, labels={"overlap": "why"}, proxy_of="table3", rows=rows, **options
     )
     mean, de, difference, equivalent, published, label, workers = (definition(table, c) for c in table.columns)
-    assert mean == "final top-1 validation accuracy of the averaged model in percent; mean over seeds"
-    assert de == f"de: {mean}"
+    text = "final top-1 validation accuracy of the averaged model in percent; mean over seeds"
+    assert (mean, de) == (f"mean over variants: {text}", f"de: {text}")
     assert difference.startswith("de: top1: this row minus the baseline, allreduce;")
     assert equivalent.startswith("whether the row equals another one within ± 0.5: yes, no, or open")
     assert published.startswith("top1: the published value, not measured here, for table3")
@@ -170,6 +170,25 @@ def test_comparisons_are_among_equal_numbers_of_workers_and_of_one_variant():
     assert [cell.verdict for cell in tests[2:]] == ["undecided", "no"]
     assert tests[2].within == pytest.approx(4 * p_within([2.9, 2.8, 2.7], 3))
     assert tests[3].beyond == pytest.approx(4 * p_beyond([5.9, 5.8, 5.7], 3))
+
+
+def test_a_column_of_all_variants_has_one_number_for_each_seed():
+    """Its mean over the variants; seed 3 of the second row lacks a variant."""
+    variants = {"de": ["data=digits"], "fr": ["data=other"]}
+    columns = ["top1", "top1_2sigma", "top1_difference"]
+    table = make_table(variants=variants, columns=columns, baseline="allreduce", seeds=[1, 2, 3, 4])
+    for cell in table.cells(RUNS):
+        value = {"de": 50, "fr": 80}[cell.variant] + cell.seed * (3 if cell.row.name == "allreduce" else 2)
+        if (cell.row.name, cell.variant, cell.seed) != ("accumadam_aer", "fr", 3):
+            write_run(cell.run_dir, cell.overrides, accuracy=[value])
+    collection = collect(table, RUNS)
+    assert [*collection.values(table.columns[0]).values()] == [{1: 68, 2: 71, 3: 74, 4: 77}, {1: 67, 2: 69, 4: 73}]
+    found = columns_of(collection)
+    assert found["top1_2sigma"] == pytest.approx([2 * 15**0.5, 2 * (28 / 3) ** 0.5])
+    assert found["top1_difference"][1].reason == "other seeds"
+    write_run(cell.run_dir.with_name("seed_3"), [*cell.settings[:-1], "seed=3"], accuracy=[86])
+    same = columns_of(collect(table, RUNS))["top1_difference"][1]
+    assert (same.mean, same.low, same.high) == pytest.approx(mean_and_interval([-1, -2, -3, -4]))
 
 
 def test_a_row_without_a_baseline_of_its_workers_says_so():

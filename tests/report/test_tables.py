@@ -1,13 +1,14 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from common.cli import UsageError
 from common.experiments.collect import collect
 from common.experiments.table_file import TableFile
 from common.experiments.tables import load_table
-from common.report.tables import build_table, shown
+from common.report.tables import build_table, markdown, shown
 from scripts.tables import main
 from tests.experiments.conftest import make_table
 from tests.experiments.synthetic import write_run
@@ -222,6 +223,25 @@ def test_variants_have_columns_of_their_own():
     assert [missing.cell.label for missing in collection.missing] == ["allreduce fr seed 3"]
     de, fr = map(collection.of_variant, variants)
     assert (len(de.all_runs), len(fr.all_runs), fr.table.name) == (6, 5, "small_fr")
+
+
+def test_what_would_end_a_cell_is_escaped():
+    assert markdown(pd.DataFrame({"a|b": ["c|d\ne"]}), left=["a|b"]) == "| a\\|b |\n| --- |\n| c\\|d e |"
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["accuracy_2sigma"], ["accuracy_2sigma"]),
+        (["accuracy_2sigma", "accuracy_mean"], ["accuracy_mean ± 2sigma"]),
+        (["accuracy_mean"], ["accuracy_mean ± 2sigma"]),
+        ([], ["method", "accuracy_mean ± 2sigma"]),
+    ],
+)
+def test_deviations_are_shown_beside_their_mean_or_alone(names, expected):
+    table = make_table(columns=["method", "accuracy_mean", "accuracy_2sigma"], shown=names)
+    fill(table)
+    assert [*shown(build_table(collect(table, RUNS)), table)] == expected
 
 
 def test_meteor_may_be_missing():

@@ -11,6 +11,7 @@ import pytest
 
 from common.launch.processes import launch
 from common.launch.rank import leave_process_group
+from tests.training.faulty.task import MARK
 from tests.training.runs import RUN, Ranks, rows, summary
 from tests.waiting import LIMIT_S, processes_in, wait_for
 
@@ -60,6 +61,18 @@ def test_a_signal_to_the_launcher_or_to_everybody_saves_and_stops(tmp_path: Path
         assert (process.returncode, summary(folder)["status"]) == (75, "interrupted"), output
         assert steps < summary(folder)["steps"] < 300
         steps, rows_before = summary(folder)["steps"], len(rows(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lingers", "hears"])
+def test_a_signal_in_the_last_evaluation_comes_too_late(name: str, tmp_path: Path) -> None:
+    """To the launcher, or to one worker."""
+    process = begin(PLAIN, tmp_path / "run", *FAULTY, f"name={name}", "training.steps=6", "evaluation.every=6")
+    wait_for((tmp_path / "run" / MARK).exists)
+    if name == "lingers":
+        process.send_signal(signal.SIGINT)
+    output = end(process)
+    assert (process.returncode, summary(tmp_path / "run")["status"]) == (0, "finished"), output
 
 
 @pytest.mark.slow

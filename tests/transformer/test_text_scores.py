@@ -43,6 +43,8 @@ def test_subwords_join_to_the_words_they_came_from(tmp_path: Path) -> None:
     again = tmp_path / "again"
     learn_codes(Counter(dict(reversed(words.items()))), 6, again)  # whatever the order in which words were counted
     assert again.read_bytes() == (tmp_path / "codes").read_bytes()
+    with pytest.raises(ConfigError, match=r"split train: expected words of at least two characters .* got none"):
+        learn_codes(Counter({"a": 3}), 6, again)
     with pytest.raises(ConfigError, match=r"missing: cannot be read"):
         Subwords(tmp_path / "missing")
 

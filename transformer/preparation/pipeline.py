@@ -149,6 +149,8 @@ def learn_codes(words: Counter[str], merges: int, codes: Path) -> None:
     """Learn a byte pair encoding from word counts with subword-nmt."""
     from subword_nmt.learn_bpe import learn_bpe
 
+    if not any(len(word) > 1 for word in words):
+        raise ConfigError("split train: expected words of at least two characters to learn subwords from, got none")
     # Sorted, so that ties do not depend on the order of the chunks.
     lines = [f"{word} {count}" for word, count in sorted(words.items())]
     with StringIO() as learned, redirect_stderr(StringIO()):

@@ -30,6 +30,14 @@ def hang() -> None:
     time.sleep(3600)
 
 
+def linger() -> None:
+    time.sleep(3)
+
+
+def hear() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
 def fail() -> None:
     raise ValueError("this rank is broken")
 
@@ -39,6 +47,8 @@ FAULTS: dict[str, tuple[Callable[[], None], type, str, int]] = {  # what happens
     "raises": (fail, ImageClassification, "loss", 5),
     "hangs": (hang, ImageClassification, "loss", 5),
     "validation": (stop, ImageClassification, "evaluate", 1),
+    "lingers": (linger, ImageClassification, "evaluate", 1),
+    "hears": (hear, ImageClassification, "evaluate", 1),
     "end": (stop, Recorder, "finish", 1),
     "raise": (fail, ImageClassification, "loss", 25),
     "kill": (die, ImageClassification, "loss", 25),
