@@ -43,18 +43,17 @@ def averageable_buffers(module: nn.Module) -> list[Tensor]:
 
 
 def average_buffers_(buffers: Sequence[Tensor], n: int, group: dist.ProcessGroup | None) -> None:
-    """Replace buffers by their means over the ranks, in one message for each device. Collective.
-
-    Sums are in float64, so that a constant, however large, stays what it is.
-    """
-    buffers = [torch.view_as_real(buffer) if buffer.is_complex() else buffer for buffer in buffers]
-    sent = [sendable(buffer.reshape(-1).double(), group) for buffer in buffers]
-    for device in dict.fromkeys(values.device for values in sent):
-        own = [place for place, values in enumerate(sent) if values.device == device]
-        flat = torch.cat([sent[place] for place in own])
-        mean_over_ranks_([flat], n, group)
-        for place, mean in zip(own, flat.split([sent[place].numel() for place in own]), strict=True):
-            buffers[place].copy_(mean.view(buffers[place].shape))
+    """Replace buffers by their means over the ranks, in one message for each dtype and device. Collective."""
+    sent = [sendable(buffer.reshape(-1), group) for buffer in buffers]
+    kinds = [(values.dtype, values.device) for values in sent]
+    for kind in dict.fromkeys(kinds):
+        same = [buffer for buffer, its in zip(buffers, kinds, strict=True) if its == kind]
+        own = torch.cat([values for values, its in zip(sent, kinds, strict=True) if its == kind])
+        mean_over_ranks_([flat := own.clone()], n, group)
+        if not flat.isfinite().all():  # such as the sum of the lowest numbers, which masks hold; alike on all ranks
+            mean_over_ranks_([flat := own.to(torch.promote_types(own.dtype, torch.float64))], n, group)
+        for buffer, mean in zip(same, flat.split([b.numel() for b in same]), strict=True):
+            buffer.copy_(mean.view(buffer.shape))
 
 
 def consensus_distance(

@@ -124,8 +124,10 @@ class Cohort:
             for matrix in self.stacked:
                 matrix[worker].copy_(mean(self._weighted(matrix)))
         for tensors in zip(*map(averageable_buffers, self.modules), strict=True):
-            wide = torch.promote_types(tensors[0].dtype, torch.float64)
-            tensors[worker].copy_(mean(torch.stack(tensors).to(wide)))
+            values = mean(stacked := torch.stack(tensors))
+            if not values.isfinite().all():  # as in `average_buffers_`
+                values = mean(stacked.to(torch.promote_types(stacked.dtype, torch.float64)))
+            tensors[worker].copy_(values)
 
     def average_(self) -> None:
         """Write the mean of all workers into every worker."""
