@@ -115,9 +115,10 @@ class Table(TableFile):
         return self.over or ("workers.count" if len({row.workers for row in self.rows}) > 1 else None)
 
     @property
-    def quantities(self) -> set[Quantity]:
-        """The quantities that the table needs of every run."""
-        return {QUANTITIES[self.metric], *(column.quantity for column in self.numbers if column.of_runs)}
+    def quantities(self) -> list[Quantity]:
+        """The quantities that the table needs of every run, the metric first."""
+        columns = (column.quantity for column in self.numbers if column.of_runs)
+        return [*dict.fromkeys([QUANTITIES[self.metric], *columns])]
 
 
 @dataclass(frozen=True)
