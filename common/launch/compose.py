@@ -25,7 +25,7 @@ from common.training.members import config_of
 from common.training.task import Task, load_task
 
 FEW = 3  # the most choices that a message names
-MOST_LOST = 64  # a topology is built before the run for those left after up to so many losses
+MOST_LOST = 64  # before a run the topology is also built for 1 to 64 fewer workers
 # Hydra 1.3 asks which version's defaults are meant; 1.4 always uses those of 1.3, and warns of the argument. OmegaConf
 # 2.4 registers resolvers with a function whose name does something else in 2.3.
 VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}

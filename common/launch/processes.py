@@ -16,7 +16,7 @@ from common.interruptible import server_context
 from common.launch.compose import compose_config, from_launcher
 from common.launch.elastic import preloaded, run_elastically
 from common.launch.rank import ALONE_S, refuse, run_rank
-from common.record import BAD_CONFIGURATION, FAILED, FINISHED, INTERRUPTED, read_status
+from common.record import BAD_CONFIGURATION, FAILED, FINISHED, FOLDERS, INTERRUPTED, read_status
 from common.record.run_folder import FinishedError, claimed
 from common.torch_internals import shutdown_timeout
 from common.training.interruption import Interruption
@@ -60,7 +60,7 @@ def check_start(config: Config) -> None:
         raise ConfigError(f"task={config.task}: expected a task with the configuration of this command")
     if from_launcher("RANK") is None and read_status(Path(config.run_dir)) != "finished":
         task.check_files(config)
-        begun = any(Path(config.run_dir).glob("checkpoints/step_*/manifest.json"))
+        begun = any(Path(config.run_dir).glob(f"checkpoints/{FOLDERS}/manifest.json"))
         if config.init_from is not None and not begun and not Path(config.init_from).is_file():
             raise ConfigError(f"init_from={config.init_from}: cannot be read: no such file")
 
