@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # The most lines of Python in each room. A new feature pays for its lines with what it makes superfluous.
 ROOMS = {
-    "cnn": 2290,
+    "cnn": 2289,
     "common": 2000,  # without its rooms
     "common/config": 1047,
     "common/elastic": 1350,
@@ -18,19 +18,19 @@ ROOMS = {
     "common/launch": 783,
     "common/optim": 1380,
     "common/parallel": 4369,
-    "common/planner": 1130,
+    "common/planner": 1122,
     "common/record": 1080,
-    "common/report": 2030,
+    "common/report": 2064,
     "common/simulate": 641,
     "common/topology": 1720,
     "common/training": 2080,
-    "gpt2": 1620,
-    "scripts": 1010,  # without its rooms
-    "scripts/benchmarks": 1510,
+    "gpt2": 1615,
+    "scripts": 1004,  # without its rooms
+    "scripts/benchmarks": 1501,
     "scripts/lib": 330,
     "slurm": 950,
     "tests": 31100,
-    "transformer": 2680,
+    "transformer": 2675,
 }
 SLACK = 0.05  # of a budget: what was won stays won
 FILES = 236  # of all rooms but the tests

@@ -1,6 +1,6 @@
 """Figures of tables, and figures that results/definitions/figures/<name>.yaml defines."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Collection as Some
 from functools import partial
 from itertools import cycle
@@ -22,12 +22,13 @@ from common.experiments.quantities import QUANTITIES
 from common.experiments.runs import FinishedRun
 from common.report.benchmark_tables import build_benchmark, load_benchmark, missing_records
 from common.report.curves import draw_below_published, draw_table
-from common.report.style import COLOURS, FORMATS, draw_lines, label_of, save, seeds_of
+from common.report.style import COLOURS, FORMATS, draw_lines, label_of, save, scale_log, seeds_of
 from common.report.tables import missing_summary
 
 FIGURES = ROOT / "results" / "definitions" / "figures"
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "+++", "ooo")
 DODGE = 0.06  # between lines, in powers of two of the setting; on a linear axis in distances between settings
+TIME = "s, simulated steps x measured time of a step"
 LABELS = {
     "workers.count": "workers",
     "training.batch_size": "batch of all workers together",
@@ -105,12 +106,16 @@ class Curves(Definition):
 
 
 class Times(Definition):
-    """Time to a table's target: simulated steps x the time of a step of `model` in step_times.csv of the benchmarks."""
+    """Time to a table's target, or final metric against time: simulated steps x time of a step in step_times.csv.
+
+    also: {row: other methods of step_times.csv that make the same steps}
+    """
 
     kind: Literal["times"]
     title: str
     table: str
     model: str
+    also: dict[str, tuple[str, ...]] = Field({})
 
     def drawing(self, collection_of: CollectionOf, benchmarks: Path) -> Drawing:
         """Return the drawing of the table's runs; raise UsageError if no step of the model was measured."""
@@ -120,10 +125,14 @@ class Times(Definition):
         measured = pd.read_csv(file)
         if self.model not in set(measured["model"]):
             raise UsageError(f"model={self.model}: {nearest(self.model, set(measured['model']))}")
-        times = times_to_target(collection, measured[measured["model"] == self.model])
-        if times.empty:
+        of_rows(collection, [*self.also], self.title)  # all are known
+        runs = timed(collection, measured[measured["model"] == self.model], self.also)
+        if runs.empty:
             raise UsageError(f"table={self.table}: no finished run of a method whose step was measured")
-        return Drawing(partial(draw_times, times, self.title), missing_summary(collection))
+        draw = partial(draw_final, runs, collection.table.metric, self.title)
+        if collection.table.target:
+            draw = partial(draw_times, times_to_target(runs), self.title)
+        return Drawing(draw, missing_summary(collection))
 
 
 FigureFile = Bars | Curves | Times
@@ -167,9 +176,8 @@ def write_figures(
 def draw_over_setting(collection: Collection) -> Figure:
     """Draw the final metric against the table's setting, a line for each method, topology and variant that shares it.
 
-    A line is the mean over seeds; its bars go from the lowest to the highest seed. A tuned table has a second panel
-    with the learning rates that its sweep chose, the same for all seeds. Lines are shifted sideways, so that their bars
-    do not hide one another. The axis is logarithmic if all values are positive.
+    A tuned table has a second panel with the learning rates that its sweep chose, the same for all seeds. Lines are
+    shifted sideways, so that their bars do not hide one another. The axis is logarithmic if all values are positive.
     """
     table = collection.table
     names = [table.metric, *(["learning_rate"] if table.sweep else [])]
@@ -237,21 +245,31 @@ def draw_bars(frame: pd.DataFrame, title: str, ylabel: str) -> Figure:
     return figure
 
 
-def times_to_target(collection: Collection, measured: pd.DataFrame) -> pd.DataFrame:
-    """Return a line for each row of the table and each network: seconds of the median, lowest and highest seed.
+def timed(collection: Collection, measured: pd.DataFrame, also: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    """Return a line for each run and network, with the run's quantities and the time of its step.
 
-    A seed that does not arrive counts as the slowest: the median is inf if half of them do not, and `lowest` and
-    `highest` cover only the `arrived` of `seeds`. `measured` has columns method, topology, mbit_per_s and step_ms.
+    `measured` has columns method, topology, mbit_per_s and step_ms, `also` other methods of a row in there.
     """
-    steps = collection.frame["steps_to_target"].astype(float)
-    grouped, arrived = (s.groupby(collection.frame["row"]) for s in (steps, steps[np.isfinite(steps)]))
+    rows = [
+        (row.name, method, row.topology, f"{method}, {row.topology.replace('_', ' ')}")
+        for row in collection.table.rows
+        for method in (row.method, *also.get(row.name, ()))
+    ]
+    runs = pd.DataFrame(rows, columns=["row", "method", "topology", "line"]).merge(collection.frame, on="row")
+    return runs.merge(measured, on=["method", "topology"])
+
+
+def times_to_target(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a line for each line and network of `timed` runs: seconds of the median, lowest and highest seed.
+
+    A seed that does not arrive counts as the slowest; `lowest` and `highest` cover only the `arrived` of `seeds`.
+    """
+    seconds = runs["steps_to_target"].astype(float) * runs["step_ms"] / 1000
+    by = [runs[name] for name in ("row", "line", "method", "mbit_per_s")]
+    grouped, arrived = (s.groupby(by, sort=False) for s in (seconds, seconds[np.isfinite(seconds)]))
     parts = {"median": grouped.median(), "lowest": arrived.min(), "highest": arrived.max()}
-    rows = pd.DataFrame(
-        [(row.name, row.method, row.topology) for row in collection.table.rows], columns=["name", "method", "topology"]
-    )
-    counts = pd.DataFrame({"seeds": grouped.size(), "arrived": arrived.size()}).fillna(0).astype(int)
-    times = rows.join(counts.assign(**parts), on="name", how="inner").merge(measured, on=["method", "topology"])
-    return times.assign(**{part: times[part] * times["step_ms"] / 1000 for part in parts})
+    times = pd.DataFrame(parts | {"seeds": grouped.size(), "arrived": arrived.size()})
+    return times.fillna({"arrived": 0}).astype({"arrived": int}).reset_index()
 
 
 def draw_times(times: pd.DataFrame, title: str) -> Figure:
@@ -273,11 +291,25 @@ def draw_times(times: pd.DataFrame, title: str) -> Figure:
                 ax.annotate(note, (row.highest, place), (5, 0), textcoords="offset points", **look)
             else:
                 ax.text(0.01, place, note, transform=ax.get_yaxis_transform(), **look)
-        names = panel["method"] + ", " + panel["topology"].str.replace("_", " ")
         ax.set(title=f"{rate:g} Mbit/s", yticks=range(len(panel)), ylim=(len(panel) - 0.5, -0.5))
-        ax.set_yticklabels(names)
-    axes[-1].set(xlabel="s, simulated steps x measured time of a step", xlim=(0, None))
-    figure.suptitle(
-        f"{title}\nsimulated steps x measured time of a step (dot: median seed; bar: lowest to highest that arrives)"
-    )
+        ax.set_yticklabels(panel["line"])
+    axes[-1].set(xlabel=TIME, xlim=(0, None))
+    figure.suptitle(f"{title}\n(dot: median seed; bar: lowest to highest that arrives)")
+    return figure
+
+
+def draw_final(runs: pd.DataFrame, metric: str, title: str) -> Figure:
+    """Draw the final metric of `timed` runs against the time of their steps: a panel for each network."""
+    seconds = [run.total("steps") for run in runs["run"]] * runs["step_ms"] / 1000
+    runs = runs.assign(seconds=seconds, **{metric: runs[metric].astype(float)})
+    panels = list(runs.groupby("mbit_per_s"))
+    figure = Figure(figsize=(0.4 + 3.6 * len(panels), 3.7), layout="constrained")
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for ax, (rate, panel) in zip(axes, panels, strict=True):
+        draw_lines(ax, panel, "seconds", metric, list(dict.fromkeys(runs["line"])), spread=True)
+        scale_log(ax)
+        ax.set(title=f"{rate:g} Mbit/s", xlabel=TIME, ylabel=label_of(metric))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    seeds = seeds_of(runs.groupby(["line", "variant"])["seed"].nunique())
+    figure.suptitle(f"{title} (mean of {seeds} seeds; bars: lowest to highest)")
     return figure

@@ -11,6 +11,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from common.experiments.table_file import Row
 
@@ -118,11 +119,20 @@ def looks(hue: Sequence[str], style: Sequence[str]) -> dict[str, Any]:
 
 
 def draw_lines(ax: Axes, data: pd.DataFrame, x: str, y: str, lines: Sequence[str], spread: bool) -> None:
-    """Draw means of y, a line for each of `lines` in the column line; bars go from the lowest to the highest value."""
+    """Draw means of y that have no NaN, a line for each of `lines` in the column line; bars: lowest to highest."""
     bars = {"errorbar": ("pi", 100) if spread else None, "err_style": "bars"}
     bars["err_kws"] = {"elinewidth": 0.8, "capsize": 2}
-    sns.lineplot(data, x=x, y=y, hue="line", style="line", **looks(lines, lines), **bars, ax=ax)
+    whole = data[y].notna().groupby([data["line"], data[x]]).transform("all")
+    sns.lineplot(data[whole], x=x, y=y, hue="line", style="line", **looks(lines, lines), **bars, ax=ax)
     ax.get_legend().remove()
+
+
+def scale_log(ax: Axes) -> None:
+    """Make the horizontal axis logarithmic, with ticks at 1, 2 and 5 times powers of ten."""
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def draw_legends(figure: Figure, methods: Sequence[str], topologies: Sequence[str]) -> None:

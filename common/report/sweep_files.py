@@ -8,14 +8,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from omegaconf import OmegaConf
 
 from common.experiments.sweeps import RATE, Tuned, TunedFile
 from common.experiments.tables import Table
 from common.experiments.trials import Method
 from common.report.origin import describe_commit, describe_hardware
-from common.report.style import COLOURS, draw_lines, label_of, line_names, save
+from common.report.style import COLOURS, draw_lines, label_of, line_names, save, scale_log
 from common.report.tables import csv_text, markdown, page, write_texts
 
 LEFT = ("method", "topology", "variant", "best", "runner_up", "edge", "taken_by")
@@ -160,10 +159,7 @@ def draw_sweep(table: Table, methods: Sequence[Method]) -> Figure:
             colour = COLOURS[lines.index(names[method.row]) % len(COLOURS)]
             _draw_optimum(ax, method, colour, height=0.01 + 0.015 * number)
         ax.set(xlabel="learning rate", ylabel=f"{panel}: {label}" if panel else label)
-        ax.set_xscale("log")
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        scale_log(ax)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     count = len(table.sweep.seeds)
     seeds = f"mean of {count} seeds; bars: all of them" if count > 1 else "one seed"

@@ -120,6 +120,12 @@ def test_rows_that_are_named_are_drawn_as_many_as_there_are(long, monkeypatch, c
     assert "rows=r0: expected with a table; figure7.yaml names the figure's rows" in capsys.readouterr().err
 
 
+def ends_in(ax):
+    """The markers of lines of one point, rounded."""
+    lines = [line for line in ax.get_lines() if line.get_marker() in tuple("os^") and len(line.get_xydata()) == 1]
+    return {tuple(map(float, line.get_xydata()[0].round(2))) for line in lines}
+
+
 TIMED = "model,method,topology,mbit_per_s,step_ms"
 
 
@@ -133,14 +139,10 @@ def test_time_to_a_target_is_simulated_steps_times_the_measured_step(tmp_path):
         slow, first = cell.row.name != "allreduce", cell.seed == table.seeds[0]
         accuracy = [95.0, 95.0] if first else [1.0, 2.0] if slow else [1.0, 95.0]
         write_run(cell.run_dir, cell.overrides, accuracy=accuracy)
-    rows = [
-        "m,AllReduce,complete,10,100",
-        "m,AllReduce,complete,50,40",
-        "m,AccumAdam,aer,10,20",
-        "n,AllReduce,complete,10,1",
-    ]
+    rows = ["m,AllReduce,complete,10,100", "m,AllReduce,complete,50,40", "m,AccumAdam,aer,10,20"]
+    rows += ["m,half,complete,50,30", "n,AllReduce,complete,10,1"]
     (tmp_path / "step_times.csv").write_text("\n".join([TIMED, *rows, "m,other,aer,10,5"]))
-    times = Times(kind="times", title="T", table="t", model="m")
+    times = Times(kind="times", title="T", table="t", model="m", also={"allreduce": ["half"]})
     figure = times.drawing(lambda _: collect(table, RUNS), tmp_path).draw()
     slow = figure.axes[0]
     assert [ax.get_title() for ax in figure.axes] == ["10 Mbit/s", "50 Mbit/s"]
@@ -148,11 +150,18 @@ def test_time_to_a_target_is_simulated_steps_times_the_measured_step(tmp_path):
     drawn = [[list(line.get_xdata()) for line in ax.get_lines()] for ax in figure.axes]
     assert drawn == [
         [pytest.approx([1.5, 3.0]), pytest.approx([3.0])],
-        [pytest.approx([0.6, 1.2]), pytest.approx([1.2])],
+        [pytest.approx(x) for x in ([0.45, 0.9], [0.9], [0.6, 1.2], [1.2])],
     ]
     assert [text.get_text() for text in slow.texts] == ["", "1 of 3 seeds"]
-    assert "simulated steps x measured time of a step" in figure.get_suptitle()
+    assert "simulated steps x measured time of a step" in figure.axes[1].get_xlabel()
 
+    final = times.drawing(lambda _: collect(make_table(), RUNS), tmp_path)
+    assert [ends_in(ax) for ax in final.draw().axes] == [{(3.0, 95.0), (0.6, 33.0)}, {(1.2, 95.0), (0.9, 95.0)}]
+    write_run(cell.run_dir, cell.overrides, accuracy=[1.0, float("nan")])
+    final = times.drawing(lambda _: collect(make_table(), RUNS), tmp_path)
+    assert ends_in(final.draw().axes[0]) == {(3.0, 95.0)}
+    with pytest.raises(UsageError, match="rows=r: unknown"):
+        times.model_copy(update={"also": {"r": ["half"]}}).drawing(lambda _: collect(table, RUNS), tmp_path)
     with pytest.raises(UsageError, match="table=t: no finished run"):
         times.drawing(lambda _: collect(table, tmp_path / "none", allow_empty=True), tmp_path)
     with pytest.raises(UsageError, match="model=k: expected one of: m, n"):
@@ -318,8 +327,8 @@ def test_every_figure_file_names_what_there_is(name):
     if isinstance(figure, Times):
         times = pd.read_csv(ROOT / "results/benchmarks/step_times.csv").query(f"model == '{figure.model}'")
         timed = set(zip(times["method"], times["topology"], strict=True))
-        assert {(row.method, row.topology) for row in table.rows} <= timed
-        assert table.target
+        methods = [(method, row) for row in table.rows for method in (row.method, *figure.also.get(row.name, ()))]
+        assert {(method, row.topology) for method, row in methods} <= timed
         return
     assert set(figure.rows) <= {row.name for row in table.rows}
     if not figure.published:
