@@ -119,7 +119,7 @@ def test_times_in_findings_are_simulated_steps_times_measured_ones(table: str, m
         assert f"| {method} | {topology} | {' | '.join(cells)} |" in text
 
 
-@pytest.mark.parametrize("table", ["gpt2_gap", "accumulation_digits", "table2_text_en_de"])
+@pytest.mark.parametrize("table", ["gpt2_gap", "accumulation_digits", "table2_text_en_de", "schedule_lengths"])
 def test_effects_in_findings_are_those_that_their_program_prints(table, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     findings = yaml.safe_load((RESULTS / f"definitions/tables/{table}.yaml").read_text())["findings"]
