@@ -52,6 +52,7 @@ def placed_as(reference: Tensor, part: Tensor) -> Tensor:
     from torch.distributed.tensor import DTensor
 
     mesh, placements = placement(reference)
+    part = torch.from_dlpack(part)  # at the start of its storage: a DTensor that is not cannot be copied (deepcopy)
     return DTensor.from_local(part, mesh, placements, run_check=False, shape=reference.shape, stride=reference.stride())
 
 

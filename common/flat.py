@@ -195,7 +195,7 @@ def flatten(module: nn.Module) -> list[FlatVector]:
     vectors = [FlatVector(group) for group in by_kind(named)]
     vector_of = {id(parameter): vector for vector in vectors for parameter in vector.parameters}
     for part in module.modules():
-        for key, parameter in part._parameters.items():
+        for key, parameter in part._parameters.items() if isinstance(part._parameters, dict) else ():  # else scripted
             if id(parameter) in vector_of:
                 vector_of[id(parameter)].homes.append((part._parameters, key, parameter))
     return vectors

@@ -144,6 +144,7 @@ def shard_memory(managed: FSDPParam) -> Tensor:
 def move_shard(managed: FSDPParam, memory: Tensor) -> None:
     """Have FSDP and the DTensor keep the shard in `memory` [numel of the padded shard], which holds its values."""
     parameter, dim = managed.sharded_param, managed.fsdp_placement.dim
+    memory = torch.from_dlpack(memory)  # as in common.dtensors.placed_as
     padded = memory.view(managed.padded_sharded_param_size)
     managed._sharded_param_data = memory
     # `.data` gives the local part its own version counter, which reveals writes that bypass the DTensor.

@@ -10,14 +10,14 @@ ROOT = Path(__file__).resolve().parents[1]
 # The most lines of Python in each room. A new feature pays for its lines with what it makes superfluous.
 ROOMS = {
     "cnn": 2289,
-    "common": 2000,  # without its rooms
+    "common": 2002,  # without its rooms
     "common/config": 1047,
     "common/elastic": 1350,
     "common/experiments": 1850,
     "common/explorer": 1100,
     "common/launch": 783,
-    "common/optim": 1380,
-    "common/parallel": 4369,
+    "common/optim": 1384,
+    "common/parallel": 4362,
     "common/planner": 1122,
     "common/record": 1080,
     "common/report": 2064,
@@ -29,14 +29,13 @@ ROOMS = {
     "scripts/benchmarks": 1501,
     "scripts/lib": 330,
     "slurm": 950,
-    "tests": 31100,
+    "tests": 31129,
     "transformer": 2675,
 }
 SLACK = 0.05  # of a budget: what was won stays won
 FILES = 236  # of all rooms but the tests
 LONGEST_FILE, LONGEST_FUNCTION = 350, 60  # lines, docstrings included
 LONGER = {  # and why
-    "common/parallel/decentralized.py": "its docstring documents every argument of the wrapper",
     "common/parallel/gossip/mixer.py": "the order in which messages are launched and merged stands in one place",
 }
 

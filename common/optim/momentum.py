@@ -41,6 +41,7 @@ from torch.optim.optimizer import ParamsT
 from common.arguments import require_decay_rate, require_non_negative
 from common.dtensors import count_writes, local
 from common.optim.foreach import check_keys, chunked, dense_grad, loss_of, scale_
+from common.torch_internals import disable_dynamo
 
 
 class MomentumOptimizer(Optimizer):
@@ -63,8 +64,9 @@ class MomentumOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore from a pickle or a state dict; refuse the state of another optimizer."""
         where = type(self).__name__
+        expected = (state.get("defaults") or self.defaults).keys() - {"differentiable"}  # which loading adds
         for index, group in enumerate(state["param_groups"]):
-            check_keys(where, f"parameter group {index}", group, state.get("defaults") or self.defaults)
+            check_keys(where, f"parameter group {index}", group, expected)
         for param_state in filter(None, state["state"].values()):
             check_keys(where, "the state of a parameter", param_state, ("momentum_buffer",))
         super().__setstate__(state)
@@ -123,6 +125,7 @@ class DmSGD(MomentumOptimizer):
             for param in group["params"]:
                 self._momentum_of(param)
 
+    @disable_dynamo  # it would lose what step() notes
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Run accumulate() and, unless deferred, descend(); return what `closure` returns, if given."""
@@ -214,6 +217,7 @@ class QGDmSGD(MomentumOptimizer):
         super().__setstate__(state)
         self._moved = []
 
+    @disable_dynamo  # it would lose what step() notes
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Run descend() and, unless deferred, track(); return what `closure` returns, if given."""

@@ -81,9 +81,9 @@ class AllReduceDataParallel(DataParallel):
         self._synchronizing = False
         if self.world_size > 1 and self._trained:
             self._average_gradients(
-                groups.world, bucket_cap_mb=bucket_mb, find_unused_parameters=find_unused_parameters
+                groups.between_workers, bucket_cap_mb=bucket_mb, find_unused_parameters=find_unused_parameters
             )
-            self._compression.register(self._ddp, groups.world)
+            self._compression.register(self._ddp, groups.between_workers)
         OPEN.add(self)
 
     def _before_forward(self) -> None:
@@ -215,6 +215,7 @@ class Compression:
                 "belongs"
             )
         self._state.iter = passes
+        self._state.rng.seed(0)  # as in a new process
         for memory in memories.values():
             memory.clear()
         for name, tensor in tensors.items():

@@ -38,7 +38,7 @@ def restored(module: nn.Module, tensors: Sequence[Tensor]) -> Iterator[None]:
 
 def averageable_buffers(module: nn.Module) -> list[Tensor]:
     """Return the persistent floating-point or complex buffers, the statistics that workers collect, each once."""
-    persistent = module.state_dict().keys()
+    persistent = module.state_dict(keep_vars=True).keys()
     return [b for name, b in module.named_buffers() if name in persistent and (b.is_floating_point() or b.is_complex())]
 
 

@@ -21,10 +21,10 @@ from torch.utils.hooks import RemovableHandle
 from common.arguments import check_arguments
 from common.parallel.averaging import restored
 from common.parallel.bare import Bare
-from common.parallel.collectives import Place
+from common.parallel.collectives import Place, meet
 from common.parallel.counters import CommunicationCounters
 from common.parallel.optimizers import LateBackward, OutsideParameters, warn_of_clock
-from common.torch_internals import DDP_OWN_BUFFERS, disable_dynamo
+from common.torch_internals import DDP_OWN_BUFFERS, disable_dynamo, open_groups
 
 OPEN: weakref.WeakSet["DataParallel"] = weakref.WeakSet()  # wrappers that are ready and not closed
 
@@ -85,11 +85,13 @@ class DataParallel(Bare, ABC):
 
     def _meet(self, place: Place) -> None:
         """Check, before a collective operation, that all ranks are at the same point."""
+        if self.everyone is not None:
+            meet(place, self.everyone)
 
     @property
     def _connected(self) -> bool:
-        """Whether this rank can still wait for others."""
-        return True
+        """Whether this rank can still wait for others: there are groups, and they have not been destroyed."""
+        return self.everyone is None or self.everyone in open_groups()
 
     def _drain(self) -> None:
         """Make sure that no message is in flight, and let an interrupted update start over."""
@@ -270,10 +272,10 @@ class DataParallel(Bare, ABC):
             warn_of_clock(self._optimizers)
         self._loaded = False
         self._late.look(first=not self._stepping)
-        if not self._stepping:
+        self._stepping.add(key)
+        if len(self._stepping) == 1:
             self._before_update()
             self._outside.look(self, self._optimizers, self._common)
-        self._stepping.add(key)
 
     @disable_dynamo
     def _post_step(self, key: int) -> None:
@@ -332,8 +334,8 @@ class DataParallel(Bare, ABC):
     def _way_on(self, what: str) -> str:
         return (
             f"{what} inside an update, number {self.clock}, whose optimizer.step() is not over: expected steps without "
-            "closures. If an exception interrupted it: on every rank load a checkpoint (load_state_dict, load_clock), "
-            "or call drain() to begin the update anew from the parameters as they are now"
+            "closures or calls of super().step(). If an exception interrupted it: on every rank load a checkpoint "
+            "(load_state_dict, load_clock), or call drain() to begin the update anew from the parameters as they are"
         )
 
     def _before_load(self) -> None:

@@ -229,10 +229,6 @@ class DecentralizedDataParallel(DataParallel):
         if self.everyone is not None and self.mixer.abort is None:  # ranks that survive others agree in other ways
             meet(place._replace(launched=self.mixer.in_flight), self.everyone)
 
-    @property
-    def _connected(self) -> bool:
-        return self.everyone is None or self._groups.usable
-
     def _drain(self) -> None:
         """Drop messages in flight, so that parameters may be written; within a round this acts like a local step."""
         self.mixer.drain()

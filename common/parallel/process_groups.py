@@ -18,7 +18,6 @@ from common.parallel.collectives import explained, is_distributed
 from common.parallel.making_groups import abort_groups
 from common.parallel.streams import is_queued
 from common.rank_environment import check_launcher, find_master, from_launcher
-from common.torch_internals import open_groups
 
 WATCH_FIRST = timedelta(seconds=10)
 
@@ -163,11 +162,6 @@ class ProcessGroups:
             if group is not None and dist.get_rank(group) >= 0:
                 with explained("connecting the ranks of a process group"):
                     dist.all_reduce(torch.zeros(1, device=device), group=group)
-
-    @property
-    def usable(self) -> bool:
-        """Whether messages can be sent: there are groups, and they have not been destroyed."""
-        return self.world in open_groups()
 
     def abort(self) -> None:
         """Close the connections of all groups, see `abort_groups`; NCCL's end with the process."""

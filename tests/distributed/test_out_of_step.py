@@ -35,19 +35,24 @@ def error_of(call: Callable[[], object]) -> str:
     return str(error.value)
 
 
-def skipping(rank: int, n: int) -> dict[str, str]:
+def skipping(rank: int, n: int, method: str) -> dict[str, str]:
     """Rank 1 skips its last step; all-reduces in groups know no rounds."""
-    training = real(rank, replace(BASE, topology="complete")).run(range(2))
+    training = real(rank, replace(BASE, topology="complete", method=method)).run(range(2))
+    training.backward(2)
     if rank != 1:
-        training.run([2])
-    said = {name: error_of(lambda call=call: call(training.model)) for name, call in OPERATIONS.items()}
-    assert not training.model._groups.usable  # closed all the same
+        training.update()
+    names = [
+        name for name in OPERATIONS if method != "allreduce" or "communication" not in name
+    ]  # there not collective
+    said = {name: error_of(lambda name=name: OPERATIONS[name](training.model)) for name in names}
+    assert not training.model._connected  # closed all the same
     assert not training.optimizer._optimizer_step_pre_hooks
     return said
 
 
-def test_a_skipped_step_is_named_by_every_collective_method() -> None:
-    for said in run_processes(skipping, 3):
+@pytest.mark.parametrize("method", ["decentralized", "allreduce"])
+def test_a_skipped_step_is_named_by_every_collective_method(method: str) -> None:
+    for said in run_processes(skipping, 3, method):
         for name, message in said.items():
             expected = (
                 f"{name}: rank 1 is behind: clock 2, expected 3: it skipped optimizer.step(), for example by torch"
@@ -141,7 +146,7 @@ def going_on(rank: int, n: int) -> None:
 
 
 def interrupt(training: Training, step: int) -> None:
-    """Let an exception end the last optimizer's step, bucket by bucket after the first one."""
+    """Let an exception end the last optimizer's step, bucket by bucket after the first one; of one, the merge."""
     *others, optimizer = training.optimizers[0]
     training.backward(step)
     for other in others:
@@ -158,9 +163,12 @@ def interrupt(training: Training, step: int) -> None:
         with patch.object(FlatState, "update", failing), pytest.raises(KeyboardInterrupt):
             optimizer.step()
         assert len(calls) == 2
-    else:
+    elif others:
         with pytest.raises(KeyboardInterrupt):
             optimizer.step(interrupted)
+    else:
+        with patch.object(training.model.mixer, "merge", interrupted), pytest.raises(KeyboardInterrupt):
+            optimizer.step()
     training.model.zero_grad()
 
 

@@ -97,8 +97,9 @@ def resumed(rank: int, scenario: Scenario, checkpoint: dict[str, Any]) -> dict[s
     bytes_sent = checkpoint["bytes_sent"] + training.model.counters.bytes_sent
     result = {"state": snapshot(training.model), "clock": training.model.clock, "bytes_sent": bytes_sent}
     if "powersgd_passes" in communication:
-        training.model.load_communication_state({"powersgd_passes": torch.tensor(2)})  # before it begins
-        assert len(training.model.communication_state()) == 1
+        before = checkpoint | {"communication": {"powersgd_passes": torch.tensor(2)}}  # before it begins
+        assert len(load(training, copy.deepcopy(before)).model.communication_state()) == 1
+        assert_same(*(snapshot(load(training, copy.deepcopy(before)).run(range(4)).model) for _ in range(2)))
     training.model.close()
     return result
 

@@ -1,5 +1,6 @@
 """What a training does besides steps, with shards: evaluation at any moment, averages, resumption, mixed precision."""
 
+import copy
 import re
 from dataclasses import replace
 from functools import partial
@@ -61,7 +62,7 @@ def disturbed(training: Training) -> dict[str, Any]:
         outputs.append(evaluated(model.module, scenario))
         training.update()
         outputs.append(evaluated(model.module, scenario))
-        with model.averaged() as mean:
+        with torch.inference_mode(), model.averaged() as mean:
             means.append(evaluated(mean, scenario))
     state = snapshot(model)
     distance = model.consensus_distance()
@@ -102,14 +103,14 @@ def test_evaluation_and_averages_between_all_parts_of_a_step() -> None:
 def state_of(training: Training) -> dict[str, Any]:
     """Return copies of all that a checkpoint of this rank holds, shards as they are."""
     model, optimizer = training.model, training.optimizer
-    state = optimizer.state_dict()
-    kept = {i: {k: v.clone() if isinstance(v, Tensor) else v for k, v in s.items()} for i, s in state["state"].items()}
-    return {
-        "model": {name: tensor.clone() for name, tensor in model.state_dict().items()},
-        "clock": model.clock,
-        "communication": {name: tensor.clone() for name, tensor in model.communication_state().items()},
-        "optimizer": {**state, "state": kept},
-    }
+    return copy.deepcopy(
+        {
+            "model": model.state_dict(),
+            "clock": model.clock,
+            "communication": model.communication_state(),
+            "optimizer": optimizer.state_dict(),
+        }
+    )
 
 
 def resumed(rank: int, n: int) -> None:

@@ -166,6 +166,7 @@ def test_copies_step_by_themselves(cls):
     params, _ = pairs()
     options = {"momentum_mixing": False} if cls is DmSGD else {}
     optimizer = cls(params, lr=0.1, **options)
+    optimizer.load_state_dict(optimizer.state_dict())
     optimizer.deferred = True
     for other in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
         assert other.deferred is False
@@ -174,6 +175,17 @@ def test_copies_step_by_themselves(cls):
         set_grads(copied, 0)
         other.step()
         assert all(other.state[param]["momentum_buffer"].any() for param in copied)
+
+
+@CLASSES
+def test_a_compiled_step_is_the_same(cls):
+    of_both = pairs()
+    optimizers = [cls(params, lr=0.1) for params in of_both]
+    for step in (optimizers[0].step, torch.compile(optimizers[1].step, backend="eager")):
+        for params in of_both:
+            set_grads(params, 0)
+        step()
+    assert all(torch.equal(a, b) for a, b in zip(*of_both, strict=True))
 
 
 BAD = [

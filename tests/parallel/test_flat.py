@@ -30,6 +30,11 @@ def test_values_strides_and_identity_survive() -> None:
         assert parameter.stride() == stride
 
 
+def test_scripted_modules_are_laid_out_too() -> None:
+    module = torch.jit.script(model())
+    flatten(module)[0].check("somewhere")
+
+
 def test_one_vector_for_each_dtype_and_frozen_parameters_stay_outside() -> None:
     module = model()
     place = module[1].bias.data_ptr()

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from common.parallel.gossip.exchange import KINDS, tag_of
+from common.parallel.gossip.exchange import KINDS, ReceiveBuffers, tag_of
 from common.parallel.gossip.hierarchical import Tag
 from common.parallel.gossip.messages import BLOCK, Message, dequantize, quantize
 from common.parallel.making_groups import UNUSED_TAG
@@ -22,6 +22,11 @@ def test_8_bits_are_within_half_a_step_of_each_block(numel: int) -> None:
         assert (block - got).abs().max() <= block.abs().max() / 127 * 0.5001
         largest = block.abs().argmax()
         torch.testing.assert_close(got[largest], block[largest])
+
+
+@torch.inference_mode()
+def test_other_threads_may_write_received_messages() -> None:
+    assert not ReceiveBuffers().take(3, torch.float32, torch.device("cpu")).is_inference()
 
 
 def test_zeros_stay_zeros_beside_other_blocks() -> None:

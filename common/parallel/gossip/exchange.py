@@ -56,7 +56,8 @@ class ReceiveBuffers:
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return an uninitialised vector [numel]."""
         free = self._free.get((numel, dtype))
-        return free.pop() if free else torch.empty(numel, dtype=dtype, device=device)
+        with torch.inference_mode(False):  # other threads write it
+            return free.pop() if free else torch.empty(numel, dtype=dtype, device=device)
 
     def give_back(self, vector: Tensor) -> None:
         """Take back a vector that nothing queued from now on reads or writes."""
