@@ -310,6 +310,6 @@ def draw_final(runs: pd.DataFrame, metric: str, title: str) -> Figure:
         scale_log(ax)
         ax.set(title=f"{rate:g} Mbit/s", xlabel=TIME, ylabel=label_of(metric))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    seeds = seeds_of(runs.groupby(["line", "variant"])["seed"].nunique())
+    seeds = seeds_of(runs.groupby(["line", "variant"], dropna=False)["seed"].nunique())
     figure.suptitle(f"{title} (mean of {seeds} seeds; bars: lowest to highest)")
     return figure

@@ -41,9 +41,8 @@ def skipping(rank: int, n: int, method: str) -> dict[str, str]:
     training.backward(2)
     if rank != 1:
         training.update()
-    names = [
-        name for name in OPERATIONS if method != "allreduce" or "communication" not in name
-    ]  # there not collective
+    # Loading communication state is collective only under gossip.
+    names = [name for name in OPERATIONS if method != "allreduce" or "communication" not in name]
     said = {name: error_of(lambda name=name: OPERATIONS[name](training.model)) for name in names}
     assert not training.model._connected  # closed all the same
     assert not training.optimizer._optimizer_step_pre_hooks

@@ -155,8 +155,9 @@ def test_time_to_a_target_is_simulated_steps_times_the_measured_step(tmp_path):
     assert [text.get_text() for text in slow.texts] == ["", "1 of 3 seeds"]
     assert "simulated steps x measured time of a step" in figure.axes[1].get_xlabel()
 
-    final = times.drawing(lambda _: collect(make_table(), RUNS), tmp_path)
-    assert [ends_in(ax) for ax in final.draw().axes] == [{(3.0, 95.0), (0.6, 33.0)}, {(1.2, 95.0), (0.9, 95.0)}]
+    final = times.drawing(lambda _: collect(make_table(), RUNS), tmp_path).draw()
+    assert [ends_in(ax) for ax in final.axes] == [{(3.0, 95.0), (0.6, 33.0)}, {(1.2, 95.0), (0.9, 95.0)}]
+    assert "mean of 3 seeds" in final.get_suptitle()
     write_run(cell.run_dir, cell.overrides, accuracy=[1.0, float("nan")])
     final = times.drawing(lambda _: collect(make_table(), RUNS), tmp_path)
     assert ends_in(final.draw().axes[0]) == {(3.0, 95.0)}
