@@ -84,6 +84,7 @@ def main(argv: Sequence[str]) -> int:
 
     refuse_existing(finished(), arguments.overwrite)
     if betons:
+        os.environ["NUMBA_THREADING_LAYER"] = "workqueue"  # once forked, TBB's would keep this process from ending
         try:
             import_ffcv()
         except ImportError as error:

@@ -137,7 +137,7 @@ def _first_usable(table: Table, cells: Sequence[Cell]) -> tuple[dict[str, Any] |
 def reproduce_command(table: Table, root: Path) -> str:
     """Return the shell command that makes all missing runs."""
     runs = [] if root == Path("runs") else [f"runs={root}"]
-    return shlex.join(["python", "-m", "scripts.reproduce", f"table={table.name}", *runs])
+    return shlex.join(["python", "-m", "scripts.reproduce", f"table={table.runs}", *runs])
 
 
 def score_arguments(table: Table, run: Path, models: Literal["last", "all"] = "last") -> list[str]:
